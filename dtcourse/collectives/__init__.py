@@ -1,0 +1,1 @@
+"""Collective communication, built on send and receive alone."""

@@ -1,0 +1,93 @@
+"""The one place that says cuda. Everywhere else asks here, so the same code runs on a laptop and on a cluster."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def count() -> int:
+    """GPUs that this process may use. Does not initialise CUDA, so it is safe in a notebook that launches ranks."""
+    return torch.cuda.device_count()
+
+
+def available() -> str:
+    """ "cuda" where there is a GPU, else "cpu"."""
+    return "cuda" if count() > 0 else "cpu"
+
+
+def names() -> list[str]:
+    """The GPUs' names, without taking any of their memory."""
+    return [torch.cuda.get_device_properties(i).name for i in range(count())]
+
+
+def for_rank(local_rank: int, kind: str | None = None) -> torch.device:
+    """The device of a node's local rank: its own GPU where there are enough, a shared one where not, else the CPU.
+
+    kind: "cpu" or "cuda"; None takes `available()`.
+    """
+    kind = kind or available()
+    if kind == "cpu":
+        return torch.device("cpu")
+    if kind != "cuda":
+        raise ValueError(f'device is "cpu", "cuda" or None (whatever the machine has); got {kind!r}')
+    if count() == 0:
+        raise ValueError('device="cuda" was asked for, and this machine shows no GPU: use device="cpu"')
+    return torch.device("cuda", local_rank % count())
+
+
+def use(device: torch.device) -> None:
+    """Makes `device` this process's current one, so that "cuda" alone means it."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def current() -> torch.device:
+    """This rank's device, as the launcher chose it (DTCOURSE_DEVICE); outside a launch, the CPU or the local GPU."""
+    chosen = os.environ.get("DTCOURSE_DEVICE")
+    if chosen:
+        return torch.device(chosen)
+    return for_rank(int(os.environ.get("LOCAL_RANK", 0)))
+
+
+def is_gpu(device: torch.device | str | None = None) -> bool:
+    """Whether `device` (default: this rank's) is a GPU."""
+    return torch.device(device if device is not None else current()).type == "cuda"
+
+
+def synchronize(device: torch.device | None = None) -> None:
+    """Waits until the device has done all that was queued; nothing to wait for on a CPU."""
+    if is_gpu(device):
+        torch.cuda.synchronize(device or current())
+
+
+def memory_allocated(device: torch.device | None = None) -> int:
+    """Bytes of live tensors on a GPU, as PyTorch's caching allocator counts them; 0 on a CPU."""
+    return torch.cuda.memory_allocated(device or current()) if is_gpu(device) else 0
+
+
+def peak_memory(device: torch.device | None = None) -> int:
+    """The most bytes that were live at once since `reset_peak_memory`; 0 on a CPU."""
+    return torch.cuda.max_memory_allocated(device or current()) if is_gpu(device) else 0
+
+
+def reset_peak_memory(device: torch.device | None = None) -> None:
+    if is_gpu(device):
+        torch.cuda.reset_peak_memory_stats(device or current())
+
+
+def default_backend(world_size: int, kind: str) -> str:
+    """The torch.distributed backend for `world_size` ranks of one machine.
+
+    NCCL where every rank has a GPU of its own (it refuses two ranks on one); gloo elsewhere, which takes CUDA
+    tensors too, by way of host memory.
+    """
+    if kind == "cuda" and torch.distributed.is_nccl_available() and world_size <= count():
+        return "nccl"
+    return "gloo"
+
+
+def hide() -> None:
+    """Hides every GPU from this process: for ranks that run on the CPU, so that none takes a context by accident."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""

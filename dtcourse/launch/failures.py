@@ -1,0 +1,172 @@
+"""What went wrong in the ranks, as one exception that a person can act on.
+
+The first failing rank comes first (by the clock, not by its number): what follows it is usually an echo.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import signal
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank's failure. `when` is in seconds on the machine's monotonic clock."""
+
+    rank: int
+    summary: str  # one line: "raised ValueError: bad shape", "was killed by SIGKILL"
+    details: str = ""  # its own traceback, or its stacks
+    when: float = 0.0
+    exception: BaseException | None = None  # the rank's exception itself, where it could travel
+
+
+class RankFailure(RuntimeError):
+    """Raised in the notebook when a rank raised, exited, was killed or could not return its result.
+
+    .rank      the first failing rank
+    .failures  every failure, first failing rank first
+    """
+
+    def __init__(self, message: str, failures: list[Failure], world_size: int) -> None:
+        super().__init__(message)
+        self.failures = failures
+        self.rank = failures[0].rank if failures else None
+        self.world_size = world_size
+
+
+class RankTimeout(RankFailure):
+    """Raised when the time limit passed: says for every rank where it was, and holds the stacks of all.
+
+    .waiting  {rank: where it was at that moment}
+    """
+
+    def __init__(self, message: str, failures: list[Failure], world_size: int) -> None:
+        super().__init__(message, failures, world_size)
+        self.waiting = {f.rank: f.summary for f in failures}
+
+
+def rank_failure(failures: list[Failure], world_size: int) -> RankFailure:
+    """One exception out of all that failed."""
+    failures = sorted(failures, key=lambda f: (f.when, f.rank))
+    first, others = failures[0], failures[1:]
+    lines = [f"rank {first.rank} of {world_size} {first.summary}"]
+    if first.details:
+        lines += ["", readable(first.details).rstrip()]
+    if others:
+        lines += ["", *(f"after it, rank {f.rank} {f.summary}" for f in others)]
+    stopped = sorted(set(range(world_size)) - {f.rank for f in failures})
+    if stopped:
+        lines += ["", f"Every other rank was stopped ({_numbers(stopped)})."]
+    return RankFailure("\n".join(lines), failures, world_size)
+
+
+def rank_timeout(
+    limit: float, finished: set[int], stacks: dict[int, str], world_size: int
+) -> RankTimeout:
+    """The report of a launch that ran out of time: who waits where, with the stacks of all ranks."""
+    failures = []
+    for rank in range(world_size):
+        if rank in finished:
+            summary = "had returned from the function"
+        else:
+            summary = where(stacks.get(rank, ""))
+        failures.append(Failure(rank, summary, stacks.get(rank, "")))
+    lines = [
+        f"not done after {limit:g} s. Where the ranks were at that moment:",
+        *(f"  rank {f.rank} {f.summary}" for f in failures),
+        "",
+        "Ranks that wait in different places wait for each other for ever: every rank must call the same",
+        "collectives in the same order, and every receive needs its send. If the work is only long, pass",
+        "launch(..., timeout=seconds), or timeout=None for no limit.",
+    ]
+    for failure in failures:
+        if failure.details:
+            lines += ["", f"stack of rank {failure.rank}, innermost call first:"]
+            lines += [readable(failure.details).rstrip()]
+    return RankTimeout("\n".join(lines), failures, world_size)
+
+
+def exit_summary(exitcode: int | None) -> str:
+    """One line on a process that went away without an answer."""
+    if exitcode is None:
+        return "stopped answering"
+    if exitcode < 0:
+        try:
+            name = signal.Signals(-exitcode).name
+        except ValueError:
+            name = f"signal {-exitcode}"
+        hints = {
+            "SIGKILL": " (kill -9, or the system ran out of memory)",
+            "SIGSEGV": " (a crash in compiled code)",
+            "SIGABRT": " (compiled code gave up)",
+        }
+        return f"was killed by {name}{hints.get(name, '')}"
+    return f"left with exit code {exitcode} before it returned"
+
+
+# --- reading faulthandler's stacks ----------------------------------------------------------------------------
+
+_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$')
+
+
+def main_thread(stack: str) -> list[tuple[str, int, str]]:
+    """The frames (file, line, function) of the thread that runs the user's function, innermost first."""
+    threads = re.split(r"(?m)^(?:Current thread|Thread) .*$", stack)
+    for thread in threads:
+        frames = [m for m in map(_FRAME.match, thread.splitlines()) if m]
+        found = [(m["file"], int(m["line"]), m["name"]) for m in frames]
+        inner = [i for i, frame in enumerate(found) if frame[0].endswith("launch/rank.py")]
+        if inner:
+            return found[: inner[0]]
+    return []
+
+
+def where(stack: str) -> str:
+    """One line: what the rank waits in, and which line of the user's called it."""
+    frames = main_thread(stack)
+    if not frames:
+        return "did not say where it was"
+    user = next((f for f in frames if not _is_library(f[0])), None)
+    # The outermost function of torch.distributed is the one that was called.
+    calls = [name for file, _, name in frames if "distributed_c10d" in file]
+    doing = f"waited in {calls[-1]}()" if calls else f"was in {frames[0][2]}()"
+    if user is None:
+        return doing
+    file, line, name = user
+    text = linecache.getline(file, line).strip()
+    place = readable(f'File "{file}", line {line}')
+    return f"{doing}, called in {name}() at {place}" + (f": {text}" if text else "")
+
+
+def _is_library(file: str) -> bool:
+    here = str(Path(__file__).resolve().parents[1])
+    roots = (here, sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"])
+    return file.startswith(roots) or file.startswith("<frozen")
+
+
+def readable(text: str) -> str:
+    """The same text with cells by their number and library files by their module path, as on every machine."""
+    for name, label in _cell_names().items():
+        text = text.replace(f'File "{name}"', label)
+    for key in ("purelib", "platlib", "stdlib"):
+        text = text.replace(sysconfig.get_paths()[key] + "/", "")
+    root = str(Path(__file__).resolve().parents[2]) + "/"
+    return text.replace(f'"{root}dtcourse/', '"dtcourse/')
+
+
+def _cell_names() -> dict[str, str]:
+    """{file name that IPython gives to a cell's code: "Cell In[3]"}; empty outside IPython."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    numbers = getattr(getattr(shell, "compile", None), "_filename_map", None) or {}
+    return {name: f"Cell In[{number}]" for name, number in numbers.items()}
+
+
+def _numbers(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"rank{'s' * (len(ranks) != 1)} {shown}" + (", ..." if len(ranks) > 8 else "")

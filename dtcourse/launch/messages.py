@@ -1,0 +1,108 @@
+"""Messages from a rank to the notebook while it runs: progress bars now, a live monitor on the same channel.
+
+Outside a launch (under torchrun, or in one process) send_message does nothing and progress draws its own bar, so a
+function that uses them runs anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+# Set by rank.py: sends (kind, content) to the launcher.
+_channel: Callable[[str, Any], None] | None = None
+
+
+def send_message(message: Any) -> None:
+    """Sends anything picklable to the notebook, where launch(..., on_message=f) calls f(rank, message).
+
+    Messages of one rank arrive in order. Does nothing outside a launch.
+    """
+    if _channel is not None:
+        _channel("message", message)
+
+
+def progress(items: Iterable[T], label: str = "", total: int | None = None) -> Iterator[T]:
+    """Yields `items` and draws one bar in the notebook for all ranks (rank 0's position)."""
+    if total is None and hasattr(items, "__len__"):
+        total = len(items)  # type: ignore[arg-type]
+    if int(os.environ.get("RANK", 0)) != 0:
+        yield from items
+        return
+    if _channel is None:
+        from tqdm.auto import tqdm
+
+        yield from tqdm(items, desc=label, total=total, leave=False)
+        return
+    last, done = 0.0, 0
+    for item in items:
+        now = time.monotonic()
+        if now - last > 0.1:  # ten times a second is as often as an eye wants it
+            _channel("progress", (label, done, total))
+            last = now
+        yield item
+        done += 1
+    _channel("progress", (label, done, done))
+
+
+class Bars:
+    """The notebook's side of `progress`: one bar a label."""
+
+    def __init__(self) -> None:
+        self._bars: dict[str, Any] = {}
+
+    def update(self, label: str, done: int, total: int | None) -> None:
+        if label not in self._bars:
+            self._bars[label] = _NotebookBar(label) if _in_notebook() else _TerminalBar(label)
+        self._bars[label].update(done, total)
+
+    def close(self) -> None:
+        for bar in self._bars.values():
+            bar.close()
+
+
+class _NotebookBar:
+    """An HTML bar that ends as a line without times, so that a saved notebook is the same on every machine."""
+
+    def __init__(self, label: str) -> None:
+        from IPython.display import display
+
+        self.label, self.text = label, ""
+        self.handle = display(self._bundle(0, None), raw=True, display_id=True)
+
+    def _bundle(self, done: int, total: int | None) -> dict[str, str]:
+        self.text = f"{self.label} {done}" + (f" of {total}" if total else "")
+        most = f' max="{total}"' if total else ""
+        bar = f'<progress value="{done}"{most}></progress> {self.text}'
+        return {"text/plain": self.text, "text/html": bar}
+
+    def update(self, done: int, total: int | None) -> None:
+        self.handle.update(self._bundle(done, total), raw=True)
+
+    def close(self) -> None:
+        self.handle.update({"text/plain": self.text}, raw=True)
+
+
+class _TerminalBar:
+    def __init__(self, label: str) -> None:
+        from tqdm import tqdm
+
+        self.bar = tqdm(desc=label, leave=False, file=sys.stderr)
+
+    def update(self, done: int, total: int | None) -> None:
+        self.bar.total = total
+        self.bar.update(done - self.bar.n)
+
+    def close(self) -> None:
+        self.bar.close()
+
+
+def _in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell is not None and hasattr(shell, "kernel")

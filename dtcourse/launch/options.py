@@ -1,0 +1,124 @@
+"""What a user may ask of launch, checked before anything starts; and what the machine decides where they did not say."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+TORCH_BACKENDS = ("gloo", "nccl", "mpi")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the ranks of one launch are laid out."""
+
+    world_size: int
+    nodes: int
+    kind: str  # "cpu" or "cuda"
+    gpus: int
+    backend: str
+    threads: int
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.world_size // self.nodes
+
+    def __str__(self) -> str:
+        ranks = f"{self.world_size} rank{'s' * (self.world_size != 1)}"
+        if self.nodes > 1:
+            ranks += f" as {self.nodes} nodes of {self.ranks_per_node}"
+        if self.kind == "cpu":
+            where = "the CPU"
+        elif self.gpus >= self.world_size:
+            where = "a GPU each"
+        else:
+            where = f"{self.gpus} shared GPU{'s' * (self.gpus != 1)}"
+        threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
+        return f"{ranks} on {where}, backend {self.backend}, {threads} a rank"
+
+
+def choose(
+    world_size: Any, backend: str | None, device: str | None, nodes: Any, threads: Any
+) -> Layout:
+    """Checks what was asked for and fills in the rest from the machine. ValueError says what to do instead."""
+    if sys.platform == "win32":
+        raise RuntimeError("dtcourse starts ranks on Linux and macOS: on Windows, run it inside WSL2")
+    from dtcourse import device as devices
+
+    whole_number("world_size", world_size, "the number of ranks to start")
+    whole_number("nodes", nodes, "the number of nodes to lay the ranks out as")
+    whole_number("threads", threads, "the number of threads a rank computes with")
+    if world_size % nodes:
+        raise ValueError(f"{world_size} ranks cannot be laid out as {nodes} nodes of equal size")
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f'device is "cpu", "cuda" or None (whatever the machine has); got {device!r}')
+    gpus = devices.count()
+    if device == "cuda" and gpus == 0:
+        raise ValueError('device="cuda" was asked for, and this machine shows no GPU: use device="cpu"')
+    kind = device or devices.available()
+    if backend == "nccl" and (kind == "cpu" or world_size > gpus):
+        raise ValueError(
+            f'backend="nccl" needs a GPU for every rank: {world_size} asked for, {gpus} on this machine. '
+            'Use backend="gloo", or at most that many ranks.'
+        )
+    return Layout(
+        world_size=world_size,
+        nodes=nodes,
+        kind=kind,
+        gpus=gpus if kind == "cuda" else 0,
+        backend=known_backend(backend) or devices.default_backend(world_size, kind),
+        threads=threads,
+    )
+
+
+def whole_number(name: str, value: Any, meaning: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {meaning}: a whole number, 1 or more; got {value!r}")
+
+
+def known_backend(backend: str | None) -> str | None:
+    if backend is None or backend in TORCH_BACKENDS:
+        return backend
+    from dtcourse.collectives import backend as backends
+
+    if backend not in backends.choices():
+        known = ", ".join([*TORCH_BACKENDS, *backends.choices()])
+        raise ValueError(f"there is no backend {backend!r}; known are {known}")
+    return backend
+
+
+def check_arguments(
+    function: Callable[..., Any], launch: Callable[..., Any], args: Any, kwargs: Any
+) -> None:
+    """That `function` can be called with what it will be given: said here, in the notebook, and once."""
+    if not callable(function):
+        raise ValueError(f"launch takes a function and the number of ranks; got {function!r}")
+    if inspect.iscoroutinefunction(function):
+        raise ValueError(f"{_name(function)} is async: give launch an ordinary function")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-ins have none
+        return
+    own = set(inspect.signature(launch).parameters)
+    taken = [
+        p.name
+        for p in signature.parameters.values()
+        if p.name in own
+        and p.default is p.empty
+        and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        hint = ""
+        if taken:
+            name = taken[0]
+            hint = f". launch keeps {name!r} for itself: give functools.partial({_name(function)}, {name}=...)"
+        raise ValueError(f"{_name(function)} cannot be called so: {error}{hint}") from None
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", repr(function))

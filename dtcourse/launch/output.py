@@ -1,0 +1,63 @@
+"""What the ranks print, gathered through pipes so that nothing is lost, and shown rank by rank in rank order."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sys
+from multiprocessing.connection import Connection
+
+SHOWN = 1000  # lines of one rank shown in the notebook; all of them stay in run.output
+
+
+class Output:
+    """Lines of every rank. `stream=True` shows each as it happens instead of all at the end."""
+
+    def __init__(self, pipes: list[Connection], stream: bool) -> None:
+        self.lines: list[list[str]] = [[] for _ in pipes]
+        self._pipes = pipes
+        self._rank_of = {pipe: rank for rank, pipe in enumerate(pipes)}
+        self._stream = stream
+        self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in pipes]
+        self._unfinished = [""] * len(pipes)
+
+    @property
+    def open_pipes(self) -> list[Connection]:
+        return list(self._rank_of)
+
+    def read(self, pipe: Connection) -> None:
+        """Takes what has arrived; forgets the pipe at its end."""
+        rank = self._rank_of[pipe]
+        data = os.read(pipe.fileno(), 1 << 16)
+        text = self._unfinished[rank] + self._decoders[rank].decode(data, final=not data)
+        *whole, rest = text.split("\n")
+        if not data:
+            del self._rank_of[pipe]
+            whole, rest = whole + ([rest] if rest else []), ""
+        self._unfinished[rank] = rest
+        # A bar drawn with carriage returns leaves only its last state.
+        whole = [line.rsplit("\r", 1)[-1] for line in (w.rstrip("\r") for w in whole)]
+        self.lines[rank] += whole
+        if self._stream:
+            for line in whole:
+                print(f"rank {rank} | {line}", flush=True)
+
+    def show(self) -> None:
+        """Prints every rank's lines in rank order; does nothing where they were streamed."""
+        if self._stream:
+            return
+        shown: list[str] = []
+        for rank, lines in enumerate(self.lines):
+            kept = lines if len(lines) <= SHOWN else lines[: SHOWN // 2] + lines[-SHOWN // 2 :]
+            rows = [f"rank {rank} | {line}" for line in kept]
+            if len(lines) > SHOWN:
+                left_out = len(lines) - SHOWN
+                rows.insert(SHOWN // 2, f"rank {rank} | ... {left_out:,} lines more: run.output[{rank}]")
+            shown += rows
+        if shown:
+            sys.stdout.write("\n".join(shown) + "\n")
+            sys.stdout.flush()
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()

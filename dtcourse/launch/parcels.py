@@ -1,0 +1,158 @@
+"""How functions, arguments and results travel between the notebook and its ranks.
+
+A parcel is a cloudpickle stream with its tensors and arrays taken out (pickle protocol 5, PEP 574). Small ones are
+sent inline. Large ones are written once into an anonymous file in memory (memfd) whose descriptor is passed over the
+socket; the other side maps it, so a 200 MB tensor is copied once, and never pushed through a pipe. An anonymous file
+needs no room in /dev/shm, which containers make small, and cannot be left behind.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+
+INLINE_LIMIT = 1 << 20  # bytes of buffers that still travel through the pipe
+_ALIGNMENT = 64  # so that every dtype may start where its buffer starts
+
+
+class _Pickler(cloudpickle.Pickler):
+    """cloudpickle, with a tensor's bytes as an out-of-band buffer (PyTorch's own reduction keeps them in the stream)."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and type(obj) in (torch.Tensor, torch.nn.Parameter) and _is_plain(obj):
+            return _rebuild_tensor, _reduce_tensor(obj)
+        return super().reducer_override(obj)
+
+
+def _is_plain(tensor: Any) -> bool:
+    import torch
+
+    return (
+        tensor.layout == torch.strided
+        and tensor.device.type != "meta"
+        and not tensor.is_quantized
+        and not tensor.is_complex()
+    )
+
+
+def _reduce_tensor(tensor: Any) -> tuple[Any, ...]:
+    import torch
+
+    # A GPU's tensor arrives on the CPU: the notebook must not open a CUDA context of its own.
+    # A tensor inside an autograd graph arrives as a plain one: the graph stays in the rank.
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    buffer = pickle.PickleBuffer(flat.view(torch.uint8).numpy()) if flat.numel() else None
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    requires_grad = tensor.requires_grad and tensor.is_leaf
+    return buffer, tensor.dtype, tuple(tensor.shape), requires_grad, is_parameter
+
+
+def _rebuild_tensor(
+    buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool, is_parameter: bool
+) -> Any:
+    import torch
+
+    if buffer is None:
+        tensor = torch.empty(shape, dtype=dtype)
+    else:
+        tensor = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).reshape(shape)
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_(requires_grad)
+
+
+def pack(obj: Any) -> tuple[bytes, list[memoryview]]:
+    """The pickle stream of `obj` and its out-of-band buffers. Raises whatever cannot be pickled raises."""
+    stream = io.BytesIO()
+    buffers: list[pickle.PickleBuffer] = []
+    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
+    return stream.getvalue(), [b.raw() for b in buffers]
+
+
+def size_of(parcel: tuple[bytes, list[memoryview]]) -> int:
+    stream, buffers = parcel
+    return len(stream) + sum(b.nbytes for b in buffers)
+
+
+class Sealed:
+    """A parcel ready to be sent, to one receiver or to many: the large buffers are written once."""
+
+    def __init__(self, parcel: tuple[bytes, list[memoryview]]) -> None:
+        stream, buffers = parcel
+        sizes = [b.nbytes for b in buffers]
+        self.file: int | None = None
+        if sum(sizes) <= INLINE_LIMIT:
+            self.header = pickle.dumps((stream, [bytes(b) for b in buffers], None))
+            return
+        offsets, end = [], 0
+        for size in sizes:
+            offsets.append(end)
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        self.file = _anonymous_file(end)
+        for buffer, offset in zip(buffers, offsets, strict=True):
+            _write(self.file, buffer, offset)
+        self.header = pickle.dumps((stream, list(zip(offsets, sizes, strict=True)), end))
+
+    def send(self, connection: Connection) -> None:
+        connection.send_bytes(self.header)
+        if self.file is not None:
+            reduction.send_handle(connection, self.file, None)
+
+    def close(self) -> None:
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
+
+
+def send(connection: Connection, obj: Any) -> None:
+    """Packs and sends `obj`."""
+    sealed = Sealed(pack(obj))
+    try:
+        sealed.send(connection)
+    finally:
+        sealed.close()
+
+
+def receive(connection: Connection) -> Callable[[], Any]:
+    """Takes a parcel off the connection; calling what it returns unpacks it (which may import, and may fail)."""
+    stream, parts, total = pickle.loads(connection.recv_bytes())
+    if total is None:
+        buffers: list[Any] = [bytearray(part) for part in parts]
+    else:
+        file = reduction.recv_handle(connection)
+        try:
+            # ACCESS_COPY: writable, and private to this process once written to.
+            mapped = memoryview(mmap.mmap(file, total, access=mmap.ACCESS_COPY))
+        finally:
+            os.close(file)
+        buffers = [mapped[offset : offset + size] for offset, size in parts]
+    return lambda: pickle.loads(stream, buffers=buffers)
+
+
+def _anonymous_file(size: int) -> int:
+    """A file without a name, `size` bytes long, in memory where the system can (Linux), else on disk."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("dtcourse-parcel", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+def _write(descriptor: int, buffer: memoryview, offset: int) -> None:
+    view = buffer.cast("B")
+    while view.nbytes:  # one call writes at most 2 GB on Linux
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written

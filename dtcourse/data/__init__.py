@@ -1,0 +1,20 @@
+"""Real data of a size for two cores: digits, text, and images of your own.
+
+Nothing is downloaded. The digits come with scikit-learn, the text with Python itself; a path gives your own.
+Both are loaded only when they are asked for, so importing this package is cheap in every rank.
+"""
+
+from dtcourse.data.digit_images import Digits, digits
+from dtcourse.data.image_folders import ImageFolder, image_folder
+from dtcourse.data.token_text import ByteTokenizer, CharTokenizer, TokenDataset, text
+
+__all__ = [
+    "ByteTokenizer",
+    "CharTokenizer",
+    "Digits",
+    "ImageFolder",
+    "TokenDataset",
+    "digits",
+    "image_folder",
+    "text",
+]

@@ -1,0 +1,216 @@
+"""A GPT-style decoder: the model that every kind of parallelism in this course is applied to.
+
+GPT-2's shape (Radford et al. 2019): learned positions, LayerNorm before each part, GELU, one causal mask; with
+grouped-query attention (Ainslie et al. 2305.13245) and untied embeddings as options.
+Its parts have names that a parallel plan can speak of: `blocks.0.attention.query`, `blocks.0.mlp.down`.
+
+Shape suffixes: B batch, S sequence, D d_model, F d_ff, H heads, K key-value heads, E elements of one head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dtcourse.models.seeding import seeded
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """The shape of a Transformer.
+
+    vocab: tokens in the vocabulary
+    d_model, n_layers, n_heads: width, blocks, attention heads; n_heads divides d_model
+    n_kv_heads: heads of keys and values, each shared by n_heads / n_kv_heads query heads; None means n_heads
+    d_ff: width of the hidden layer of each block's MLP; None means 4 d_model
+    max_length: longest sequence, the rows of the table of positions
+    tied: the output layer uses the token embedding's own weight
+    bias: linear layers and norms have biases (the output layer never has)
+    """
+
+    vocab: int = 256
+    d_model: int = 128
+    n_layers: int = 4
+    n_heads: int = 4
+    n_kv_heads: int | None = None
+    d_ff: int | None = None
+    max_length: int = 256
+    tied: bool = True
+    bias: bool = True
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab", "d_model", "n_layers", "n_heads", "max_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1; got {getattr(self, name)}")
+        if self.d_model % self.n_heads:
+            raise ValueError(
+                f"d_model={self.d_model} is not a multiple of n_heads={self.n_heads}: heads share it equally"
+            )
+        if self.kv_heads < 1 or self.n_heads % self.kv_heads:
+            raise ValueError(
+                f"n_heads={self.n_heads} is not a multiple of n_kv_heads={self.kv_heads}: "
+                "each key-value head serves an equal group of query heads"
+            )
+        if self.ff < 1:
+            raise ValueError(f"d_ff is at least 1; got {self.ff}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is a probability below 1; got {self.dropout}")
+
+    @property
+    def d_head(self) -> int:
+        return self.d_model // self.n_heads
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+
+    @property
+    def ff(self) -> int:
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
+
+
+class CausalAttention(nn.Module):
+    """softmax(q k^T / sqrt(E) + mask) v, written out: it holds all S x S scores of every head.
+
+    q_BHSE, k_BKSE, v_BKSE -> (B, H, S, E). It has no parameters, so it can be replaced in a built model
+    (`block.attention.core = FusedCausalAttention()`), which is how ring attention is put in.
+    """
+
+    def forward(
+        self, q_BHSE: torch.Tensor, k_BKSE: torch.Tensor, v_BKSE: torch.Tensor
+    ) -> torch.Tensor:
+        group = q_BHSE.shape[1] // k_BKSE.shape[1]
+        if group > 1:  # neighbouring query heads share one key-value head
+            k_BKSE = k_BKSE.repeat_interleave(group, dim=1)
+            v_BKSE = v_BKSE.repeat_interleave(group, dim=1)
+        scores_BHSS = q_BHSE @ k_BKSE.transpose(-2, -1) / math.sqrt(q_BHSE.shape[-1])
+        S = scores_BHSS.shape[-1]
+        future_SS = torch.ones(S, S, dtype=torch.bool, device=q_BHSE.device).triu(1)
+        return scores_BHSS.masked_fill(future_SS, -torch.inf).softmax(-1) @ v_BKSE
+
+
+class FusedCausalAttention(nn.Module):
+    """The same numbers by PyTorch's fused kernel, which never holds all the scores. Shapes as CausalAttention's."""
+
+    def forward(
+        self, q_BHSE: torch.Tensor, k_BKSE: torch.Tensor, v_BKSE: torch.Tensor
+    ) -> torch.Tensor:
+        return F.scaled_dot_product_attention(
+            q_BHSE, k_BKSE, v_BKSE, is_causal=True, enable_gqa=q_BHSE.shape[1] != k_BKSE.shape[1]
+        )
+
+
+class Attention(nn.Module):
+    """Project to queries, keys and values, attend in each head, project back. x_BSD -> (B, S, D)"""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        D, kv = config.d_model, config.kv_heads * config.d_head
+        self.d_head = config.d_head
+        self.query = nn.Linear(D, D, bias=config.bias)
+        self.key = nn.Linear(D, kv, bias=config.bias)
+        self.value = nn.Linear(D, kv, bias=config.bias)
+        self.core: nn.Module = CausalAttention()
+        self.output = nn.Linear(D, D, bias=config.bias)
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        q_BHSE, k_BKSE, v_BKSE = (
+            self._heads(layer(x_BSD)) for layer in (self.query, self.key, self.value)
+        )
+        return self.output(self.core(q_BHSE, k_BKSE, v_BKSE).transpose(1, 2).flatten(2))
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        # The number of heads is read off the tensor: under tensor parallelism a rank holds only some of them.
+        return x.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
+
+
+class FeedForward(nn.Module):
+    """Widen, GELU, narrow. x_BSD -> (B, S, D)"""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.d_model, config.ff, bias=config.bias)
+        self.down = nn.Linear(config.ff, config.d_model, bias=config.bias)
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(x_BSD)))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)). x_BSD -> (B, S, D)"""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.norm_1 = nn.LayerNorm(config.d_model, bias=config.bias)
+        self.attention = Attention(config)
+        self.norm_2 = nn.LayerNorm(config.d_model, bias=config.bias)
+        self.mlp = FeedForward(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        x_BSD = x_BSD + self.dropout(self.attention(self.norm_1(x_BSD)))
+        return x_BSD + self.dropout(self.mlp(self.norm_2(x_BSD)))
+
+
+class Transformer(nn.Module):
+    """tokens_BS (integers below vocab) -> logits (B, S, V)
+
+    Weights are GPT-2's: normal with standard deviation 0.02, the two layers of each block that write into the
+    residual stream scaled by 1/sqrt(2 n_layers). The same seed and config give the same weights everywhere.
+    """
+
+    def __init__(self, config: TransformerConfig | None = None, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config = config or TransformerConfig()
+        with seeded(seed):
+            self.token_embedding = nn.Embedding(config.vocab, config.d_model)
+            self.position_embedding = nn.Embedding(config.max_length, config.d_model)
+            self.dropout = nn.Dropout(config.dropout)
+            self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+            self.norm = nn.LayerNorm(config.d_model, bias=config.bias)
+            self.output = nn.Linear(config.d_model, config.vocab, bias=False)
+            if config.tied:
+                self.output.weight = self.token_embedding.weight
+            self._initialise()
+
+    def forward(
+        self, tokens_BS: torch.Tensor, positions_S: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Logits of the next token at every place.
+
+        positions_S: each token's place in the whole sequence; default 0, 1, 2, ... (a rank that holds only part of a
+        long sequence gives its own)
+        """
+        S = tokens_BS.shape[-1]
+        if self.config.max_length < S:
+            raise ValueError(
+                f"a sequence of {S} tokens; this model's longest is max_length={self.config.max_length}"
+            )
+        if positions_S is None:
+            positions_S = torch.arange(S, device=tokens_BS.device)
+        x_BSD = self.token_embedding(tokens_BS) + self.position_embedding(positions_S)
+        x_BSD = self.dropout(x_BSD)
+        for block in self.blocks:
+            x_BSD = block(x_BSD)
+        return self.output(self.norm(x_BSD))
+
+    def loss(self, tokens_BS: torch.Tensor, targets_BS: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy per token, in nats. targets_BS: the token that follows each of tokens_BS."""
+        return F.cross_entropy(self(tokens_BS).flatten(0, -2), targets_BS.flatten())
+
+    def _initialise(self) -> None:
+        writes_residual = ("attention.output.weight", "mlp.down.weight")
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:  # biases 0; the scale of a norm stays 1
+                if name.endswith("bias"):
+                    nn.init.zeros_(parameter)
+                continue
+            std = 0.02
+            if name.endswith(writes_residual):
+                std /= math.sqrt(2 * self.config.n_layers)
+            nn.init.normal_(parameter, std=std)

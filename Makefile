@@ -1,0 +1,52 @@
+# The course's commands. `make help` lists them.
+#
+#   PYTHON=...      the Python to make the environment with (3.11 to 3.14)
+#   PIP_ARGS=...    for the installation of torch alone, such as --index-url with the address that
+#                   PyTorch's own selector gives for your GPU
+#   VENV=...        another place for the environment
+
+VENV ?= .venv
+export VENV PYTHON PIP_ARGS
+python = $(VENV)/bin/python
+BENCH ?= $(sort $(wildcard benchmarks/*.py))
+lesson = lessons/01-why-distributed.ipynb
+# Jupyter wants to be told that root is meant; in a container there is often nobody else.
+root = $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.DEFAULT_GOAL := help
+.PHONY: help env lab test test-all notebooks lint bench lock clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+env: ## make or refresh the environment in .venv, and nothing else
+	@sh tools/setup
+
+lab: env ## open JupyterLab on lesson 01 (LAB_ARGS=... go to JupyterLab)
+	@$(python) -m jupyterlab $(root) $(LAB_ARGS) $(lesson)
+
+test: env ## the whole suite: unit tests, then timing, then every notebook
+	@$(python) tools/test.py
+
+test-all: env ## the same, with every notebook at every number of ranks
+	@DTCOURSE_WORLD_SIZES=all $(python) tools/test.py
+
+notebooks: env ## make exercises/ from solutions/, execute lessons and solutions, normalise them
+	@$(python) -m dtcourse.cli exercises
+	@$(python) -m dtcourse.course.notebooks
+
+lint: env ## style, formatting, and which package may import which
+	@$(python) -m ruff check .
+	@$(python) -m ruff format --check .
+	@$(VENV)/bin/lint-imports --no-logo
+
+bench: env ## time the course's code against PyTorch's own (BENCH=benchmarks/launch.py for one)
+	@for script in $(BENCH); do echo "== $$script"; $(python) "$$script" || exit 1; done
+
+lock: env ## write requirements.lock from what is installed in .venv
+	@$(python) tools/lock.py
+
+clean: ## remove caches and executed copies (never .venv, never my/)
+	@rm -rf build dist executed .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find dtcourse tests benchmarks tools lessons solutions exercises \
+	    \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} + 2>/dev/null || true

@@ -31,9 +31,13 @@ def for_rank(local_rank: int, kind: str | None = None) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
     if kind != "cuda":
-        raise ValueError(f'device is "cpu", "cuda" or None (whatever the machine has); got {kind!r}')
+        raise ValueError(
+            f'device is "cpu", "cuda" or None (whatever the machine has); got {kind!r}'
+        )
     if count() == 0:
-        raise ValueError('device="cuda" was asked for, and this machine shows no GPU: use device="cpu"')
+        raise ValueError(
+            'device="cuda" was asked for, and this machine shows no GPU: use device="cpu"'
+        )
     return torch.device("cuda", local_rank % count())
 
 

@@ -23,13 +23,19 @@ def main(argv: list[str] | None = None) -> None:
         prog="python -m dtcourse.launch", description=(__doc__ or "").split("\n\n")[0]
     )
     parser.add_argument("target", help="file.py:function, or a .pkl that torchrun_command wrote")
-    parser.add_argument("--backend", help='"gloo", "nccl", "ring", ...; default: what the machine has')
+    parser.add_argument(
+        "--backend", help='"gloo", "nccl", "ring", ...; default: what the machine has'
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: what the machine has")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds a collective may wait")
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, help="seconds a collective may wait"
+    )
     # Options of ours stand before the target; everything after it belongs to the function.
     options, rest = parser.parse_known_args(argv)
     _adopt_slurm()
-    missing = [v for v in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if v not in os.environ]
+    missing = [
+        v for v in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if v not in os.environ
+    ]
     if missing:
         parser.error(
             f"{', '.join(missing)} not set: start this with torchrun (or srun, with MASTER_ADDR and MASTER_PORT set)"
@@ -62,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _adopt_slurm() -> None:
-    """srun names the same things otherwise."""
+    """Srun names the same things otherwise."""
     names = {
         "RANK": "SLURM_PROCID",
         "WORLD_SIZE": "SLURM_NTASKS",

@@ -24,6 +24,16 @@ class Failure:
     when: float = 0.0
     exception: BaseException | None = None  # the rank's exception itself, where it could travel
 
+    @property
+    def order(self) -> tuple[bool, float, int]:
+        """Sorts causes before their echoes: when a rank dies, its peers' sockets tell them before we are told."""
+        return bool(_ECHO.search(self.summary)), self.when, self.rank
+
+
+_ECHO = re.compile(
+    r"onnection (closed|reset|refused)|Broken pipe|gloo/transport|remote process exited|NCCL communicator was aborted",
+)
+
 
 class RankFailure(RuntimeError):
     """Raised in the notebook when a rank raised, exited, was killed or could not return its result.
@@ -52,7 +62,7 @@ class RankTimeout(RankFailure):
 
 def rank_failure(failures: list[Failure], world_size: int) -> RankFailure:
     """One exception out of all that failed."""
-    failures = sorted(failures, key=lambda f: (f.when, f.rank))
+    failures = sorted(failures, key=lambda f: f.order)
     first, others = failures[0], failures[1:]
     lines = [f"rank {first.rank} of {world_size} {first.summary}"]
     if first.details:
@@ -120,7 +130,11 @@ def main_thread(stack: str) -> list[tuple[str, int, str]]:
     for thread in threads:
         frames = [m for m in map(_FRAME.match, thread.splitlines()) if m]
         found = [(m["file"], int(m["line"]), m["name"]) for m in frames]
-        inner = [i for i, frame in enumerate(found) if frame[0].endswith("launch/rank.py")]
+        inner = [
+            i
+            for i, (file, _, name) in enumerate(found)
+            if file.endswith("launch/rank.py") and name == "main"
+        ]
         if inner:
             return found[: inner[0]]
     return []

@@ -133,7 +133,9 @@ def launch(
     _require_torch()
     options.check_arguments(function, launch, args, kwargs)
     if timeout is not None and not timeout > 0:
-        raise ValueError(f"timeout is in seconds, more than 0, or None for no limit; got {timeout!r}")
+        raise ValueError(
+            f"timeout is in seconds, more than 0, or None for no limit; got {timeout!r}"
+        )
     layout = options.choose(world_size, backend, device, nodes, threads)
     if verbose:
         print(layout)
@@ -210,7 +212,9 @@ class _Ranks:
             self.output = Output(outputs, self.stream)
             # All processes exist before the first function is sent: their start-ups overlap.
             for channel, settings in zip(self.channels, self.settings, strict=True):
-                with suppress(BrokenPipeError, ConnectionResetError):  # it died; the loop will say how
+                with suppress(
+                    BrokenPipeError, ConnectionResetError
+                ):  # it died; the loop will say how
                     parcels.send(channel, settings)
                     self.parcel.send(channel)
         except BaseException:
@@ -241,9 +245,8 @@ class _Ranks:
                 interrupt.add_note(f"rank {index} {failures.readable(place)}")
             raise
         if self.failures:
-            first = min(self.failures.values(), key=lambda f: (f.when, f.rank))
             failure = failures.rank_failure(list(self.failures.values()), self.world_size)
-            raise failure from first.exception
+            raise failure from failure.failures[0].exception
         self._dismiss()
         return [self.results[index] for index in range(self.world_size)]
 
@@ -267,9 +270,14 @@ class _Ranks:
     def _hear(self, index: int) -> None:
         """Takes one message of a rank."""
         try:
-            kind, content = parcels.receive(self.channels[index])()
-        except (EOFError, ConnectionResetError):
+            unpack = parcels.receive(self.channels[index])
+        except (EOFError, OSError):
             return self._bury(index)
+        return self._file(index, unpack)
+
+    def _file(self, index: int, unpack: Callable[[], Any]) -> None:
+        try:
+            kind, content = unpack()
         except Exception as error:  # it arrived, and cannot be rebuilt here
             summary = f"returned something that cannot be rebuilt in the notebook: {error!r}"
             kind, content = "failure", {"summary": summary, "when": time.monotonic()}
@@ -281,21 +289,12 @@ class _Ranks:
             self.bars.update(*content)
         elif kind == "message" and self.on_message is not None:
             self.on_message(index, content)
-        return None
 
     def _bury(self, index: int) -> None:
-        """A rank's process went away. What it said before counts first."""
-        while self.channels[index].poll() and index not in self.results | self.failures:
-            try:
-                if not self.channels[index].poll():
-                    break
-                kind, content = parcels.receive(self.channels[index])()
-            except (EOFError, OSError):
-                break
-            if kind == "result":
-                self.results[index] = content
-            elif kind == "failure":
-                self.failures[index] = failures.Failure(index, **content)
+        """A rank's process went away. What it said before that counts first."""
+        with suppress(EOFError, OSError):
+            while index not in self.results | self.failures and self.channels[index].poll():
+                self._file(index, parcels.receive(self.channels[index]))
         if index in self.results | self.failures:
             return
         process = self.processes[index]
@@ -376,9 +375,7 @@ def _host_store() -> Any:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def _environments(
-    layout: options.Layout, port: int, base: dict[str, str]
-) -> list[dict[str, str]]:
+def _environments(layout: options.Layout, port: int, base: dict[str, str]) -> list[dict[str, str]]:
     """The environment of each rank: torchrun's names, so that what runs here runs there."""
     from dtcourse import device
 

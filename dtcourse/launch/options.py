@@ -45,7 +45,9 @@ def choose(
 ) -> Layout:
     """Checks what was asked for and fills in the rest from the machine. ValueError says what to do instead."""
     if sys.platform == "win32":
-        raise RuntimeError("dtcourse starts ranks on Linux and macOS: on Windows, run it inside WSL2")
+        raise RuntimeError(
+            "dtcourse starts ranks on Linux and macOS: on Windows, run it inside WSL2"
+        )
     from dtcourse import device as devices
 
     whole_number("world_size", world_size, "the number of ranks to start")
@@ -54,10 +56,14 @@ def choose(
     if world_size % nodes:
         raise ValueError(f"{world_size} ranks cannot be laid out as {nodes} nodes of equal size")
     if device not in (None, "cpu", "cuda"):
-        raise ValueError(f'device is "cpu", "cuda" or None (whatever the machine has); got {device!r}')
+        raise ValueError(
+            f'device is "cpu", "cuda" or None (whatever the machine has); got {device!r}'
+        )
     gpus = devices.count()
     if device == "cuda" and gpus == 0:
-        raise ValueError('device="cuda" was asked for, and this machine shows no GPU: use device="cpu"')
+        raise ValueError(
+            'device="cuda" was asked for, and this machine shows no GPU: use device="cpu"'
+        )
     kind = device or devices.available()
     if backend == "nccl" and (kind == "cpu" or world_size > gpus):
         raise ValueError(

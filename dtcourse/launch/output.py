@@ -52,7 +52,9 @@ class Output:
             rows = [f"rank {rank} | {line}" for line in kept]
             if len(lines) > SHOWN:
                 left_out = len(lines) - SHOWN
-                rows.insert(SHOWN // 2, f"rank {rank} | ... {left_out:,} lines more: run.output[{rank}]")
+                rows.insert(
+                    SHOWN // 2, f"rank {rank} | ... {left_out:,} lines more: run.output[{rank}]"
+                )
             shown += rows
         if shown:
             sys.stdout.write("\n".join(shown) + "\n")

@@ -48,7 +48,9 @@ def main(channel: Connection, output: Connection, stacks: Connection) -> None:
     _end_with(parent_process())
     _redirect(output)
     faulthandler.enable(stacks.fileno())  # a crash leaves its stack
-    faulthandler.register(signal.SIGUSR1, stacks.fileno(), all_threads=True)  # and so does a question
+    faulthandler.register(
+        signal.SIGUSR1, stacks.fileno(), all_threads=True
+    )  # and so does a question
 
     lock = threading.Lock()
 
@@ -136,7 +138,9 @@ def _prepare(settings: Settings) -> None:
 
 
 def _no_input(*_: Any) -> str:
-    raise RuntimeError("input() has nobody to ask inside a rank: pass the value to launch as an argument")
+    raise RuntimeError(
+        "input() has nobody to ask inside a rank: pass the value to launch as an argument"
+    )
 
 
 def _no_breakpoint(*_: Any, **__: Any) -> None:
@@ -162,7 +166,11 @@ def _form_group(settings: Settings) -> None:
 
     # Longer than the launcher's own limit, so that its report, with everyone's stacks, comes first.
     limit = timedelta(seconds=(settings.timeout or 24 * 3600) + 60)
-    if settings.backend in ("gloo", "nccl", "mpi") and not settings.record and settings.network is None:
+    if (
+        settings.backend in ("gloo", "nccl", "mpi")
+        and not settings.record
+        and settings.network is None
+    ):
         dist.init_process_group(settings.backend, timeout=limit)
         return
     from dtcourse.collectives import backend

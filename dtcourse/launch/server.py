@@ -70,7 +70,7 @@ def _connect(descriptors: list[int]) -> tuple[int, int]:
     """Asks the server for a child, starting the server where there is none."""
     # One thread while the server imports: OpenBLAS would start its own, and a process with threads should not fork.
     # The ranks get their own setting with the environment that is sent to them.
-    quiet = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    quiet = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     before = {name: os.environ.get(name) for name in quiet}
     if _server._forkserver_pid is None:
         os.environ.update(quiet)

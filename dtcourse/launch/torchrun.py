@@ -1,6 +1,6 @@
 """The way out of the notebook: the same function under torchrun, on any number of nodes.
 
-    torchrun --nnodes 2 --nproc-per-node 8 ... -m dtcourse.launch train.py:step --batch_size 32
+torchrun --nnodes 2 --nproc-per-node 8 ... -m dtcourse.launch train.py:step --batch_size 32
 """
 
 from __future__ import annotations
@@ -48,6 +48,13 @@ def torchrun_command(
     where = ["--standalone"]
     if nodes > 1:
         where = ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29500"]
-    words = ["torchrun", *where, "--nproc-per-node", str(world_size // nodes), "-m", "dtcourse.launch"]
+    words = [
+        "torchrun",
+        *where,
+        "--nproc-per-node",
+        str(world_size // nodes),
+        "-m",
+        "dtcourse.launch",
+    ]
     words += ["--backend", backend] if backend else []
     return shlex.join([*words, str(path)])

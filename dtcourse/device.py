@@ -13,7 +13,7 @@ def count() -> int:
 
 
 def available() -> str:
-    """ "cuda" where there is a GPU, else "cpu"."""
+    """Says "cuda" where there is a GPU, else "cpu"."""
     return "cuda" if count() > 0 else "cpu"
 
 
@@ -48,7 +48,7 @@ def use(device: torch.device) -> None:
 
 
 def current() -> torch.device:
-    """This rank's device, as the launcher chose it (DTCOURSE_DEVICE); outside a launch, the CPU or the local GPU."""
+    """Gives this rank's device, as the launcher chose it (DTCOURSE_DEVICE); outside a launch, the CPU or the local GPU."""
     chosen = os.environ.get("DTCOURSE_DEVICE")
     if chosen:
         return torch.device(chosen)
@@ -77,6 +77,7 @@ def peak_memory(device: torch.device | None = None) -> int:
 
 
 def reset_peak_memory(device: torch.device | None = None) -> None:
+    """Starts a new measurement of `peak_memory`."""
     if is_gpu(device):
         torch.cuda.reset_peak_memory_stats(device or current())
 

@@ -44,6 +44,7 @@ class Event:
 
     @property
     def seconds(self) -> float:
+        """How long it took."""
         return self.end - self.start
 
 
@@ -65,10 +66,12 @@ class Timeline:
 
     @property
     def ranks(self) -> list[int]:
+        """The ranks that have events, in order."""
         return sorted({e.rank for e in self.events})
 
     @property
     def start(self) -> float:
+        """When the first event started."""
         return min((e.start for e in self.events), default=0.0)
 
     @property
@@ -144,6 +147,7 @@ class Timeline:
 
     @classmethod
     def load(cls, path: str | Path) -> Timeline:
+        """Reads what `save` wrote."""
         return cls(Event(**e) for e in json.loads(Path(path).read_text()))
 
     def _intervals(self, rank: int, kind: str) -> list[tuple[float, float]]:
@@ -177,6 +181,7 @@ class Recorder:
         self._lock = threading.Lock()
 
     def add(self, name: str, kind: str, start: float, end: float, **more: Any) -> None:
+        """Records one event of this rank. ValueError for a kind that is not one of KINDS."""
         if kind not in KINDS:
             raise ValueError(f"an event's kind is one of {', '.join(KINDS)}; got {kind!r}")
         with self._lock:
@@ -184,6 +189,7 @@ class Recorder:
 
     @property
     def events(self) -> list[Event]:
+        """What has been recorded so far."""
         with self._lock:
             return list(self._events)
 
@@ -207,6 +213,7 @@ def stop_recording() -> list[Event]:
 
 
 def recording() -> bool:
+    """Whether this process records."""
     return _recorder is not None
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 
 def main(argv: list[str] | None = None) -> None:
+    """Runs one rank from its command line."""
     parser = argparse.ArgumentParser(
         prog="python -m dtcourse.launch", description=(__doc__ or "").split("\n\n")[0]
     )

@@ -75,10 +75,12 @@ class Run(Sequence[Any]):
 
     @property
     def timeline(self) -> Timeline:
+        """What each rank did. ValueError where nothing was recorded."""
         return self._recorded(self._timeline)
 
     @property
     def traffic(self) -> Any:
+        """What each rank sent: a `collectives.traffic.Traffic`. ValueError where nothing was recorded."""
         return self._recorded(self._traffic)
 
     @staticmethod

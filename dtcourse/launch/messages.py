@@ -57,11 +57,13 @@ class Bars:
         self._bars: dict[str, Any] = {}
 
     def update(self, label: str, done: int, total: int | None) -> None:
+        """Moves the bar of that label, which appears with its first position."""
         if label not in self._bars:
             self._bars[label] = _NotebookBar(label) if _in_notebook() else _TerminalBar(label)
         self._bars[label].update(done, total)
 
     def close(self) -> None:
+        """Leaves a line of text, or nothing, where each bar was."""
         for bar in self._bars.values():
             bar.close()
 

@@ -24,6 +24,7 @@ class Layout:
 
     @property
     def ranks_per_node(self) -> int:
+        """The same on every node."""
         return self.world_size // self.nodes
 
     def __str__(self) -> str:
@@ -81,11 +82,13 @@ def choose(
 
 
 def whole_number(name: str, value: Any, meaning: str) -> None:
+    """Raises ValueError unless `value` is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} is {meaning}: a whole number, 1 or more; got {value!r}")
 
 
 def known_backend(backend: str | None) -> str | None:
+    """Returns `backend`, or raises ValueError with the names that are known."""
     if backend is None or backend in TORCH_BACKENDS:
         return backend
     from dtcourse.collectives import backend as backends

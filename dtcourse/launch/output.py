@@ -23,6 +23,7 @@ class Output:
 
     @property
     def open_pipes(self) -> list[Connection]:
+        """The pipes that may still bring something."""
         return list(self._rank_of)
 
     def read(self, pipe: Connection) -> None:
@@ -61,5 +62,6 @@ class Output:
             sys.stdout.flush()
 
     def close(self) -> None:
+        """Closes the pipes. What was read stays."""
         for pipe in self._pipes:
             pipe.close()

@@ -81,6 +81,7 @@ def pack(obj: Any) -> tuple[bytes, list[memoryview]]:
 
 
 def size_of(parcel: tuple[bytes, list[memoryview]]) -> int:
+    """Bytes that travel."""
     stream, buffers = parcel
     return len(stream) + sum(b.nbytes for b in buffers)
 
@@ -105,11 +106,13 @@ class Sealed:
         self.header = pickle.dumps((stream, list(zip(offsets, sizes, strict=True)), end))
 
     def send(self, connection: Connection) -> None:
+        """Sends it once more."""
         connection.send_bytes(self.header)
         if self.file is not None:
             reduction.send_handle(connection, self.file, None)
 
     def close(self) -> None:
+        """Lets go of the memory; those who received it keep theirs."""
         if self.file is not None:
             os.close(self.file)
             self.file = None

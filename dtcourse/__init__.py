@@ -11,4 +11,4 @@
 from dtcourse.launch import launch
 
 __version__ = "0.1.0"
-__all__ = ["launch", "__version__"]
+__all__ = ["__version__", "launch"]

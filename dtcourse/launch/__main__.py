@@ -95,7 +95,8 @@ def _load(
         parser.error(f"there is no file {file}")
     sys.path.insert(0, str(Path(file).resolve().parent))
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    assert spec is not None and spec.loader is not None, "a .py file has a loader"
+    assert spec is not None, "a .py file has a spec"
+    assert spec.loader is not None, "and a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

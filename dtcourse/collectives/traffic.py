@@ -1,0 +1,430 @@
+"""What the ranks sent: messages and bytes, by rank, operation, phase of the step, and peer.
+
+Our own backends are counted message by message where `p2p` hands them to the network, so the figures are exact.
+What gloo or NCCL does inside is not visible from here: for them the wrapper in `instrumented` counts the *algorithmic*
+volume, the bytes that the textbook's best algorithm sends for the same call, and says so.
+
+The phase is "backward" for whatever is called inside a backward pass (the buckets of DDP, the shards of FSDP, what
+activation checkpointing recomputes), else "forward"; `with traffic.phase("optimizer"):` names another.
+
+    run = launch(step, 4, backend="ring", record=True)
+    print(run.traffic)                                        # a table
+    run.traffic.bytes_sent(rank=0, operation="all_reduce")
+
+    with traffic.counting() as counted:                       # inside a rank
+        ring.all_reduce(gradient)
+    counted.messages_sent(), counted.bytes_sent()
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dtcourse.collectives import torch_private
+
+SENT, RECEIVED = "sent", "received"
+
+
+class Row(NamedTuple):
+    """Messages that one rank exchanged with one peer in one operation.
+
+    rank, peer: ranks of the default group; peer is None where a row counts algorithmic volume
+    direction:  "sent" or "received"
+    """
+
+    rank: int
+    operation: str
+    phase: str
+    direction: str
+    peer: int | None
+    messages: int
+    bytes: int
+
+
+class Traffic:
+    """The messages of one or of all ranks. Every number is a sum over the rows that match what is given."""
+
+    def __init__(
+        self,
+        rows: Iterable[Row] = (),
+        calls: dict[tuple[int, str, str], int] | None = None,
+        algorithmic: bool = False,
+    ) -> None:
+        self.rows = list(rows)
+        self._calls = dict(calls or {})
+        self.algorithmic = algorithmic
+
+    @classmethod
+    def from_ranks(cls, records: Iterable[RankRecord | None]) -> Traffic:
+        """One Traffic from what `collect()` returned in each rank."""
+        records = [record for record in records if record is not None]
+        return cls(
+            [row for record in records for row in record.rows],
+            {key: n for record in records for key, n in record.calls.items()},
+            any(record.algorithmic for record in records),
+        )
+
+    def select(
+        self,
+        *,
+        rank: int | None = None,
+        operation: str | None = None,
+        phase: str | None = None,
+        direction: str | None = None,
+        peer: int | None = None,
+    ) -> list[Row]:
+        """The rows that match everything given."""
+        wanted = {
+            "rank": rank,
+            "operation": operation,
+            "phase": phase,
+            "direction": direction,
+            "peer": peer,
+        }
+        wanted = {name: value for name, value in wanted.items() if value is not None}
+        return [r for r in self.rows if all(getattr(r, k) == v for k, v in wanted.items())]
+
+    def bytes_sent(
+        self,
+        rank: int | None = None,
+        operation: str | None = None,
+        phase: str | None = None,
+        peer: int | None = None,
+    ) -> int:
+        """Bytes of payload sent, by one rank or by all (rank=None); peer is whom they went to."""
+        chosen = self.select(
+            rank=rank, operation=operation, phase=phase, peer=peer, direction=SENT
+        )
+        return sum(row.bytes for row in chosen)
+
+    def messages_sent(
+        self,
+        rank: int | None = None,
+        operation: str | None = None,
+        phase: str | None = None,
+        peer: int | None = None,
+    ) -> int:
+        chosen = self.select(
+            rank=rank, operation=operation, phase=phase, peer=peer, direction=SENT
+        )
+        return sum(row.messages for row in chosen)
+
+    def bytes_received(
+        self,
+        rank: int | None = None,
+        operation: str | None = None,
+        phase: str | None = None,
+        peer: int | None = None,
+    ) -> int:
+        chosen = self.select(
+            rank=rank, operation=operation, phase=phase, peer=peer, direction=RECEIVED
+        )
+        return sum(row.bytes for row in chosen)
+
+    def messages_received(
+        self,
+        rank: int | None = None,
+        operation: str | None = None,
+        phase: str | None = None,
+        peer: int | None = None,
+    ) -> int:
+        chosen = self.select(
+            rank=rank, operation=operation, phase=phase, peer=peer, direction=RECEIVED
+        )
+        return sum(row.messages for row in chosen)
+
+    def calls(
+        self, rank: int | None = None, operation: str | None = None, phase: str | None = None
+    ) -> int:
+        """How often a collective was called (a call of all four ranks counts four times unless `rank` is given)."""
+        return sum(
+            n
+            for (r, o, p), n in self._calls.items()
+            if rank in (None, r) and operation in (None, o) and phase in (None, p)
+        )
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({row.rank for row in self.rows} | {rank for rank, _, _ in self._calls})
+
+    @property
+    def operations(self) -> list[str]:
+        """Names of the operations, in the order in which they were first used."""
+        return list(dict.fromkeys([r.operation for r in self.rows] + [o for _, o, _ in self._calls]))
+
+    def matrix(self) -> list[list[int]]:
+        """bytes[src][dst] over all pairs of ranks; only where messages were counted exactly."""
+        size = max([*self.ranks, *(row.peer or 0 for row in self.rows), -1]) + 1
+        counts = [[0] * size for _ in range(size)]
+        for row in self.rows:
+            if row.direction == SENT and row.peer is not None:
+                counts[row.rank][row.peer] += row.bytes
+        return counts
+
+    def table(self) -> list[dict[str, int | str]]:
+        """One dict a rank, operation and phase: for pandas, or to print."""
+        lines: dict[tuple[int, str, str], dict[str, int | str]] = {}
+        keys = [(row.rank, row.operation, row.phase) for row in self.rows] + list(self._calls)
+        for key in sorted(dict.fromkeys(keys)):
+            rank, operation, phase = key
+            lines[key] = {
+                "rank": rank,
+                "operation": operation,
+                "phase": phase,
+                "calls": self._calls.get(key, 0),
+                "messages sent": self.messages_sent(*key),
+                "bytes sent": self.bytes_sent(*key),
+                "messages received": self.messages_received(*key),
+                "bytes received": self.bytes_received(*key),
+            }
+        return list(lines.values())
+
+    def __str__(self) -> str:
+        rows = self.table()
+        if not rows:
+            return "no traffic"
+        if self.algorithmic:  # nobody has seen a message, so there is none to count
+            rows = [
+                {k: v for k, v in row.items() if "messages" not in k and "received" not in k}
+                for row in rows
+            ]
+            rows = [
+                {k.replace("bytes sent", "algorithmic bytes"): v for k, v in row.items()}
+                for row in rows
+            ]
+        cells = [list(rows[0])] + [
+            [f"{v:,}" if isinstance(v, int) else v for v in row.values()] for row in rows
+        ]
+        widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+        text = {1, 2}  # operation and phase; all other columns are numbers
+        return "\n".join(
+            "  ".join(
+                c.ljust(w) if i in text else c.rjust(w)
+                for i, (c, w) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in cells
+        )
+
+    def __repr__(self) -> str:
+        kind = "algorithmic bytes" if self.algorithmic else "bytes"
+        messages = "" if self.algorithmic else f"{self.messages_sent():,} messages, "
+        return (
+            f"Traffic({len(self.ranks)} rank{'s' * (len(self.ranks) != 1)}, {messages}"
+            f"{self.bytes_sent():,} {kind} sent: {', '.join(self.operations) or 'nothing'})"
+        )
+
+
+# --- what a message belongs to ---------------------------------------------------------------------------------
+
+
+class Label(NamedTuple):
+    """The operation that a message is part of.
+
+    salt: a number that both ends must agree on; our backends take it from the operation's signature, so that a
+          message of one operation can never be received by another (see channel.py)
+    """
+
+    operation: str
+    phase: str
+    salt: int = 0
+
+
+_here = threading.local()
+
+
+def in_operation() -> Label | None:
+    """The operation under way in this thread."""
+    return getattr(_here, "label", None)
+
+
+def current_phase() -> str:
+    """ "backward" inside a backward pass, "forward" outside, or what `phase` says."""
+    named = getattr(_here, "phase", None)
+    return named or ("backward" if torch_private.in_backward() else "forward")
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Names the phase for everything called inside, in this thread: `with traffic.phase("optimizer"): ...`."""
+    before = getattr(_here, "phase", None)
+    _here.phase = name
+    try:
+        yield
+    finally:
+        _here.phase = before
+
+
+@contextmanager
+def operation(name: str) -> Iterator[None]:
+    """Counts the messages sent inside under `name`; inside another operation it changes nothing.
+
+    Also a decorator: `@operation("all_reduce")`.
+    """
+    if in_operation() is not None:
+        yield
+        return
+    label = Label(name, current_phase())
+    called(label)
+    with labelled(label):
+        yield
+
+
+@contextmanager
+def labelled(label: Label | None) -> Iterator[None]:
+    """Runs what is inside as part of an operation that was called earlier, perhaps in another thread."""
+    before = in_operation()
+    _here.label = label
+    try:
+        yield
+    finally:
+        _here.label = before
+
+
+# --- counting, inside a rank -----------------------------------------------------------------------------------
+
+
+@dataclass
+class RankRecord:
+    """What one rank counted: plain data, to be sent to the notebook."""
+
+    rows: list[Row]
+    calls: dict[tuple[int, str, str], int] = field(default_factory=dict)
+    algorithmic: bool = False
+
+
+class Counter(Traffic):
+    """A Traffic that grows while it is active. Safe to count into from several threads."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self._counts: dict[tuple[str, str, str, int | None], list[int]] = {}
+        self._lock = threading.Lock()
+
+    def message(self, label: Label, direction: str, peer: int | None, nbytes: int) -> None:
+        key = (label.operation, label.phase, direction, peer)
+        with self._lock:
+            count = self._counts.setdefault(key, [0, 0])
+            count[0] += 1
+            count[1] += nbytes
+
+    def call(self, label: Label) -> None:
+        key = (self.rank, label.operation, label.phase)
+        with self._lock:
+            self._calls[key] = self._calls.get(key, 0) + 1
+
+    @property
+    def rows(self) -> list[Row]:
+        with self._lock:
+            return [
+                Row(self.rank, operation, phase, direction, peer, *count)
+                for (operation, phase, direction, peer), count in self._counts.items()
+            ]
+
+    @rows.setter
+    def rows(self, rows: list[Row]) -> None:
+        pass  # Traffic.__init__ has none to give
+
+    def record(self) -> RankRecord:
+        return RankRecord(self.rows, dict(self._calls), self.algorithmic)
+
+
+_counters: tuple[Counter, ...] = ()
+_whole_run: Counter | None = None
+_guard = threading.Lock()
+
+
+def active() -> bool:
+    """Whether anybody counts; what costs time is done only then."""
+    return bool(_counters)
+
+
+def sent(label: Label, peer: int, nbytes: int) -> None:
+    for counter in _counters:
+        counter.message(label, SENT, peer, nbytes)
+
+
+def received(label: Label, peer: int, nbytes: int) -> None:
+    for counter in _counters:
+        counter.message(label, RECEIVED, peer, nbytes)
+
+
+def called(label: Label) -> None:
+    for counter in _counters:
+        counter.call(label)
+
+
+def algorithmic(label: Label, nbytes: int) -> None:
+    """Counts a call of gloo's or NCCL's own collective, by the bytes that the best algorithm sends."""
+    for counter in _counters:
+        counter.algorithmic = True
+        counter.message(label, SENT, None, nbytes)
+
+
+def _rank() -> int:
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+@contextmanager
+def counting() -> Iterator[Counter]:
+    """Counts what this rank sends and receives inside; wait for asynchronous work before it ends."""
+    counter = Counter(_rank())
+    _add(counter)
+    try:
+        yield counter
+    finally:
+        _remove(counter)
+
+
+def start(rank: int | None = None) -> None:
+    """Begins to count the whole run of this rank: launch(record=True) does, by way of `backend.form_group`."""
+    global _whole_run
+    if _whole_run is None:
+        _whole_run = Counter(_rank() if rank is None else rank)
+        _add(_whole_run)
+
+
+def collect() -> RankRecord | None:
+    """Ends what `start` began and returns what was counted, as plain data; None where nothing was started."""
+    global _whole_run
+    counter, _whole_run = _whole_run, None
+    if counter is None:
+        return None
+    _remove(counter)
+    return counter.record()
+
+
+def _add(counter: Counter) -> None:
+    global _counters
+    with _guard:
+        _counters = (*_counters, counter)
+
+
+def _remove(counter: Counter) -> None:
+    global _counters
+    with _guard:
+        _counters = tuple(c for c in _counters if c is not counter)
+
+
+def algorithmic_bytes(operation: str, nbytes: int, size: int) -> int:
+    """Bytes that a rank sends in a bandwidth-optimal algorithm, on average over the ranks.
+
+    nbytes: the whole of it, as nccl-tests defines a collective's size: an all_reduce's or a broadcast's tensor, the
+    gathered output, the input that is scattered, a rank's whole input of an all-to-all.
+
+    Source: nccl-tests, PERFORMANCE.md: the bus bandwidth's factors, 2(p-1)/p for all_reduce, (p-1)/p for all-gather,
+    reduce-scatter and all-to-all. Broadcast and reduce: each of p-1 ranks sends (or is sent) the tensor once, which
+    is (p-1)/p of it a rank.
+    """
+    if operation in ("barrier", "recv", "irecv"):
+        return 0
+    if operation in ("send", "isend"):
+        return nbytes
+    factor = 2 if operation.startswith("all_reduce") else 1
+    return round(factor * nbytes * (size - 1) / size)

@@ -32,7 +32,7 @@ test-all: env ## the same, with every notebook at every number of ranks
 	@DTCOURSE_WORLD_SIZES=all $(python) tools/test.py
 
 notebooks: env ## make exercises/ from solutions/, execute lessons and solutions, normalise them
-	@$(python) -m dtcourse.cli exercises
+	@$(VENV)/bin/dtcourse exercises
 	@$(python) -m dtcourse.course.notebooks
 
 lint: env ## style, formatting, and which package may import which

@@ -1,0 +1,123 @@
+"""What holds for every test: no window, no writing into the user's home, no rank left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Every process that a test starts inherits this, so an orphan is found although init has adopted it.
+MARK = "DTCOURSE_TEST_SESSION"
+os.environ[MARK] = uuid.uuid4().hex
+
+os.environ["MPLBACKEND"] = "Agg"
+os.environ.setdefault("MPLCONFIGDIR", str(ROOT / ".cache" / "matplotlib"))
+
+# Jupyter and IPython keep kernels, history and settings in the home folder. Tests neither read the
+# user's nor leave theirs there.
+_home = tempfile.TemporaryDirectory(prefix="dtcourse-tests-", ignore_cleanup_errors=True)
+for _name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
+    os.environ[_name] = str(Path(_home.name, _name.lower()))
+
+# Times vary on a shared machine, so no deadline for an example; CI tries the same examples each time.
+hypothesis.settings.register_profile("dtcourse", deadline=None, print_blob=True)
+hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dtcourse")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run, and say what is missing."""
+    for marker, missing in (("gpu", missing_gpu), ("browser", missing_browser)):
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        if marked and (reason := missing()):
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def missing_gpu() -> str:
+    """Why tests marked `gpu` cannot run here; empty where they can."""
+    import torch
+
+    return "" if torch.cuda.is_available() else "needs a GPU that torch can use; there is none"
+
+
+def missing_browser() -> str:
+    """Why tests marked `browser` cannot run here; empty where they can."""
+    if importlib.util.find_spec("playwright") is None:
+        return "needs playwright, which is not installed"
+    if not find_chromium():
+        return "needs Chromium (apt-get install chromium); there is none on PATH"
+    return ""
+
+
+def find_chromium() -> str | None:
+    """The browser's path: the first of its usual names on PATH."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of a Chromium to drive."""
+    path = find_chromium()
+    return path if path else pytest.skip(missing_browser())
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The top of the repository."""
+    return ROOT
+
+
+def living_ranks() -> dict[int, str]:
+    """Processes that this session's tests started and that still run: number -> command.
+
+    multiprocessing's own two helpers are meant to outlive a launch: the resource tracker, and the
+    fork server, which is a child of the test process. The server's children are ranks.
+    """
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.environ().get(MARK) != os.environ[MARK]:
+                continue
+            command = " ".join(process.cmdline())
+            if "multiprocessing.resource_tracker" in command:
+                continue
+            if "multiprocessing.forkserver" in command and process.ppid() == os.getpid():
+                continue
+            found[process.pid] = command[:200]
+        except psutil.Error:  # gone meanwhile, or another user's
+            continue
+    return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_process_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After the last test of a module, nothing that it started may still run."""
+    before = living_ranks()
+    yield
+    patience = time.monotonic() + 5.0  # a rank that has answered needs a moment to leave
+    while left := {pid: name for pid, name in living_ranks().items() if pid not in before}:
+        if time.monotonic() > patience:
+            break
+        time.sleep(0.05)
+    for pid in left:
+        try:
+            psutil.Process(pid).kill()  # so that the next module is judged on its own
+        except psutil.Error:
+            continue
+    lines = "\n".join(f"  {pid}: {name}" for pid, name in left.items())
+    assert not left, f"{request.node.name} left processes behind:\n{lines}"

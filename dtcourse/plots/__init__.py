@@ -1,0 +1,90 @@
+"""Pictures in one style, and widgets to play with. Every function takes plain data and knows no technique.
+
+    from dtcourse import plots
+    plots.speedup({1: 8.1, 2: 4.4, 4: 2.9})      # last expression of a cell: shows once
+
+Importing this package gives the course's style to all of matplotlib, and lets a Timeline draw itself where IPython is
+loaded. Every function returns a `Picture` (a matplotlib Figure on opaque paper, readable in a light and in a dark
+JupyterLab and in print), a `Table` or an `Interactive`; none of them shows anything by itself.
+"""
+
+from dtcourse.plots import notebook as _notebook
+from dtcourse.plots.interaction import Interactive, interactive, timeline_explorer
+from dtcourse.plots.messages import (
+    Chunk,
+    Message,
+    message_grid,
+    message_step,
+    message_stepper,
+)
+from dtcourse.plots.quantities import (
+    bars,
+    bytes_by_rank,
+    curves,
+    heatmap,
+    images,
+    loss_curves,
+    memory_bars,
+)
+from dtcourse.plots.scaling import amdahl, efficiency, fit_serial_fraction, gustafson, speedup
+from dtcourse.plots.style import (
+    INK,
+    KIND_COLORS,
+    MEMORY_COLORS,
+    PAPER,
+    RANK_COLORS,
+    Picture,
+    apply_style,
+    figure,
+    kind_color,
+    label_lines,
+    rank_color,
+)
+from dtcourse.plots.tables import Table, table
+from dtcourse.plots.timelines import timeline, timelines
+from dtcourse.plots.units import bytes_text, count_text, flops_text, seconds_text
+
+__all__ = [
+    "INK",
+    "KIND_COLORS",
+    "MEMORY_COLORS",
+    "PAPER",
+    "RANK_COLORS",
+    "Chunk",
+    "Interactive",
+    "Message",
+    "Picture",
+    "Table",
+    "amdahl",
+    "apply_style",
+    "bars",
+    "bytes_by_rank",
+    "bytes_text",
+    "count_text",
+    "curves",
+    "efficiency",
+    "figure",
+    "fit_serial_fraction",
+    "flops_text",
+    "gustafson",
+    "heatmap",
+    "images",
+    "interactive",
+    "kind_color",
+    "label_lines",
+    "loss_curves",
+    "memory_bars",
+    "message_grid",
+    "message_step",
+    "message_stepper",
+    "rank_color",
+    "seconds_text",
+    "speedup",
+    "table",
+    "timeline",
+    "timeline_explorer",
+    "timelines",
+]
+
+apply_style()
+_notebook.register()

@@ -1,0 +1,24 @@
+"""Data parallelism: every rank holds the whole model and a part of the batch; gradients are averaged.
+
+In the order in which to read them:
+
+    naive.py           average the gradients after backward, one all-reduce a parameter, nothing overlapped
+    per_parameter.py   start each all-reduce from a hook, as soon as its gradient is ready
+    buckets.py         many gradients in one message
+    ddp.py             DistributedDataParallel: buckets, overlap, no_sync, unused parameters, hooks
+    join.py            ranks that run out of data before the others
+    sync_batchnorm.py  batch statistics over all ranks
+"""
+
+from dtcourse.data_parallel.ddp import DistributedDataParallel
+from dtcourse.data_parallel.naive import average_gradients, broadcast_model
+from dtcourse.data_parallel.per_parameter import PerParameterDataParallel
+from dtcourse.data_parallel.sync_batchnorm import SyncBatchNorm
+
+__all__ = [
+    "DistributedDataParallel",
+    "PerParameterDataParallel",
+    "SyncBatchNorm",
+    "average_gradients",
+    "broadcast_model",
+]

@@ -1,0 +1,117 @@
+"""SyncBatchNorm by hand: mean and variance over the whole batch, not over each rank's part of it.
+
+Batch normalisation mixes the samples of a batch, so it is the one common layer for which "each rank its part" gives
+another result than one process. Forward all-reduces count, sum and sum of squares of each channel: 2 C + 1 numbers.
+Backward needs two sums of each channel over the whole batch again: 2 C numbers. Gradients of weight and bias stay
+local: data parallelism averages them.
+
+With xhat = (x - mean) / std, N samples in all and g = dL/dy:
+    dL/dx = weight / std * (g - sum(g) / N - xhat * sum(g * xhat) / N)
+Source: Ioffe and Szegedy, Batch Normalization (arXiv 1502.03167), section 3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dtcourse.data_parallel.naive import Group
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
+        eps: float, group: Group,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+        channels = x.shape[1]
+        others = [d for d in range(x.dim()) if d != 1]
+        # Double precision: a difference of two large sums, taken once a channel, is cheap to take well.
+        x_wide = x.double()
+        sums = torch.cat(
+            [
+                x_wide.sum(others),
+                x_wide.square().sum(others),
+                x_wide.new_tensor([x.numel() / channels]),
+            ]
+        )
+        dist.all_reduce(sums, group=group)
+        count = sums[-1]
+        mean = sums[:channels] / count
+        variance = (sums[channels:-1] / count - mean.square()).clamp_min(0)
+        inverse_std = (variance + eps).rsqrt()
+
+        shape = [1, channels] + [1] * (x.dim() - 2)
+        mean, variance, inverse_std = (t.to(x.dtype) for t in (mean, variance, inverse_std))
+        x_hat = (x - mean.view(shape)) * inverse_std.view(shape)
+        y = x_hat if weight is None else x_hat * weight.view(shape)
+        y = y if bias is None else y + bias.view(shape)
+        context.save_for_backward(x_hat, weight, inverse_std, count)
+        context.group, context.others, context.shape = group, others, shape
+        context.mark_non_differentiable(mean, variance, count)
+        return y, mean, variance, count
+
+    @staticmethod
+    def backward(context: Any, g: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        x_hat, weight, inverse_std, count = context.saved_tensors
+        shape, others = context.shape, context.others
+        bias_gradient = g.sum(others)
+        weight_gradient = (g * x_hat).sum(others)
+        # The two sums over the batch of all ranks; local ones go to weight and bias.
+        sums = torch.cat([bias_gradient, weight_gradient])
+        dist.all_reduce(sums, group=context.group)
+        sum_g, sum_gx = (sums / count.to(sums.dtype)).chunk(2)
+        scale = inverse_std if weight is None else inverse_std * weight
+        x_gradient = scale.view(shape) * (g - sum_g.view(shape) - x_hat * sum_gx.view(shape))
+        if weight is None:
+            return x_gradient, None, None, None, None
+        return x_gradient, weight_gradient, bias_gradient, None, None
+
+
+class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """nn.BatchNorm1d, 2d and 3d over the batches of all ranks of `group`. x: (batch, channels, ...)."""
+
+    def __init__(self, num_features: int, *args: Any, group: Group = None, **keywords: Any) -> None:
+        super().__init__(num_features, *args, **keywords)
+        self.group = group
+
+    @classmethod
+    def convert(cls, module: nn.Module, group: Group = None) -> nn.Module:
+        """The same module with every batch normalisation replaced; parameters and statistics are kept, not copied."""
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            new = cls(module.num_features, module.eps, module.momentum, module.affine,
+                      module.track_running_stats, group=group)  # fmt: skip
+            new.weight, new.bias = module.weight, module.bias
+            new._buffers.update(module._buffers)
+            return new.train(module.training)
+        for name, child in module.named_children():
+            setattr(module, name, cls.convert(child, group))
+        return module
+
+    def _check_input_dim(self, x: torch.Tensor) -> None:
+        if x.dim() < 2:
+            raise ValueError(
+                f"batch normalisation takes (batch, channels, ...); got shape {tuple(x.shape)}"
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalises with the statistics of the whole batch in training, with the running ones in evaluation."""
+        self._check_input_dim(x)
+        if not self.training and self.track_running_stats:
+            return super().forward(x)
+        y, mean, variance, count = _Normalise.apply(x, self.weight, self.bias, self.eps, self.group)
+        if self.training and self.track_running_stats:
+            self._follow(mean, variance, count)
+        return y
+
+    @torch.no_grad()
+    def _follow(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
+        assert self.num_batches_tracked is not None, "counted wherever statistics are tracked"
+        self.num_batches_tracked += 1
+        momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        unbiased = variance * (count / (count - 1)).to(variance.dtype)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)

@@ -1,0 +1,12 @@
+"""Proves a technique equal to one process, gradient by gradient; used by the tests and by the students' checks.
+
+gradients.py   compare two sets of gradients, and say what kind of mistake a difference looks like
+cases.py       small models with what real ones have: tied, frozen and unused parameters, buffers
+harness.py     train on ranks and in one process, side by side
+"""
+
+from dtcourse.verify.cases import CASES, Case
+from dtcourse.verify.gradients import NotEqual, compare, gradients_of
+from dtcourse.verify.harness import on_ranks, one_process
+
+__all__ = ["CASES", "Case", "NotEqual", "compare", "gradients_of", "on_ranks", "one_process"]

@@ -1,0 +1,86 @@
+"""Compares gradients parameter by parameter, and says what a difference looks like.
+
+SGD shows a scale error at once; Adam, which divides by the gradient's own size, hides it. So techniques are compared
+by their gradients, never by "a similar loss".
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+Gradients = dict[str, torch.Tensor | None]
+
+
+class NotEqual(AssertionError):
+    """Two sets of gradients differ. The message names the worst parameter and what the difference looks like."""
+
+
+def gradients_of(model: nn.Module) -> Gradients:
+    """Copies of all gradients by name, None where there is none. Tied parameters appear once."""
+    return {
+        n: None if p.grad is None else p.grad.detach().clone() for n, p in model.named_parameters()
+    }
+
+
+def compare(
+    got: Gradients, expected: Gradients, tolerance: float = 1e-5, what: str = "gradient"
+) -> float:
+    """Returns the largest relative error; raises NotEqual where it is above `tolerance`.
+
+    The error of a parameter is max|got - expected| / max|expected|, with 1e-8 added below, so it has no unit.
+    Missing and unexpected parameters are errors too.
+    """
+    if got.keys() != expected.keys():
+        missing, extra = sorted(expected.keys() - got.keys()), sorted(got.keys() - expected.keys())
+        raise NotEqual(f"other parameters than expected: missing {missing}, unexpected {extra}")
+    worst, worst_name = 0.0, ""
+    for name, right in expected.items():
+        mine = got[name]
+        if (mine is None) != (right is None):
+            have, want = ("no", "one") if mine is None else ("a", "none")
+            raise NotEqual(f"{name} has {have} {what}, and should have {want}")
+        if mine is None or right is None:
+            continue
+        if mine.shape != right.shape:
+            raise NotEqual(
+                f"{name}: the {what} has shape {tuple(mine.shape)}, not {tuple(right.shape)}"
+            )
+        error = relative_error(mine, right)
+        if not error <= worst:  # NaN counts as worst
+            worst, worst_name = error, name
+    if not worst <= tolerance:
+        mine, right = got[worst_name], expected[worst_name]
+        assert mine is not None, "it has an error"
+        assert right is not None, "it has an error"
+        raise NotEqual(
+            f"{worst_name}: the {what} is off by {worst:.1e} (relative; at most {tolerance:.0e} is rounding). "
+            + looks_like(mine, right)
+        )
+    return worst
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """max|got - expected| / max|expected|; both may be of any dtype and are compared in double precision."""
+    if expected.numel() == 0:
+        return 0.0
+    got, expected = got.double(), expected.double()
+    return float((got - expected).abs().max() / (expected.abs().max() + 1e-8))
+
+
+def looks_like(got: torch.Tensor, expected: torch.Tensor) -> str:
+    """A sentence on what kind of mistake turns `expected` into `got`."""
+    got, expected = got.double().flatten(), expected.double().flatten()
+    if not torch.isfinite(got).all():
+        return "It holds values that are not finite."
+    if not got.any():
+        return "It is zero: nothing was added to it."
+    scale = float(got @ expected / (expected @ expected).clamp_min(1e-30))
+    if relative_error(got, expected * scale) < 1e-3 and scale > 0:
+        factor = scale if scale > 1 else 1 / scale
+        size = "large" if scale > 1 else "small"
+        return (
+            f"It is the right one, {factor:.3g} times too {size}: look for a sum where the mean belongs, or a mean "
+            "taken twice (ranks, micro-batches)."
+        )
+    return "It points elsewhere: part of the batch is missing, counted twice, or another rank's values are in it."

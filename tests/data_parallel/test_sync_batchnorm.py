@@ -1,0 +1,61 @@
+"""SyncBatchNorm on ranks is nn.BatchNorm on the whole batch: output, gradients, running statistics."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dtcourse import launch
+from dtcourse.data_parallel import DistributedDataParallel, SyncBatchNorm
+
+
+def whole(momentum, affine):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5, momentum=momentum, affine=affine), nn.Tanh()
+    )
+    return model.double(), torch.randn(12, 2, 6, 6, dtype=torch.double) * 3 + 1
+
+
+def train(model, x, wrap=lambda m: m):
+    x = x.clone().requires_grad_()
+    wrapped = wrap(model)
+    y = wrapped(x)
+    y.square().mean().backward()
+    return x.grad, {n: p.grad for n, p in model.named_parameters()}, dict(model.named_buffers()), y
+
+
+def part(momentum, affine):
+    model, x = whole(momentum, affine)
+    model = SyncBatchNorm.convert(model)
+    mine = x.chunk(dist.get_world_size())[dist.get_rank()]
+    return train(model, mine, lambda m: DistributedDataParallel(m, broadcast_buffers=False))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(("momentum", "affine"), [(0.1, True), (None, True), (0.3, False)])
+def test_equal_to_one_process(world_size, momentum, affine):
+    x_grad, gradients, buffers, y = train(*whole(momentum, affine))
+    run = launch(part, world_size, momentum, affine)
+    # Each rank's loss is the mean over its part, so its inputs' gradients are world_size times those of the whole.
+    got = torch.cat([r[0] for r in run]) / world_size
+    assert torch.allclose(got, x_grad, atol=1e-12)
+    assert torch.allclose(torch.cat([r[3] for r in run]), y, atol=1e-12)
+    for _, mine, statistics, _ in run:
+        for name, gradient in gradients.items():
+            assert torch.allclose(mine[name], gradient, atol=1e-12), name
+        for name, value in buffers.items():
+            assert torch.allclose(statistics[name], value, atol=1e-6), name
+
+
+def test_plain_batchnorm_on_parts_is_something_else():
+    """What SyncBatchNorm repairs: the same comparison fails without it."""
+
+    def without():
+        model, x = whole(0.1, True)
+        return train(model, x.chunk(2)[dist.get_rank()], DistributedDataParallel)
+
+    y = train(*whole(0.1, True))[3]
+    assert not torch.allclose(torch.cat([r[3] for r in launch(without, 2)]), y, atol=1e-3)

@@ -6,7 +6,7 @@ It draws what it is given; a lesson gives it the messages and buffers that a rea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,14 +60,14 @@ class Chunk:
     def from_powers(cls, value: float, base: int = 10) -> Chunk:
         """A sum that says who is in it: rank r began with base**r, so 1101 holds ranks 0, 2 and 3.
 
-        A contribution that was added twice shows as a digit above 1, in the text.
+        A contribution that was added twice has two stripes (and its digit is a 2).
         """
-        number, ranks, rank = round(float(value)), [], 0
-        rest = number
+        number = round(float(value))
+        ranks: list[int] = []
+        rest, rank = number, 0
         while rest > 0:
             rest, digit = divmod(rest, base)
-            if digit:
-                ranks.append(rank)
+            ranks += [rank] * digit
             rank += 1
         return cls(str(number), tuple(ranks))
 
@@ -85,14 +85,16 @@ def message_grid(
     states: over time: before step 0, after step 0, after step 1, ...; each is a list over ranks of lists of cells
     step_names: of the steps; default "step 1", "step 2", ...
     columns: panels in a row
+    Where a text is longer than five letters, every cell shows the number of its contributions instead.
     """
     frames = _frames(messages, states)
+    states = _readable(states)
     names = _names(step_names, len(states) - 1)
     units_wide, units_high = _size(messages, states)
-    columns = columns or max(1, min(len(frames), int(9 / max(1.6, 0.27 * units_wide))))
+    columns = columns or max(1, min(len(frames), int(9.4 / (0.22 * units_wide))))
     columns = min(columns, len(frames))
     rows = -(-len(frames) // columns)
-    width = min(10.0, columns * 0.42 * units_wide + 0.5)
+    width = min(9.6, columns * 0.42 * units_wide + 0.4)
     scale = (width - 0.4) / columns / units_wide  # inches of one unit
     picture, axes = figure(
         rows,
@@ -123,6 +125,7 @@ def message_step(
     frames = _frames(messages, states)
     if not 0 <= step < len(frames):
         raise ValueError(f"step is 0 (the start) to {len(frames) - 1}; got {step}")
+    states = _readable(states)
     units_wide, units_high = _size(messages, states, labels=True)
     scale = min(0.62, 7.6 / units_wide)
     picture, ax = figure(
@@ -191,11 +194,24 @@ def _cell(cell: Any) -> Chunk | None:
     return Chunk(plain_text(float(cell)))
 
 
+def _readable(states: Sequence[State]) -> list[list[list[Chunk | None]]]:
+    """Cells as Chunks. Where texts are too long for a cell, each is replaced by its number of contributions."""
+    cells = [[[_cell(c) for c in buffer] for buffer in state] for state in states]
+    every = [c for state in cells for buffer in state for c in buffer if c is not None]
+    if max((len(c.text) for c in every), default=0) > 5 and all(c.ranks for c in every):
+        cells = [
+            [[c and replace(c, text=str(len(c.ranks))) for c in buffer] for buffer in state]
+            for state in cells
+        ]
+    return cells
+
+
+def _longest(states: Sequence[State]) -> int:
+    return max((len(c.text) for s in states for r in s for c in map(_cell, r) if c), default=1)
+
+
 def _cell_width(states: Sequence[State]) -> float:
-    longest = max(
-        (len(c.text) for s in states for r in s for c in map(_cell, r) if c is not None), default=1
-    )
-    return max(1.0, 0.36 * longest)
+    return max(1.0, 0.36 * _longest(states))
 
 
 def _bulge(distance: int) -> float:
@@ -253,9 +269,7 @@ def _panel(
     ax.set_xlim(x0 - 1.25 - left - extra * bool(left), x1 + 0.25 + right + extra * bool(right))
     ax.set_ylim(high - 0.1 - _ROW / 2, -_ROW / 2 - 0.1)
     ax.set_aspect("equal")
-    letters = cell / 0.36 if cell > 1 else max(
-        2, max((len(c.text) for s in states for r in s for c in map(_cell, r) if c), default=1)
-    )  # fmt: skip
+    letters = cell / 0.36 if cell > 1 else max(2, _longest(states))
     size = float(np.clip(scale * 72 * cell / letters / 0.68, 5.0, 11.0))
     landed = {(m.dst, m.chunk) for m in arrows if m.chunk is not None}
     for rank, buffer in enumerate(state):
@@ -310,8 +324,8 @@ def _draw_arrow(ax: Axes, m: Message, left: float, right: float, words: str, siz
         FancyArrowPatch(
             (x, y0), (x, y1), arrowstyle="-|>", mutation_scale=9, lw=1.5, zorder=5,
             color=darker(rank_color(m.src), 3.0), shrinkA=0, shrinkB=0,
-            # A quadratic curve passes at half of its control point's distance.
-            connectionstyle=f"arc3,rad={2 * reach / abs(y1 - y0)}",
+            # A quadratic curve passes at half of its control point's distance; minus, since y grows downward.
+            connectionstyle=f"arc3,rad={-2 * reach / abs(y1 - y0)}",
         )
     )  # fmt: skip
     if words:

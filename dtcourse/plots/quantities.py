@@ -9,12 +9,15 @@ import matplotlib as mpl
 import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from dtcourse.plots import units
 from dtcourse.plots.style import (
     BLUE,
+    FAINT,
     GREY,
     INK,
     MARKERS,
@@ -31,6 +34,9 @@ from dtcourse.plots.style import (
     text_on,
 )
 
+# A line over bars of any colour is seen by its rim.
+_HALO = [withStroke(linewidth=2.8, foreground=PAPER)]
+
 
 def memory_bars(
     bars: Mapping[str, Mapping[str, float]],
@@ -42,12 +48,12 @@ def memory_bars(
     """Where the bytes go: a bar for each model, layout or rank, stacked from its parts, against what devices hold.
 
     bars: {"GPT-2": {"parameters": bytes, "gradients": bytes, ...}}; parts named in MEMORY_COLORS keep their colours
-    capacity: bytes of a device, or {"its name": bytes} for several; a dashed line each
+    capacity: bytes of a device, or {"its name, with its size": bytes} for several; a dashed line each
     log: totals alone on a logarithmic axis, for models of very different sizes (parts cannot be stacked on one)
     """
     _not_empty(bars, "{'model': {'parameters': bytes}}")
     lines = {} if capacity is None else capacity
-    lines = dict(lines) if isinstance(lines, Mapping) else {"device": lines}
+    lines = dict(lines) if isinstance(lines, Mapping) else {units.bytes_text(lines): lines}
     parts = list(dict.fromkeys(part for bar in bars.values() for part in bar))
     parts.sort(key=lambda p: list(MEMORY_COLORS).index(p) if p in MEMORY_COLORS else 99)
     totals = [sum(bar.values()) for bar in bars.values()]
@@ -106,9 +112,9 @@ def _capacity_lines(ax: Axes, lines: Mapping[str, float]) -> None:
     renderer = ax.figure.canvas.get_renderer()
     levels: list[float] = []  # right end, in pixels, of the last name on each level
     for name, value in sorted(lines.items(), key=lambda item: item[1]):
-        ax.axvline(value, color=INK, ls="--", lw=1.3, zorder=4)
+        ax.axvline(value, color=INK, ls="--", lw=1.3, zorder=4, path_effects=_HALO)
         text = ax.annotate(
-            f"{name}: {units.bytes_text(value)}", (value, 1), (0, 4), ha="left",
+            name, (value, 1), (0, 4), ha="left",
             xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=9,
         )  # fmt: skip
         box = text.get_window_extent(renderer)
@@ -156,7 +162,9 @@ def loss_curves(
             middle = _smoothed(middle, smooth)
         ax.plot(
             at, middle, color=color, label=label, marker=MARKERS[i % len(MARKERS)],
-            markevery=(0.02 + 0.05 * (i % 3), 0.16), ls=("-", "--", "-.")[i % 3], ms=5,
+            ls="--" if i % 2 else "-", ms=5,
+            # A few markers, at other places on each curve: two curves that lie on one another are both seen.
+            markevery=(i * len(at) // 24 % max(1, len(at) // 8), max(1, len(at) // 8)),
         )  # fmt: skip
     if log:
         ax.set_yscale("log")
@@ -231,7 +239,7 @@ def bytes_by_rank(
     for label, value in lines.items():
         if value is not None:
             top = max(top, value)
-            ax.axhline(value, color=INK, ls="--", lw=1.2, zorder=5)
+            ax.axhline(value, color=INK, ls="--", lw=1.2, zorder=5, path_effects=_HALO)
             ax.annotate(
                 f"{label} formula\n{write(value)}".strip(), (1, value), (6, 0), va="center",
                 xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8.5,
@@ -297,6 +305,14 @@ def curves(
     _unit_axis(ax, "y", y_unit, log_y)
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
+    if set(lines) & set(points):
+        legend_below(
+            picture,
+            [
+                Line2D([], [], color=FAINT, ls="", marker="o", label="measured"),
+                Line2D([], [], color=FAINT, marker="", label="predicted"),
+            ],
+        )
     label_lines(ax)
     return picture
 
@@ -344,7 +360,7 @@ def bars(
             bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
         )  # fmt: skip
     if reference is not None:
-        ax.axvline(reference, color=INK, ls="--", lw=1.2)
+        ax.axvline(reference, color=INK, ls="--", lw=1.2, path_effects=_HALO)
     ax.set_yticks(y, list(map(str, values)))
     ax.set_ylim(len(values) - 0.45, -0.55)
     most = max(high.max(), reference or 0, 0)
@@ -386,7 +402,8 @@ def heatmap(
                 f"{name} has {len(ticks)} entries for {n} of the matrix {values.shape}"
             )
     annotate = max(rows, columns) <= 12 if annotate is None else annotate
-    write = fmt.format if fmt else units.formatter(unit if unit in _UNITS else None)
+    tick_unit = unit if unit in _UNITS else None
+    write = fmt.format if fmt else units.formatter(tick_unit)
     texts = [["" if np.isnan(v) else write(v) for v in row] for row in values]
     letters = max([len(t) for row in texts for t in row] + [3]) if annotate else 0
     width = float(np.clip(1.9 + columns * max(0.42, 0.092 * letters), 3.6, 9.0))
@@ -402,8 +419,11 @@ def heatmap(
         linewidths=0.6 if max(rows, columns) <= 40 else 0, linecolor=PAPER,
         xticklabels=list(map(str, xticks)) if xticks is not None else "auto",
         yticklabels=list(map(str, yticks)) if yticks is not None else "auto",
-        cbar_kws={"format": FuncFormatter(lambda v, _: units.formatter(unit if unit in _UNITS else None)(v)),
-                  "label": "" if unit in _UNITS else unit},
+        cbar_kws={
+            "format": FuncFormatter(lambda v, _: units.formatter(tick_unit)(v)),
+            "ticks": _BinaryLocator() if unit == "bytes" else MaxNLocator(6),
+            "label": "" if unit in _UNITS else unit,
+        },
     )  # fmt: skip
     for text in ax.texts:  # the best of ink and paper on the cell's own colour
         column, row = (int(v) for v in text.get_position())

@@ -193,7 +193,7 @@ def set_title(picture: Figure, title: str) -> None:
 def legend_below(picture: Picture, handles: Sequence[Any]) -> None:
     """A legend under everything else, where it covers nothing."""
     if handles:
-        per_row = max(1, int(picture.get_size_inches()[0] / 1.45))
+        per_row = max(1, int(picture.get_size_inches()[0] / 1.3))
         picture.legend(
             handles=list(handles),
             loc="outside lower left",

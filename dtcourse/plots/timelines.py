@@ -76,7 +76,7 @@ def timelines(
         name: _rows(t, _chosen(t, ranks, kinds), start, end) for name, t in timelines.items()
     }
     heights = [max(2, len(rows)) for rows in layouts.values()]
-    row = 0.34 if sum(heights) <= 24 else 0.2
+    row = 0.34 if sum(heights) <= 8 else 0.26 if sum(heights) <= 16 else 0.2
     picture, axes = figure(
         len(layouts),
         1,

@@ -72,7 +72,9 @@ class EmulatedNetwork:
                 ) from None
             object.__setattr__(self, "between", EmulatedNetwork(latency, bandwidth))
         elif self.between.node_size is not None:
-            raise ValueError("the network between nodes has no nodes of its own: leave out its node_size")
+            raise ValueError(
+                "the network between nodes has no nodes of its own: leave out its node_size"
+            )
 
     def crosses(self, src: int, dst: int) -> bool:
         """Whether a message from rank `src` to rank `dst` leaves its node."""
@@ -157,7 +159,9 @@ def sleep_until(moment: float) -> None:
         time.sleep(rest)
 
 
-def percentiles(seconds: Sequence[float], at: Sequence[float] = (5, 50, 95, 99)) -> dict[float, float]:
+def percentiles(
+    seconds: Sequence[float], at: Sequence[float] = (5, 50, 95, 99)
+) -> dict[float, float]:
     """Percentiles of measured times, by linear interpolation: {5: ..., 50: the median, 95: ..., 99: ...}."""
     if not seconds:
         raise ValueError("no times to take percentiles of")

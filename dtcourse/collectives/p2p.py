@@ -1,48 +1,68 @@
 """Send and receive: the only place where a message leaves a rank.
 
 Every algorithm of this package is built on the six functions below, and on nothing else. So what a collective costs
-is counted here (`traffic`), what it did is recorded here (`events`), and an emulated link is slow here (`network`).
+is counted here (`traffic`), what it did is recorded here (`events`), and an emulated link is slow here (`network`);
+channel.py does that.
 
 Ranks are *group ranks*: 0 .. size(group) - 1, whatever the ranks are in the default group.
 `group=None` is the default group. A group may be one of torch's or one of ours (`launch(fn, 4, backend="ring")`).
 
-Tensors are sent as they are: a message has to be received into a tensor of the same shape and dtype.
-Both must be dense and contiguous (a slice along the first dimension is; a column is not).
+A message has to be received, by one of these functions, into a tensor of the same dtype and number of elements;
+otherwise the two ends wait for each other. Tensors must be contiguous (rows of a matrix are; a column is not).
 
     work = p2p.isend(x, dst=1)             # returns at once; x must not change before work.wait()
     work = p2p.irecv(y, src=0)             # returns at once; y holds the message after work.wait()
     p2p.exchange(x, right, y, left)        # send and receive at the same time: what a ring does in each step
+
+`with p2p.operation("all_reduce"):` (also a decorator) names what the messages inside belong to, for the counters.
 """
 
 from __future__ import annotations
+
+import weakref
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
+from dtcourse.collectives import torch_private
+from dtcourse.collectives.channel import Channel
+from dtcourse.collectives.traffic import operation
+
+__all__ = [
+    "exchange",
+    "irecv",
+    "isend",
+    "operation",
+    "rank",
+    "recv",
+    "send",
+    "size",
+]
+
 
 def rank(group: ProcessGroup | None = None) -> int:
     """This process's rank in `group`, from 0."""
-    return _resolve(group).rank()
+    return channel(group).rank
 
 
 def size(group: ProcessGroup | None = None) -> int:
     """Number of ranks in `group`."""
-    return _resolve(group).size()
+    return channel(group).size
 
 
 def isend(tensor: torch.Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> Work:
     """Start sending `tensor` to group rank `dst`. The tensor must stay unchanged until `wait()` returns."""
-    pg = _resolve(group)
-    _check(tensor, dst, pg, "dst")
-    return pg.send([tensor], dst, tag)
+    end = channel(group)
+    _check(tensor, dst, end, "dst")
+    return end.isend(tensor, dst, tag)
 
 
 def irecv(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None, tag: int = 0) -> Work:
     """Start receiving from group rank `src` into `tensor`, which holds the message after `wait()`."""
-    pg = _resolve(group)
-    _check(tensor, src, pg, "src")
-    return pg.recv([tensor], src, tag)
+    end = channel(group)
+    _check(tensor, src, end, "src")
+    return end.irecv(tensor, src, tag)
 
 
 def send(tensor: torch.Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> None:
@@ -64,27 +84,53 @@ def exchange(
     tag: int = 0,
 ) -> None:
     """Send to `dst` and receive from `src` at the same time; `dst` and `src` may be the same rank."""
-    sending = isend(send_tensor, dst, group, tag)
-    irecv(recv_tensor, src, group, tag).wait()
+    end = channel(group)
+    _check(send_tensor, dst, end, "dst")
+    _check(recv_tensor, src, end, "src")
+    receiving = end.irecv(
+        recv_tensor, src, tag
+    )  # posted first, so that the message finds its buffer
+    sending = end.isend(send_tensor, dst, tag)
+    receiving.wait()
     sending.wait()
 
 
-def _resolve(group: ProcessGroup | None) -> ProcessGroup:
+# Channels of torch's own groups, made when first used. Ours bring theirs.
+_channels: weakref.WeakKeyDictionary[ProcessGroup, Channel] = weakref.WeakKeyDictionary()
+
+
+def channel(group: ProcessGroup | None = None) -> Channel:
+    """This rank's end of `group`."""
     if group is None:
         group = dist.group.WORLD
         if group is None:
-            raise ValueError("no default process group: call dist.init_process_group, or run under launch")
-    return group
+            raise ValueError(
+                "no default process group: call dist.init_process_group, or run under launch"
+            )
+    own = getattr(group, "channel", None)
+    if own is not None:
+        return own
+    known = _channels.get(group) if isinstance(group, ProcessGroup) else None
+    if known is None:
+        if not isinstance(group, ProcessGroup):
+            raise ValueError(
+                f"rank {dist.get_rank()} is not in the group (new_group gave it {group!r}): "
+                "only the group's members may take part"
+            )
+        on_gpu = torch_private.gpu_backend_of(group)
+        ranks = dist.get_process_group_ranks(group)
+        known = _channels[group] = Channel(group, group.rank(), ranks, gpu=on_gpu)
+    return known
 
 
-def _check(tensor: torch.Tensor, peer: int, pg: ProcessGroup, role: str) -> None:
-    if not 0 <= peer < pg.size() or peer == pg.rank():
+def _check(tensor: torch.Tensor, peer: int, end: Channel, role: str) -> None:
+    if not 0 <= peer < end.size or peer == end.rank:
         raise ValueError(
-            f"{role}={peer} on rank {pg.rank()} of a group of {pg.size()}: "
-            f"it must be another rank of the group, 0 to {pg.size() - 1}"
+            f"{role}={peer} on rank {end.rank} of a group of {end.size}: "
+            f"it must be another rank of the group, 0 to {end.size - 1}"
         )
     if not tensor.is_contiguous():
         raise ValueError(
-            f"rank {pg.rank()}: a message must be contiguous, got shape {tuple(tensor.shape)} "
+            f"rank {end.rank}: a message must be contiguous, got shape {tuple(tensor.shape)} "
             f"with strides {tensor.stride()}; call .contiguous() first"
         )

@@ -95,7 +95,14 @@ OTHER_METHODS = frozenset(
 )
 
 # The fields of the argument with which torch calls a backend's creator (register_backend(..., extended_api=True)).
-CREATOR_FIELDS = ("store", "group_rank", "group_size", "timeout", "group_id", "global_ranks_in_group")
+CREATOR_FIELDS = (
+    "store",
+    "group_rank",
+    "group_size",
+    "timeout",
+    "group_id",
+    "global_ranks_in_group",
+)
 
 
 def gloo_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
@@ -110,6 +117,21 @@ def nccl_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> A
     options = c10d.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return c10d.ProcessGroupNCCL(store, rank, size, options)
+
+
+def torch_group(name: str, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """One of torch's own groups ("gloo" or "nccl"), as init_process_group would form it, but in no registry."""
+    group = dist.ProcessGroup(store, rank, size)
+    if name == "gloo":
+        kind, backend = dist.ProcessGroup.BackendType.GLOO, gloo_group(store, rank, size, timeout)
+        devices = ["cpu", "cuda"]
+    else:
+        kind, backend = dist.ProcessGroup.BackendType.NCCL, nccl_group(store, rank, size, timeout)
+        devices = ["cuda"]
+    group._set_default_backend(kind)
+    for device in devices:
+        group._register_backend(torch.device(device), kind, backend)
+    return group
 
 
 def attach(group: dist.ProcessGroup, device: torch.device, inner: Any) -> None:
@@ -129,13 +151,20 @@ def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
         return None
 
 
-def is_nccl(backend: Any) -> bool:
-    return c10d.is_nccl_available() and isinstance(backend, c10d.ProcessGroupNCCL)
+def gpu_backend_of(group: dist.ProcessGroup) -> Any:
+    """The NCCL backend of one of torch's groups, or None where it has none. unverified with a GPU."""
+    if not c10d.is_nccl_available():
+        return None
+    for kind in group._device_types:
+        backend = backend_of(group, kind)
+        if isinstance(backend, c10d.ProcessGroupNCCL):
+            return backend
+    return None
 
 
-def is_python_group(group: Any) -> bool:
-    """Whether a group is implemented in Python: one of ours, and not torch's own class."""
-    return type(group) is not dist.ProcessGroup and isinstance(group, dist.ProcessGroup)
+def own_client(store: dist.Store) -> dist.Store:
+    """The same store by a connection of its own, so that one thread's long wait holds up no other's."""
+    return store.clone()
 
 
 # --- where we are ----------------------------------------------------------------------------------------------

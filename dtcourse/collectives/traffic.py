@@ -96,9 +96,7 @@ class Traffic:
         peer: int | None = None,
     ) -> int:
         """Bytes of payload sent, by one rank or by all (rank=None); peer is whom they went to."""
-        chosen = self.select(
-            rank=rank, operation=operation, phase=phase, peer=peer, direction=SENT
-        )
+        chosen = self.select(rank=rank, operation=operation, phase=phase, peer=peer, direction=SENT)
         return sum(row.bytes for row in chosen)
 
     def messages_sent(
@@ -108,9 +106,7 @@ class Traffic:
         phase: str | None = None,
         peer: int | None = None,
     ) -> int:
-        chosen = self.select(
-            rank=rank, operation=operation, phase=phase, peer=peer, direction=SENT
-        )
+        chosen = self.select(rank=rank, operation=operation, phase=phase, peer=peer, direction=SENT)
         return sum(row.messages for row in chosen)
 
     def bytes_received(
@@ -154,7 +150,9 @@ class Traffic:
     @property
     def operations(self) -> list[str]:
         """Names of the operations, in the order in which they were first used."""
-        return list(dict.fromkeys([r.operation for r in self.rows] + [o for _, o, _ in self._calls]))
+        return list(
+            dict.fromkeys([r.operation for r in self.rows] + [o for _, o, _ in self._calls])
+        )
 
     def matrix(self) -> list[list[int]]:
         """bytes[src][dst] over all pairs of ranks; only where messages were counted exactly."""

@@ -1,0 +1,223 @@
+"""One rank's end of a group: where its messages go out and come in. `p2p` is the way to use it.
+
+A message carries no header that says what it is, so the two ends agree on that beforehand, in its tag: a number made of
+the sender's tag, the number of elements, the dtype and the operation that it belongs to. gloo delivers a message only to
+a receive with the same number, so ten floats never land in a buffer for twelve, nor a broadcast's in an all_reduce: where
+ranks disagree they wait, and guard.py finds out why. (gloo itself ends the process when a message is longer than
+its buffer, and says nothing when it is shorter. NCCL has no tags: there, such mistakes stay the user's.)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dtcourse import device, events
+from dtcourse.collectives import device_transport, network, traffic
+from dtcourse.collectives.guard import Guard
+from dtcourse.collectives.traffic import Label
+
+# Numbers for dtypes, the same in every process.
+_DTYPES = {
+    dtype: number
+    for number, dtype in enumerate(
+        sorted((d for d in vars(torch).values() if isinstance(d, torch.dtype)), key=str)
+    )
+}
+_HEADER = 0x48  # goes into the tag of the note that precedes a message on an emulated network
+
+
+class Channel:
+    """Sends and receives for one group on one rank.
+
+    host:  what carries tensors in host memory: a ProcessGroup or a backend, whose send and recv are called
+    gpu:   what carries tensors on GPUs, or None: then they travel through host memory
+    guard: turns broken connections into reports; None for torch's own groups
+    """
+
+    def __init__(
+        self,
+        host: Any,
+        rank: int,
+        global_ranks: Sequence[int],
+        gpu: Any = None,
+        guard: Guard | None = None,
+    ) -> None:
+        self.host, self.gpu, self.guard = host, gpu, guard
+        self.rank, self.size = rank, len(global_ranks)
+        self.global_ranks = tuple(global_ranks)
+
+    def isend(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> Any:
+        return self._start("send", tensor, dst, tag)
+
+    def irecv(self, tensor: torch.Tensor, src: int | None, tag: int = 0) -> Any:
+        """src=None receives from whoever sends first."""
+        return self._start("recv", tensor, src, tag)
+
+    def _start(self, kind: str, tensor: torch.Tensor, peer: int | None, tag: int) -> Any:
+        if self.guard is not None and self.guard.failure is not None:
+            raise self.guard.failure
+        label = traffic.in_operation()
+        salt = label.salt if label is not None else 0
+        wire = hash((tag, salt, tensor.numel(), _DTYPES[tensor.dtype])) & 0x3FFFFFFF
+        ports = network.ports()
+        counted = traffic.active()
+        started = self._post(kind, tensor, peer, wire)
+        if self.guard is None and ports is None and not counted and not events.recording():
+            return started  # torch's own Work: nothing in between
+        if label is None:
+            label = Label(kind, traffic.current_phase())
+            traffic.called(label)
+        return Message(self, kind, tensor, peer, tag, wire, label, started, ports)
+
+    def _post(self, kind: str, tensor: torch.Tensor, peer: int | None, wire: int) -> Any:
+        try:
+            if device.is_gpu(tensor.device):
+                return device_transport.start(kind, tensor, peer, wire, self.host, self.gpu)
+            if kind == "send":
+                return self.host.send([tensor], peer, wire)
+            if peer is None:
+                return self.host.recv_anysource([tensor], wire)
+            return self.host.recv([tensor], peer, wire)
+        except RuntimeError as error:  # a connection that is already closed
+            raise self.explain(error, peer, kind) from None
+
+    def explain(self, error: BaseException, peer: int | None, what: str) -> BaseException:
+        return error if self.guard is None else self.guard.lost(error, peer, what)
+
+    def global_rank(self, peer: int) -> int:
+        return self.global_ranks[peer]
+
+
+class Message(dist.Work):
+    """A message under way: counted when it is posted, recorded and (on an emulated network) held back in wait()."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        kind: str,
+        tensor: torch.Tensor,
+        peer: int | None,
+        tag: int,
+        wire: int,
+        label: Label,
+        started: Any,
+        ports: network.Ports | None,
+    ) -> None:
+        super().__init__()
+        self._channel, self._kind, self._tensor = channel, kind, tensor
+        self._peer, self._tag, self._label, self._started = peer, tag, label, started
+        self._ports = ports
+        self._begun = time.monotonic()
+        self._done = False
+        self._error: BaseException | None = None
+        self._due = 0.0
+        nbytes = tensor.numel() * tensor.element_size()
+        if kind == "send":
+            traffic.sent(label, channel.global_rank(peer), nbytes)
+        elif peer is not None:
+            traffic.received(label, channel.global_rank(peer), nbytes)
+        if ports is not None:
+            # The note with the arrival time travels beside the message. It belongs to the emulation: not counted.
+            note = torch.zeros(1, dtype=torch.float64)
+            noted = hash((_HEADER, wire)) & 0x3FFFFFFF
+            if kind == "send":
+                self._due, arrival = ports.send(nbytes, channel.global_rank(peer))
+                note.fill_(arrival)
+                self._note_started = channel._post("send", note, peer, noted)
+            elif peer is not None:
+                self._note_started = channel._post("recv", note, peer, noted)
+            else:
+                self._note_started = None  # posted in wait(), when it is known who sends
+            self._note, self._noted = note, noted
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Returns when the tensor may be changed (send) or holds the message (recv)."""
+        if self._error is not None:
+            raise self._error
+        if self._done:
+            return True
+        guard = self._channel.guard
+        alone = (
+            guard is not None and self._label.salt == 0
+        )  # in a collective, the whole of it is under guard
+        if alone:
+            guard.begin(*self._place())
+        try:
+            self._wait(timeout)
+        except RuntimeError as error:
+            what = f"{self._kind} in {self._label.operation}" if self._label.salt else self._kind
+            self._error = self._channel.explain(error, self._peer, what)
+            raise self._error from None
+        finally:
+            if alone:
+                guard.end()
+        self._done = True
+        events.add(
+            self._kind,
+            "communication",
+            self._begun,
+            time.monotonic(),
+            bytes=self._nbytes,
+            lane="messages",
+            detail=self._detail(),
+        )
+        return True
+
+    def _wait(self, timeout: timedelta | None) -> None:
+        for work in (self._started, getattr(self, "_note_started", None)):
+            if work is not None:
+                work.wait(timeout) if timeout else work.wait()
+        if self._peer is None:
+            self._peer = self._started._source_rank()
+            traffic.received(self._label, self._channel.global_rank(self._peer), self._nbytes)
+        if self._ports is None:
+            return
+        if self._kind == "recv":
+            if self._note_started is None:
+                self._channel._post("recv", self._note, self._peer, self._noted).wait()
+            src = self._channel.global_rank(self._peer)
+            self._due = self._ports.receive(self._nbytes, src, self._note.item())
+        network.sleep_until(self._due)
+
+    @property
+    def _nbytes(self) -> int:
+        return self._tensor.numel() * self._tensor.element_size()
+
+    def _place(self) -> tuple[str, str]:
+        """Where, and for what, this end waits: the other end's words must be the same."""
+        channel, guard = self._channel, self._channel.guard
+        assert guard is not None
+        peer = "any rank" if self._peer is None else guard.name(self._peer)
+        me = guard.name(channel.rank)
+        src, dst = (me, peer) if self._kind == "send" else (peer, me)
+        dtype = str(self._tensor.dtype).removeprefix("torch.")
+        return (
+            f"a message from {src} to {dst} with tag {self._tag}",
+            f"{self._tensor.numel()} {dtype}",
+        )
+
+    def _detail(self) -> dict[str, Any]:
+        """For pictures: which part of which operation this was. The offset is in elements of the tensor's storage."""
+        assert self._peer is not None
+        return {
+            "operation": self._label.operation,
+            "phase": self._label.phase,
+            "peer": self._channel.global_rank(self._peer),
+            "tag": self._tag,
+            "offset": self._tensor.storage_offset(),
+            "elements": self._tensor.numel(),
+        }
+
+    def is_completed(self) -> bool:
+        return self._done or (self._started.is_completed() and time.monotonic() >= self._due)
+
+    def _source_rank(self) -> int:
+        """The group rank that a message came from (dist.recv with src=None asks for it)."""
+        assert self._peer is not None
+        return self._peer

@@ -1,0 +1,210 @@
+"""A failure on one rank raises on all: no rank is left waiting for a message that will never come.
+
+Three things can go wrong, and each ends in the same way.
+
+- A collective raises on one rank. That rank writes what happened into the store that formed the group, and closes
+  its connections. Every rank that waits for it sees the connection close, reads the store, closes its own
+  connections in turn and raises, so the news reaches whoever waits for anybody who waits for the failed rank.
+- A rank dies. Its connections close by themselves; the first to notice writes into the store whom it lost.
+- The ranks disagree: other shapes, other dtypes, another operation, a call left out. No message of one operation can
+  be received by another (channel.py sees to that), so they wait. A rank that has waited for a second writes into the
+  store in what; when two ranks turn out to wait in different calls at the same place, all raise ValueError with both.
+
+The first report wins, and everyone raises that one. A group that has failed stays failed. It costs nothing while all
+goes well: the store is asked only by a rank that has already waited for a second.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+PATIENCE = 1.0  # seconds of waiting before a rank asks the others what they wait in
+TICK = 0.25
+_CLOSING_TAG = 0x7FFFFFFF  # channel.py uses smaller ones
+
+
+class PeerFailure(dist.DistBackendError):
+    """Another rank failed in a collective that this rank took part in. A RuntimeError."""
+
+
+class Guard:
+    """Watches over one group on one rank.
+
+    inner: the backend whose connections are closed when the group fails
+    store: shared by the group's ranks; global_ranks: their ranks in the default group, for messages
+    """
+
+    def __init__(
+        self, inner: Any, store: dist.Store, rank: int, size: int, global_ranks: list[int]
+    ) -> None:
+        self.failure: BaseException | None = None
+        self.rank, self.size = rank, size
+        self.global_ranks = global_ranks
+        self._inner = inner
+        self._store = store
+        self._lock = threading.RLock()
+        self._waits: dict[int, _Wait] = {}  # by thread
+        self._closed = False
+        _watch(self)
+
+    def name(self, rank: int) -> str:
+        """How a message names a group rank: by its rank in the default group."""
+        return f"rank {self.global_ranks[rank]}"
+
+    # --- waiting ---
+
+    def begin(self, place: str, what: str) -> None:
+        """This thread begins what may wait for other ranks.
+
+        place: the same on all ranks that ought to meet here ("operation 5", "messages from rank 0 to rank 1")
+        what:  what must then be the same on all of them ("all_reduce of 10 float32")
+        """
+        self._waits[threading.get_ident()] = _Wait(place, what, time.monotonic())
+
+    def end(self) -> None:
+        wait = self._waits.pop(threading.get_ident(), None)
+        if wait is not None and wait.published:
+            try:
+                self._store.delete_key(self._key(wait.place, self.rank))
+            except RuntimeError:
+                pass
+
+    # --- failing ---
+
+    def fail(self, error: BaseException, what: str) -> BaseException:
+        """This rank failed in `what`. Tells the others, and returns what to raise here."""
+        with self._lock:
+            if self.failure is None:
+                text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                self._report("failed", f"{self.name(self.rank)} failed in {what}: {text}")
+                self.failure = error
+            self.close()
+            return self.failure
+
+    def lost(self, error: BaseException, peer: int | None, what: str) -> BaseException:
+        """The connection to `peer` broke during `what`. Finds out why, and returns what to raise here."""
+        with self._lock:
+            if self.failure is None:
+                whom = "another rank" if peer is None else self.name(peer)
+                first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+                how = "waited in vain for" if "imed out" in first_line else "lost"
+                report = self._report(
+                    "lost", f"{self.name(self.rank)} {how} {whom} in {what} ({first_line})"
+                )
+                self.failure = self._as_error(report)
+            self.close()
+            return self.failure
+
+    def disagree(self, text: str) -> None:
+        """The ranks are not in the same call."""
+        with self._lock:
+            if self.failure is None:
+                self.failure = self._as_error(self._report("disagree", text))
+            self.close()
+
+    def _report(self, kind: str, text: str) -> dict[str, str]:
+        """Writes this rank's report, if it is the first, and returns the first."""
+        mine = json.dumps({"kind": kind, "text": text})
+        try:
+            return json.loads(self._store.compare_set("failure", "", mine))
+        except (RuntimeError, ValueError):  # the store went down together with its rank
+            return json.loads(mine)
+
+    @staticmethod
+    def _as_error(report: dict[str, str]) -> BaseException:
+        if report["kind"] == "disagree":
+            return ValueError(report["text"])
+        return PeerFailure(f"the collective was given up: {report['text']}")
+
+    def close(self) -> None:
+        """Closes all connections of this rank, so that whoever waits on them, here or there, is woken.
+
+        gloo closes them when a wait passes its time limit; this is such a wait.
+        """
+        if self._closed or self.size < 2:
+            return
+        self._closed = True
+        nothing = torch.empty(1, dtype=torch.uint8)
+        try:
+            work = self._inner.recv([nothing], (self.rank + 1) % self.size, _CLOSING_TAG)
+            work.wait(timedelta(milliseconds=1))
+        except RuntimeError:
+            pass
+
+    # --- finding out who disagrees ---
+
+    def check(self) -> None:
+        """Called by the watching thread."""
+        if self.failure is not None or self.size < 2:
+            return
+        now = time.monotonic()
+        for wait in list(self._waits.values()):
+            if now - wait.since < PATIENCE:
+                continue
+            if not wait.published:
+                wait.published = True
+                self._store.set(self._key(wait.place, self.rank), wait.what)
+                continue
+            others = self._others(wait)
+            if len(others) > 1 and len(set(others.values())) > 1:
+                if not wait.suspicious:  # once more, for the ranks that are about to write
+                    wait.suspicious = True
+                    continue
+                lines = [f"{self.name(r)}: {what}" for r, what in sorted(others.items())]
+                self.disagree(f"the ranks disagree on {wait.place}: " + "; ".join(lines))
+                return
+
+    def _others(self, wait: _Wait) -> dict[int, str]:
+        found = {self.rank: wait.what}
+        for rank in range(self.size):
+            key = self._key(wait.place, rank)
+            if rank != self.rank and self._store.check([key]):
+                found[rank] = self._store.get(key).decode()
+        return found
+
+    @staticmethod
+    def _key(place: str, rank: int) -> str:
+        return f"waiting/{place}/{rank}"
+
+
+class _Wait:
+    __slots__ = ("place", "published", "since", "suspicious", "what")
+
+    def __init__(self, place: str, what: str, since: float) -> None:
+        self.place, self.what, self.since = place, what, since
+        self.published = self.suspicious = False
+
+
+# One thread watches over all groups of the process. It sleeps; it asks the store only for a rank that waits.
+_watched: weakref.WeakSet[Guard] = weakref.WeakSet()
+_watcher: threading.Thread | None = None
+
+
+def _watch(guard: Guard) -> None:
+    global _watcher
+    _watched.add(guard)
+    if _watcher is None:
+        _watcher = threading.Thread(target=_loop, daemon=True, name="dtcourse-guard")
+        _watcher.start()
+
+
+def unwatch(guard: Guard) -> None:
+    _watched.discard(guard)
+
+
+def _loop() -> None:
+    while True:
+        time.sleep(TICK)
+        for guard in list(_watched):
+            try:
+                guard.check()
+            except RuntimeError:  # the store is gone: the group ends, or its connections will tell
+                unwatch(guard)

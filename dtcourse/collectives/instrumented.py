@@ -1,0 +1,203 @@
+"""torch's own backends, watched: the data is left to gloo or NCCL, and what passes is counted, recorded and slowed.
+
+launch(record=True) and launch(network=...) put this around gloo and NCCL. It sees every call, also those that DDP and
+FSDP make from C++, but no message inside of them. So it counts the *algorithmic* volume (traffic.algorithmic_bytes),
+and on an emulated network it holds a collective's end back until
+
+    the last rank's call + what a flat algorithm takes on these links (EmulatedNetwork.collective_seconds)
+
+or later, where the rank's port is still busy with the one before. The ranks learn the last call's moment by a second,
+tiny all-reduce of the inner group. Messages (send and recv) are exact in both respects, as everywhere.
+
+Calls on GPU tensors are only queued on the device: they go straight to the inner group, are counted, and recorded as
+the time in which they were queued; they are not slowed. unverified: written without a GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dtcourse import device, events
+from dtcourse.collectives import network, torch_private, traffic
+from dtcourse.collectives.channel import Channel
+from dtcourse.collectives.traffic import Label
+from dtcourse.collectives.work import CollectiveWork, Worker
+
+# torch's method, and what it is called in counts and events. Its first argument is where the result will be.
+_METHODS = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "all_gather_single": "all_gather",
+    "all_gather_single_coalesced": "all_gather",
+    "_allgather_base": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_single_coalesced": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "gather": "gather",
+    "scatter": "scatter",
+    "alltoall": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "barrier": "barrier",
+}
+
+
+class InstrumentedGroup(dist.ProcessGroup):
+    """One of torch's groups ("gloo" or "nccl"), seen from outside. `inner` does the work."""
+
+    def __init__(
+        self,
+        backend: str,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        global_ranks: list[int],
+    ) -> None:
+        super().__init__(rank, size)
+        self.backend, self.store = backend, store
+        self.global_ranks = global_ranks
+        self.inner = torch_private.torch_group(backend, store, rank, size, timeout)
+        for kind in self.inner._device_types:
+            torch_private.attach(self, kind, torch_private.backend_of(self.inner, kind))
+        gpu = torch_private.gpu_backend_of(self.inner)
+        self.channel = Channel(self.inner, rank, global_ranks, gpu)
+        self._worker = Worker(f"{backend}-{'-'.join(map(str, global_ranks[:8]))}")
+
+    def _watched(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = _METHODS[method]
+        label = Label(name, traffic.current_phase())
+        tensors = _tensors(args)
+        results = _tensors(args[:1])
+        nbytes = _size(name, args, self.size())
+        traffic.called(label)
+        if traffic.active():
+            traffic.algorithmic(label, traffic.algorithmic_bytes(name, nbytes, self.size()))
+        call = getattr(self.inner, method)
+        detail = {"phase": label.phase, "backend": self.backend}
+        if self.backend == "nccl" or any(device.is_gpu(t.device) for t in tensors):
+            with events.span(
+                name, "communication", bytes=nbytes, lane="collectives", detail=detail
+            ):
+                return call(*args, **kwargs)
+        called_at = time.monotonic()
+
+        def collective(_: int) -> None:
+            begun = time.monotonic()
+            ports = network.ports()
+            if ports is None or self.size() == 1:
+                call(*args, **kwargs).wait()
+            else:
+                self._slowly(ports, name, nbytes, called_at, lambda: call(*args, **kwargs).wait())
+            events.add(
+                name,
+                "communication",
+                begun,
+                time.monotonic(),
+                bytes=nbytes,
+                lane="collectives",
+                detail=detail,
+            )
+
+        options = args[-1] if args else kwargs.get("opts")
+        now = getattr(kwargs.get("opts", options), "asyncOp", True) is False
+        return self._worker.submit(CollectiveWork(name, results), collective, now)
+
+    def _slowly(
+        self,
+        ports: network.Ports,
+        name: str,
+        nbytes: int,
+        called_at: float,
+        call: Callable[[], Any],
+    ) -> None:
+        moment = torch.tensor([called_at], dtype=torch.float64)
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX
+        self.inner.allreduce([moment], options).wait()
+        call()
+        crosses = any(
+            ports.network.crosses(self.global_ranks[0], other) for other in self.global_ranks
+        )
+        seconds = ports.network.collective_seconds(name, nbytes, self.global_ranks)
+        network.sleep_until(ports.occupy(moment.item(), seconds, crosses))
+
+    # --- messages ---
+
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
+        return self.channel.isend(tensors[0], dst, tag)
+
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
+        return self.channel.irecv(tensors[0], src, tag)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
+        return self.channel.irecv(tensors[0], None, tag)
+
+    # --- the group itself ---
+
+    def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
+        self.inner.monitored_barrier(*args, **kwargs)
+
+    def getBackendName(self) -> str:
+        return self.backend
+
+    def get_group_store(self) -> dist.Store:
+        return self.store
+
+    def shutdown(self) -> None:
+        self._worker.stop()
+        self.inner.shutdown()
+
+    def abort(self) -> None:
+        self.inner.abort()
+
+
+def _method(method: str) -> Callable[..., Any]:
+    def watched(self: InstrumentedGroup, *args: Any, **kwargs: Any) -> Any:
+        return self._watched(method, args, kwargs)
+
+    watched.__name__ = watched.__qualname__ = method
+    return watched
+
+
+for _name in _METHODS:
+    setattr(InstrumentedGroup, _name, _method(_name))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """All tensors in nested lists."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [t for item in value for t in _tensors(item)]
+    return []
+
+
+def _size(name: str, args: tuple[Any, ...], ranks: int) -> int:
+    """The collective's size in bytes, as traffic.algorithmic_bytes defines it."""
+
+    def nbytes(value: Any) -> int:
+        return sum(t.numel() * t.element_size() for t in _tensors(value))
+
+    if name == "barrier":
+        return 0
+    if name in ("all_reduce", "broadcast", "reduce"):
+        return nbytes(args[0])
+    if name == "gather":
+        return nbytes(args[1]) * ranks
+    if name == "scatter":
+        return nbytes(args[0]) * ranks
+    return nbytes(args[0]) if name == "all_gather" else nbytes(args[1])

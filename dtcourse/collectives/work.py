@@ -1,0 +1,157 @@
+"""Asynchronous collectives: one worker thread a group, which runs them in the order in which they were called.
+
+`dist.all_reduce(x, async_op=True)` returns a Work at once and the worker does the rest, while the caller computes:
+the worker spends its time inside gloo or asleep, and both let go of Python's lock. A call that would be waited for
+at once anyway (async_op=False) runs in the caller's own thread where nothing is queued before it, which saves two
+changes of thread.
+
+A Work that failed raises from `wait()`, and from the Future that DDP's C++ waits on.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dtcourse import events
+from dtcourse.collectives import torch_private
+
+
+class CollectiveWork(dist.Work):
+    """The handle of one collective. `tensors` are what it leaves its result in."""
+
+    def __init__(self, name: str, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.name = name
+        self._tensors = tensors
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._future: torch.futures.Future | None = None
+        self._trigger: Callable[[BaseException | None], None] | None = None
+
+    def finish(self, error: BaseException | None = None) -> None:
+        with self._lock:
+            self._error = error
+            self._done.set()
+            trigger = self._trigger
+        if trigger is not None:
+            trigger(error)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Returns when the result is there. Raises what the collective raised, on this rank or on another."""
+        if not self._done.is_set():
+            seconds = timeout.total_seconds() if timeout else None
+            with events.span(f"wait for {self.name}", "wait"):
+                done = self._done.wait(seconds or None)
+            if not done:
+                raise RuntimeError(f"{self.name} was not done after {seconds:g} s")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def get_future(self) -> torch.futures.Future:
+        with self._lock:
+            if self._future is None:
+                self._future, self._trigger = torch_private.future_of(self._tensors)
+                trigger = self._trigger if self._done.is_set() else None
+            else:
+                trigger = None
+        if trigger is not None:
+            trigger(self._error)
+        return self._future
+
+    def is_completed(self) -> bool:
+        return self._done.is_set()
+
+    def is_success(self) -> bool:
+        return self._done.is_set() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        self.wait()
+        return self._tensors
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+
+class Worker:
+    """Runs functions one after the other, in the order of `submit`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()  # held while a function runs, in whichever thread
+        self._pending = 0
+        self._count = 0
+        self._thread: threading.Thread | None = None
+
+    def submit(
+        self, work: CollectiveWork, function: Callable[[int], Any], now: bool
+    ) -> CollectiveWork:
+        """Runs `function` and finishes `work` with its outcome.
+
+        The function is given its number: 1 for the first that was submitted, on every rank alike.
+        now: the caller is about to wait for it.
+        """
+        # The caller's mode, since the worker writes into the caller's tensors. Gradients are never recorded here.
+        inference = torch.is_inference_mode_enabled()
+
+        def run(number: int) -> None:
+            error = None
+            try:
+                with torch.inference_mode() if inference else torch.no_grad():
+                    function(number)
+            except BaseException as caught:
+                error = caught
+            finally:
+                with self._lock:
+                    self._pending -= 1
+                work.finish(error)
+
+        with self._lock:
+            mine = now and self._pending == 0
+            self._pending += 1
+            self._count += 1
+            number = self._count
+            if not mine:
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._loop, daemon=True, name=f"dtcourse-{self._name}"
+                    )
+                    self._thread.start()
+                self._queue.put(lambda: run(number))
+            else:
+                self._turn.acquire()
+        if mine:
+            try:
+                run(number)
+            finally:
+                self._turn.release()
+        return work
+
+    def _loop(self) -> None:
+        while (run := self._queue.get()) is not None:
+            with self._turn:
+                run()
+            del run  # or the last collective's tensors would live until the next one
+
+    def stop(self, seconds: float = 5.0) -> None:
+        """Ends the thread after what is queued, and waits for it a moment."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._queue.put(None)
+            self._thread.join(seconds)
+            self._thread = None

@@ -6,6 +6,7 @@ one line that adds them up; the exit code is 0 only if every stage passed.
     python tools/test.py                 # everything
     python tools/test.py unit timing     # some stages
     DTCOURSE_WORLD_SIZES=2,3 ...         # what the stage `parameters` tries (see tests/notebooks)
+    DTCOURSE_TEST_WORKERS=8 ...          # processes for the stages that run in parallel (2)
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "reports"
 NOTHING_COLLECTED = 5  # pytest's exit code
-WORKERS = "2"
+WORKERS = os.environ.get("DTCOURSE_TEST_WORKERS") or "2"
 
 
 @dataclass

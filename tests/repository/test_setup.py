@@ -283,11 +283,13 @@ def test_a_killed_installation_is_not_mistaken_for_done(checkout):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    limit = time.monotonic() + 60
-    while checkout.installed() != "1.0" and time.monotonic() < limit:
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    try:
+        limit = time.monotonic() + 60
+        while checkout.installed() != "1.0" and time.monotonic() < limit:
+            time.sleep(0.1)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
     assert checkout.installed() == "1.0"
     assert not (checkout.top / ".venv" / "dtcourse-ready").exists()
 

@@ -6,15 +6,27 @@ Both are loaded only when they are asked for, so importing this package is cheap
 
 from dtcourse.data.digit_images import Digits, digits
 from dtcourse.data.image_folders import ImageFolder, image_folder
+from dtcourse.data.loader import ResumableLoader
+from dtcourse.data.prefetch import Cached, Prefetcher
+from dtcourse.data.sampler import DistributedSampler
+from dtcourse.data.shards import ShardedStream, write_shards
+from dtcourse.data.token_batches import TokenBatchSampler
 from dtcourse.data.token_text import ByteTokenizer, CharTokenizer, TokenDataset, text
 
 __all__ = [
     "ByteTokenizer",
+    "Cached",
     "CharTokenizer",
     "Digits",
+    "DistributedSampler",
     "ImageFolder",
+    "Prefetcher",
+    "ResumableLoader",
+    "ShardedStream",
+    "TokenBatchSampler",
     "TokenDataset",
     "digits",
     "image_folder",
     "text",
+    "write_shards",
 ]

@@ -72,7 +72,7 @@ def assign(
     """
     open_lists: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     closed: list[list[nn.Parameter]] = []
-    limit = first_bytes
+    limit = min(first_bytes, bytes_each)
     for parameter in parameters:
         key = (parameter.dtype, parameter.device)
         members = open_lists.setdefault(key, [])

@@ -270,7 +270,7 @@ def _panel(
     ax.set_ylim(high - 0.1 - _ROW / 2, -_ROW / 2 - 0.1)
     ax.set_aspect("equal")
     letters = cell / 0.36 if cell > 1 else max(2, _longest(states))
-    size = float(np.clip(scale * 72 * cell / letters / 0.68, 5.0, 11.0))
+    size = float(np.clip(scale * 72 * cell / letters / 0.74, 5.0, 11.0))
     landed = {(m.dst, m.chunk) for m in arrows if m.chunk is not None}
     for rank, buffer in enumerate(state):
         y = rank * _ROW

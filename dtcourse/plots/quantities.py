@@ -246,6 +246,7 @@ def bytes_by_rank(
             )  # fmt: skip
     ax.set_ylim(0, top * 1.12)
     ax.set_xticks(range(n), [f"rank {r}" if n <= 12 else str(r) for r in range(n)])
+    ax.set_xlabel("rank" if n > 12 else "")
     ax.set_ylabel("sent by the rank" + ("" if unit == "bytes" else f" ({unit})"))
     ax.grid(False, axis="x")
     _unit_axis(ax, "y", unit, False)
@@ -429,6 +430,7 @@ def heatmap(
         column, row = (int(v) for v in text.get_position())
         text.set_color(text_on(_cell_color(ax, values[row, column])))
     ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.grid(False)
     ax.tick_params(length=0)
     ax.set_yticklabels(ax.get_yticklabels(), rotation=0)
     return picture
@@ -502,6 +504,7 @@ def _unit_axis(ax: Axes, axis: str, unit: str | None, log: bool) -> None:
             which.set_major_locator(_BinaryLocator())
     elif log:
         which.set_major_locator(LogLocator(base=10, numticks=9))
+        which.set_major_formatter(FuncFormatter(lambda v, _: units.plain_text(v)))
     if unit in _UNITS:
         which.set_major_formatter(FuncFormatter(lambda v, _: units.formatter(unit)(v)))
     if log:

@@ -75,8 +75,8 @@ def contrast(a: str, b: str) -> float:
 
 
 def text_on(color: str) -> str:
-    """Ink or paper, whichever reads better on `color`."""
-    return max((INK, PAPER), key=lambda text: contrast(text, color))
+    """Paper, ink or pure black: what reads on `color`."""
+    return next((text for text in (PAPER, INK) if contrast(text, color) >= 4.5), "#000000")
 
 
 def apply_style() -> None:

@@ -89,12 +89,13 @@ def timelines(
     )
     longest = max((t.span for t in timelines.values()), default=0.0)
     stop = end if end is not None else longest
-    unit, unit_name = time_unit(max(stop - start, 1e-9))
+    length = (stop - start) or 1e-3  # an instant alone has no length of its own
+    unit, unit_name = time_unit(length)
     shown: set[str] = set()
     for ax, (name, rows) in zip(axes[:, 0], layouts.items(), strict=True):
         ax.set_title(name)
         # A little air on both sides, so that an instant at the very end can be seen.
-        air = 0.01 * (stop - start) or 1.0
+        air = 0.01 * length
         ax.set_xlim((start - air) / unit, (stop + air) / unit)
         shown |= _draw(ax, rows, timelines[name].start, unit)
     axes[-1, 0].set_xlabel(f"time ({unit_name})")

@@ -1,0 +1,344 @@
+"""Every picture: nothing overlaps, nothing is cut off, nothing is too small; it draws what it was given; and mistakes
+are refused. Boxes of text are asked of the renderer; no pixels are compared."""
+
+import itertools
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.text import Annotation, Text
+
+from dtcourse import plots
+from dtcourse.events import Event, Timeline
+from dtcourse.plots import style
+
+GIB = 2**30
+
+
+def steps(ranks: int = 4, lanes: bool = True, n: int = 2) -> Timeline:
+    """Two training steps: load, forward, three parts of backward with an all-reduce each, wait."""
+    events = []
+    for rank in range(ranks):
+        t = 100.0 + 0.001 * rank
+        for _ in range(n):
+            begin = t
+            events.append(Event("load", "data", rank, t, t + 0.003))
+            t += 0.003
+            events.append(Event("forward", "compute", rank, t, t + 0.010))
+            t += 0.010
+            for k in range(3):
+                events.append(Event(f"backward {2 - k}", "compute", rank, t, t + 0.006))
+                t += 0.006
+                if lanes:
+                    events.append(
+                        Event(f"reduce {k}", "communication", rank, t, t + 0.008, lane="network")
+                    )
+            events.append(Event("wait", "wait", rank, t, t + 0.008))
+            t += 0.008
+            events.append(Event("step", "step", rank, begin, t))
+        events.append(Event("saved", "memory", rank, t, t))
+    return Timeline(events)
+
+
+def ring(p: int) -> tuple[list[plots.Message], list]:
+    """A ring all-reduce of p ranks, worked out by hand with powers of ten."""
+    held = [[10**r] * p for r in range(p)]
+    states, messages = [held], []
+    for phase, s in itertools.product((0, 1), range(p - 1)):
+        new = [row[:] for row in held]
+        for r in range(p):
+            c, dst = (r - s + phase) % p, (r + 1) % p
+            new[dst][c] = held[dst][c] + held[r][c] if phase == 0 else held[r][c]
+            messages.append(plots.Message(phase * (p - 1) + s, r, dst, bytes=4096, chunk=c))
+        held = new
+        states.append(held)
+    return messages, [
+        [[plots.Chunk.from_powers(v) for v in row] for row in state] for state in states
+    ]
+
+
+x = np.arange(100)
+noise = np.random.default_rng(0).normal(size=(4, 100))
+sizes = 2.0 ** np.arange(4, 27, 2)
+MANY = {f"layout number {i}": {"parameters": i * GIB, "activations": 3 * GIB} for i in range(1, 9)}
+PICTURES = {
+    "timeline": lambda: plots.timeline(steps(), title="A title long enough that it has to be broken into two lines, since it says so much"),
+    "timeline of one event": lambda: plots.timeline(Timeline([Event("all", "compute", 0, 1, 2)])),
+    "timeline of an instant": lambda: plots.timeline(Timeline([Event("now", "step", 0, 1, 1)])),
+    "timeline, part": lambda: plots.timeline(steps(), start=0.01, end=0.02, ranks=[1, 2]),
+    "timeline, 32 ranks": lambda: plots.timeline(steps(32, lanes=False, n=1)),
+    "timeline, empty": lambda: plots.timeline(Timeline()),
+    "timelines": lambda: plots.timelines({"measured": steps(2), "predicted": steps(2, n=1)}, title="Two"),
+    "speedup": lambda: plots.speedup({1: [8.1, 8.3], 2: [4.4, 4.9, 4.3], 4: [2.9, 3.1]}, title="Faster"),
+    "speedup, none": lambda: plots.speedup({1: 1.0, 2: 1.1, 4: 1.3}),
+    "speedup, 64": lambda: plots.speedup({2**i: 64 / 2**i + 1 for i in range(7)}),
+    "speedup, one rank": lambda: plots.speedup({1: 1.0}),
+    "efficiency": lambda: plots.efficiency({"digits": {1: 8, 2: 4.4, 4: 2.9}, "text": {1: 8, 2: 4.4, 4: 2.8}}, title="E"),
+    "efficiency, weak": lambda: plots.efficiency({1: [8, 8.5], 2: [8.2, 9], 4: [10, 11]}, weak=True),
+    "memory": lambda: plots.memory_bars({"small": {"parameters": GIB, "mine": GIB}, "XL": {"parameters": 6 * GIB, "gradients": 6 * GIB, "optimizer states": 12 * GIB, "activations": 35 * GIB, "buffers": GIB, "other": GIB}}, capacity={"laptop 16 GB": 16e9, "RTX 4090 24 GB": 24e9, "A100 40 GB": 40e9, "H100 80 GB": 80e9}, title="What fits"),
+    "memory, many": lambda: plots.memory_bars(MANY, capacity=16e9),
+    "memory, log": lambda: plots.memory_bars({"GPT-2 small": {"p": 2 * GIB}, "GPT-3 175B": {"p": 2800 * GIB}}, capacity={"laptop 16 GB": 16e9, "H100 80 GB": 80e9}, log=True),
+    "losses": lambda: plots.loss_curves({"1 rank": np.exp(-x / 60) + 0.02 * noise, "4 ranks": np.exp(-x / 59) + 0.02 * noise, "wrong": np.exp(-x / 160)}, title="Losses"),
+    "losses, five ends in one place": lambda: plots.loss_curves({f"curve {i}": np.exp(-x / 30) for i in range(5)}, log=True),
+    "losses, one value": lambda: plots.loss_curves({"a": [1.0]}),
+    "bytes": lambda: plots.bytes_by_rank({"naive": [6 << 20, 2 << 20, 2 << 20, 2 << 20], "ring": [3 << 20] * 4}, expected={"ring": 3 << 20}, title="Sent"),
+    "bytes, 16 ranks": lambda: plots.bytes_by_rank({"a": [3 << 20] * 16, "b": [1 << 20] * 16, "c": [2 << 20] * 16}),
+    "messages": lambda: plots.bytes_by_rank({"ring": [6] * 4}, expected=6, unit="count"),
+    "curves": lambda: plots.curves({"ring": (sizes, sizes / 1e9 + 1e-4), "tree": (sizes, sizes / 3e8 + 5e-5)}, points={"ring": (sizes, sizes / 1e9 + 1e-4)}, xlabel="size", ylabel="time", log_x=True, log_y=True, x_unit="bytes", y_unit="seconds"),
+    "curves, counts": lambda: plots.curves(points={"GPT": ([1e8, 1e11], [1e20, 3e23])}, xlabel="parameters", ylabel="work", log_x=True, log_y=True, x_unit="count", y_unit="flops"),
+    "curves, plain": lambda: plots.curves({"a": ([1, 2, 3], [1, 4, 9]), "b": ([1, 2, 3], [1, 4, 8.9])}, xlabel="x", ylabel="y"),
+    "bars": lambda: plots.bars({"ours": [0.15, 0.16, 0.2], "torch.multiprocessing.spawn": [8, 9, 14], "other": 17}, unit="seconds", highlight="ours", reference=1.0, xlabel="launch"),
+    "bars, below zero": lambda: plots.bars({"a": -2.0, "b": 1.0}, errors={"a": 0.3}),
+    "heatmap": lambda: plots.heatmap(np.arange(16).reshape(4, 4) << 20, xlabel="to", ylabel="from", unit="bytes", title="Who sends to whom"),
+    "heatmap, 12": lambda: plots.heatmap(noise[:, :12], diverging=True, fmt="{:.2f}", yticks=list("abcd")),
+    "heatmap, holes": lambda: plots.heatmap([[1.0, np.nan], [2.0, 3.0]], unit="GB/s"),
+    "heatmap, 32": lambda: plots.heatmap(np.eye(32), xlabel="to rank", ylabel="from rank"),
+    "images": lambda: plots.images(torch.rand(11, 1, 8, 8), torch.arange(11), predictions=[0] * 11, title="Digits"),
+    "images, colour": lambda: plots.images(torch.rand(2, 3, 8, 8)),
+    "ring of 2": lambda: plots.message_grid(*ring(2), title="Two ranks"),
+    "ring of 4": lambda: plots.message_grid(*ring(4), title="Ring"),
+    "ring of 8": lambda: plots.message_grid(*ring(8)),
+    "one step": lambda: plots.message_step(*ring(4), 2, title="Ring"),
+}  # fmt: skip
+
+
+@cache
+def drawn(name: str) -> plots.Picture:
+    return PICTURES[name]()
+
+
+def texts(picture: plots.Picture) -> list[tuple[Text, object]]:
+    """Every text that is drawn, with its box."""
+    picture.draw_without_rendering()
+    renderer = picture.canvas.get_renderer()
+    not_drawn = {text for axes in picture.axes for text in undrawn(axes)}
+    found = []
+    for text in picture.findobj(Text):
+        if text in not_drawn or not text.get_visible() or not text.get_text().strip():
+            continue
+        box = Text.get_window_extent(text, renderer)
+        clip = text.get_clip_box() if text.get_clip_on() else None
+        if clip is None or clip.overlaps(box):
+            found.append((text, box))
+    return found
+
+
+def undrawn(axes) -> list[Text]:
+    """Labels of ticks outside the limits, which matplotlib keeps and does not draw, and of axes that are off."""
+    labels = []
+    for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        low, high = min(limits), max(limits)
+        margin = 1e-6 * (high - low)
+        labels += [] if axes.axison else [axis.label]
+        for tick in axis.get_major_ticks() + axis.get_minor_ticks():
+            if not axes.axison or not low - margin <= tick.get_loc() <= high + margin:
+                labels += [tick.label1, tick.label2]
+    return labels
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_text_is_readable(name):
+    picture = drawn(name)
+    found = texts(picture)
+    assert found or "colour" in name
+    for (a, box_a), (b, box_b) in itertools.combinations(found, 2):
+        across = min(box_a.x1, box_b.x1) - max(box_a.x0, box_b.x0)
+        down = min(box_a.y1, box_b.y1) - max(box_a.y0, box_b.y0)
+        assert min(across, down) <= 1.5, (
+            f"{a.get_text()!r} and {b.get_text()!r} overlap by {across:.1f} x {down:.1f}"
+        )
+    for text, box in found:
+        cut = max(-box.x0, -box.y0, box.x1 - picture.bbox.x1, box.y1 - picture.bbox.y1)
+        assert cut <= 1, f"{text.get_text()!r} is cut off by {cut:.1f} pixels"
+        assert text.get_fontsize() >= 6, f"{text.get_text()!r} is {text.get_fontsize()} points"
+        if isinstance(text, Annotation) or text.get_bbox_patch() is None:
+            continue
+        face = style.mpl.colors.to_hex(text.get_bbox_patch().get_facecolor())
+        assert style.contrast(style.mpl.colors.to_hex(text.get_color()), face) >= 4.5
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_every_picture_says_what_it_is_without_a_measured_number(name):
+    picture = drawn(name)
+    assert picture.description
+    assert repr(picture) == f"<Picture: {picture.description}>"
+    assert not re.search(r"\d\.\d|\d %|\dms", picture.description)
+
+
+# --- what is drawn is what was given
+
+
+def test_timeline_draws_every_event_in_its_kinds_colour_and_place():
+    events = steps(2, n=1)
+    ax = plots.timeline(events).axes[0]
+    drawn = sorted(
+        (round(p.get_x(), 6), round(p.get_width(), 6), style.mpl.colors.to_hex(p.get_facecolor()).upper())
+        for p in ax.patches
+    )  # fmt: skip
+    expected = sorted(
+        (
+            round((e.start - events.start) * 1e3, 6),
+            round(e.seconds * 1e3, 6),
+            plots.kind_color(e.kind).upper(),
+        )
+        for e in events
+        if e.seconds
+    )
+    assert np.allclose([d[:2] for d in drawn], [e[:2] for e in expected])
+    assert [d[2] for d in drawn] == [e[2] for e in expected]
+    assert ax.get_xlabel() == "time (ms)"
+    names = [t.get_text() for t in ax.get_yticklabels()]
+    assert names == [f"rank {r}: {lane}" for r in (0, 1) for lane in ("main", "network")]
+
+
+def test_events_at_the_same_time_in_one_lane_do_not_hide_each_other():
+    events = [Event("outer", "compute", 0, 0, 10), Event("inner", "communication", 0, 2, 4)]
+    events += [Event("next", "communication", 0, 5, 6), Event("after", "compute", 0, 10, 11)]
+    ax = plots.timeline(Timeline(events)).axes[0]
+    boxes = [p.get_bbox() for p in ax.patches]
+    for a, b in itertools.combinations(boxes, 2):
+        assert min(a.x1, b.x1) - max(a.x0, b.x0) <= 0 or min(a.y1, b.y1) <= max(a.y0, b.y0)
+    assert len({round(b.y0, 3) for b in boxes}) == 2  # no more rows than are needed
+
+
+def test_timeline_keeps_to_its_window_and_selection():
+    ax = plots.timeline(steps(), start=0.010, end=0.020, ranks=[1], kinds=["compute"]).axes[0]
+    low, high = ax.get_xlim()
+    assert 9.5 < low <= 10
+    assert 20 <= high < 20.5
+    colors = {style.mpl.colors.to_hex(p.get_facecolor()).upper() for p in ax.patches}
+    assert colors == {plots.kind_color("compute").upper()}
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["rank 1"]
+
+
+def test_speedup_numbers():
+    ax = plots.speedup({1: [8.0, 8.0, 20.0], 2: [4.0, 5.0, 4.5], 4: 2.0}, serial_fraction=0.25).axes[0]  # fmt: skip
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    assert list(lines["measured"].get_ydata()) == pytest.approx([1, 8 / 4.5, 4])
+    assert lines["ideal"].get_ydata()[-1] == 4
+    assert lines["Amdahl, 25% serial"].get_ydata()[-1] == pytest.approx(1 / (0.25 + 0.75 / 4))
+    assert lines["Gustafson, 25% serial"].get_ydata()[-1] == pytest.approx(0.25 + 0.75 * 4)
+
+
+@given(st.floats(0, 1), st.integers(2, 6))
+def test_the_fit_finds_the_serial_fraction_that_made_the_times(s, n):
+    measured = {p: 10 * (s + (1 - s) / p) for p in range(1, n + 1)}
+    assert plots.fit_serial_fraction(measured) == pytest.approx(s, abs=1e-9)
+    assert plots.amdahl(4, s) == pytest.approx(1 / (s + (1 - s) / 4))
+
+
+def test_efficiency_numbers():
+    times = {1: 8.0, 2: 5.0, 4: 4.0}
+    strong = plots.efficiency(times).axes[0].get_lines()[0].get_ydata()
+    weak = plots.efficiency(times, weak=True).axes[0].get_lines()[0].get_ydata()
+    assert list(strong) == pytest.approx([100, 80, 50])
+    assert list(weak) == pytest.approx([100, 160, 200])
+
+
+def test_memory_bars_stack_to_the_totals():
+    picture = drawn("memory")
+    ax = picture.axes[0]
+    right = max(p.get_x() + p.get_width() for p in ax.patches)
+    assert right == 61 * GIB
+    words = {t.get_text() for t in picture.findobj(Text)}
+    assert {"61 GiB", "2 GiB", "H100 80 GB"} <= words
+    mine = next(p for p in picture.legends[0].get_patches() if p.get_label() == "parameters")
+    assert style.mpl.colors.to_hex(mine.get_facecolor()).upper() == plots.MEMORY_COLORS["parameters"]  # fmt: skip
+
+
+def test_loss_curves_show_the_median_and_smooth_without_bias():
+    runs = [[1.0, 2.0, 3.0], [2.0, 2.0, 9.0], [3.0, 8.0, 1.0]]
+    line = plots.loss_curves({"a": runs}).axes[0].get_lines()[0]
+    assert list(line.get_ydata()) == [2, 2, 3]
+    flat = plots.loss_curves({"a": [5.0] * 20}, smooth=0.9).axes[0].get_lines()[-1]
+    assert list(flat.get_ydata()) == pytest.approx([5.0] * 20)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=7))
+def test_labels_at_line_ends_never_overlap(ends):
+    picture, ax = plots.figure()
+    for i, end in enumerate(ends):
+        ax.plot([0, 1], [0.5, end], label=f"line {i}")
+    plots.label_lines(ax)
+    picture.draw_without_rendering()
+    renderer = picture.canvas.get_renderer()
+    boxes = [Text.get_window_extent(t, renderer) for t in ax.texts]
+    assert len(boxes) == len(ends)
+    for a, b in itertools.combinations(boxes, 2):
+        assert min(a.y1, b.y1) - max(a.y0, b.y0) <= 1.5
+    assert all(style.contrast(t.get_color(), plots.PAPER) >= 4.5 for t in ax.texts)
+
+
+# --- messages
+
+
+def test_chunks_say_who_is_in_them():
+    assert plots.Chunk.from_powers(1101) == plots.Chunk("1101", (0, 2, 3))
+    assert plots.Chunk.from_powers(21) == plots.Chunk("21", (0, 1, 1))
+    assert plots.Chunk.from_powers(0) == plots.Chunk("0", ())
+    assert plots.Chunk.from_powers(torch.tensor(5.0), base=2).ranks == (0, 2)
+
+
+def test_message_grid_has_a_panel_a_step_and_an_arrow_a_message():
+    messages, states = ring(4)
+    panels = [ax for ax in plots.message_grid(messages, states).axes if ax.get_title(loc="left")]
+    assert [ax.get_title(loc="left") for ax in panels] == ["start", *(f"step {i}" for i in range(1, 7))]  # fmt: skip
+    for t, ax in enumerate(panels):
+        arrows = [p for p in ax.patches if hasattr(p, "get_connectionstyle")]
+        assert len(arrows) == sum(m.step == t - 1 for m in messages)
+        cells = sorted(s.get_text() for s in ax.texts if s.get_fontweight() != "bold")
+        assert cells == sorted(c.text for rank in states[t] for c in rank)
+        outlined = [p for p in ax.patches if p.get_linewidth() == 2.0]
+        assert len(outlined) == (4 if t else 0)
+
+
+def test_long_texts_become_the_number_of_contributions():
+    panel = plots.message_grid(*ring(8)).axes[14]
+    assert {t.get_text() for t in panel.texts if t.get_fontweight() != "bold"} == {"8"}
+
+
+def test_a_step_writes_what_travels():
+    words = [t.get_text() for t in plots.message_step(*ring(4), 1).axes[0].texts]
+    assert words.count("4 KiB") == 4
+
+
+# --- mistakes
+
+MISTAKES = {
+    "rank 7": lambda: plots.timeline(steps(), ranks=[7]),
+    "'sleep'": lambda: plots.timeline(steps(), kinds=["sleep"]),
+    "start=2 and end=1": lambda: plots.timeline(steps(), start=2, end=1),
+    "one rank's, which is missing": lambda: plots.speedup({2: 1.0}),
+    "positive; got -1": lambda: plots.efficiency({1: 1.0, 2: -1}),
+    "at least two world sizes": lambda: plots.fit_serial_fraction({1: 2.0}),
+    "nothing to draw": lambda: plots.memory_bars({}),
+    "needs positive bytes": lambda: plots.memory_bars({"a": {"parameters": 0}}, log=True),
+    "smooth .* got 1": lambda: plots.loss_curves({"a": [1.0]}, smooth=1),
+    r"'a' have \[1, 2\] values": lambda: plots.loss_curves({"a": [[1.0], [1.0, 2.0]]}),
+    "'a' has 2 values, and x has 3": lambda: plots.loss_curves({"a": [1.0, 2.0]}, x=[1, 2, 3]),
+    r"lengths \[1, 2\]": lambda: plots.bytes_by_rank({"a": [1], "b": [1, 2]}),
+    "as many x as y": lambda: plots.curves({"a": ([1, 2], [1])}, xlabel="", ylabel=""),
+    r"shape \(3,\)": lambda: plots.heatmap([1, 2, 3]),
+    "xticks has 1 entries for 2": lambda: plots.heatmap([[1, 2]], xticks=["a"]),
+    "3 images, and 2 labels": lambda: plots.images(torch.rand(3, 8, 8), [1, 2]),
+    "its step has no state after it": lambda: plots.message_grid(
+        [plots.Message(1, 0, 1)], [[["a"], ["b"]]] * 2
+    ),  # fmt: skip
+    "two of the 2 ranks": lambda: plots.message_grid(
+        [plots.Message(0, 0, 2)], [[["a"], ["b"]]] * 2
+    ),  # fmt: skip
+    r"states\[1\] has 1 ranks": lambda: plots.message_grid([], [[["a"], ["b"]], [["a"]]]),
+    "step is 0 .* to 1; got 5": lambda: plots.message_step([], [[["a"], ["b"]]] * 2, 5),
+    "1 step_names for 2": lambda: plots.message_grid([], [[["a"]]] * 3, step_names=["x"]),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes_are_named(message):
+    with pytest.raises(ValueError, match=message):
+        MISTAKES[message]()

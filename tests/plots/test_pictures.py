@@ -328,10 +328,10 @@ MISTAKES = {
     "3 images, and 2 labels": lambda: plots.images(torch.rand(3, 8, 8), [1, 2]),
     "its step has no state after it": lambda: plots.message_grid(
         [plots.Message(1, 0, 1)], [[["a"], ["b"]]] * 2
-    ),  # fmt: skip
+    ),
     "two of the 2 ranks": lambda: plots.message_grid(
         [plots.Message(0, 0, 2)], [[["a"], ["b"]]] * 2
-    ),  # fmt: skip
+    ),
     r"states\[1\] has 1 ranks": lambda: plots.message_grid([], [[["a"], ["b"]], [["a"]]]),
     "step is 0 .* to 1; got 5": lambda: plots.message_step([], [[["a"], ["b"]]] * 2, 5),
     "1 step_names for 2": lambda: plots.message_grid([], [[["a"]]] * 3, step_names=["x"]),

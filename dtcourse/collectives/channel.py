@@ -29,6 +29,7 @@ _DTYPES = {
         sorted((d for d in vars(torch).values() if isinstance(d, torch.dtype)), key=str)
     )
 }
+PICTURED = 64  # elements up to which a recorded message keeps its values, for pictures (replay.py)
 _HEADER = 0x48  # goes into the tag of the note that precedes a message on an emulated network
 
 
@@ -117,6 +118,9 @@ class Message(dist.Work):
         self._done = False
         self._error: BaseException | None = None
         self._due = 0.0
+        # What a send carries is what the tensor holds now: it may change as soon as the message has left.
+        small = kind == "send" and tensor.numel() <= PICTURED and events.recording()
+        self._values = tensor.tolist() if small else None
         nbytes = tensor.numel() * tensor.element_size()
         if kind == "send":
             traffic.sent(label, channel.global_rank(peer), nbytes)
@@ -212,6 +216,7 @@ class Message(dist.Work):
             "tag": self._tag,
             "offset": self._tensor.storage_offset(),
             "elements": self._tensor.numel(),
+            **({} if self._values is None else {"values": self._values}),
         }
 
     def is_completed(self) -> bool:

@@ -1,0 +1,382 @@
+"""Halving and doubling: exchange with a partner that is p/2, p/4, ..., 1 away, then 1, 2, ..., p/2 away.
+
+Picture for all_reduce on 4 ranks. Each has 4 blocks; the brackets show what it is still responsible for.
+
+    start                  0:[a b c d]   1:[a b c d]   2:[a b c d]   3:[a b c d]
+    halve, distance 2      0:[a b]       1:[a b]       2:[c d]       3:[c d]        each sends the other half away
+    halve, distance 1      0:[a]         1:[b]         2:[c]         3:[d]          and adds the half that it gets
+    double, distance 1     0:[a b]       1:[a b]       2:[c d]       3:[c d]        now it sends all that it has
+    double, distance 2     0:[a b c d]   ...
+
+Halving is a reduce-scatter, doubling an all-gather, both together Rabenseifner's all_reduce: the ring's volume,
+2 (p - 1)/p n elements, in 2 log2 p messages rather than 2 (p - 1).
+
+Where p is no power of two, let q be the largest below. The first 2 (p - q) ranks form pairs: the odd one hands its part to the
+even one and sits out, and gets the result at the end. That costs n more at each end for those ranks.
+Memory: n/2 of scratch.
+
+Papers: Rabenseifner 2004, "Optimization of collective reduction operations"; Thakur, Rabenseifner and Gropp 2005.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp, Work
+
+from dtcourse.collectives import forms, p2p, tree
+from dtcourse.collectives.chunks import (
+    NOTHING,
+    TAG,
+    Sent,
+    blocks_of,
+    even_bounds,
+    message,
+    scratch,
+    token,
+    total,
+)
+from dtcourse.collectives.reduce_ops import Reduction
+
+# --- who takes part: the power of two, and the pairs -----------------------------------------------------------
+
+
+class Team:
+    """The q ranks that halve and double (q a power of two), and the p - q that wait beside them.
+
+    number:  this rank's number in the team, or None where it waits
+    partner: the rank beside this one in its pair, or None
+    """
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.ranks = ranks
+        self.size = 1 << (ranks.bit_length() - 1)
+        self.pairs = ranks - self.size
+        if rank < 2 * self.pairs:
+            self.partner: int | None = rank ^ 1
+            self.number = rank // 2 if rank % 2 == 0 else None
+        else:
+            self.partner, self.number = None, rank - self.pairs
+
+    def rank_of(self, number: int) -> int:
+        """The group rank of a team member."""
+        return 2 * number if number < self.pairs else number + self.pairs
+
+    def bounds(self, bounds: Sequence[int]) -> list[int]:
+        """Blocks of the team: a member of a pair looks after both blocks of its pair, which are neighbours."""
+        return [bounds[self.rank_of(m)] for m in range(self.size)] + [bounds[self.ranks]]
+
+
+# --- the two phases, on a power of two -------------------------------------------------------------------------
+
+
+def _halve(
+    x: torch.Tensor, bounds: Sequence[int], team: Team, reduction: Reduction, group: Any
+) -> None:
+    """log2 q steps; in each, keep the half of the blocks with the own in it, and give the other half away."""
+    me, first, last = team.number, 0, team.size
+    while last - first > 1:
+        middle = (first + last) // 2
+        partner = me ^ (middle - first)
+        lower, upper = (first, middle), (middle, last)
+        keep, give = (lower, upper) if me < middle else (upper, lower)
+        mine, away = (x[bounds[a] : bounds[b]] for a, b in (keep, give))
+        theirs = scratch(len(mine), x)
+        _exchange(away, theirs, team.rank_of(partner), group)
+        # The lower rank's part comes first, on whichever rank it is added.
+        pair = (mine, theirs) if me < partner else (theirs, mine)
+        reduction.combine(*pair, out=mine)
+        first, last = keep
+
+
+def _double(x: torch.Tensor, bounds: Sequence[int], team: Team, group: Any) -> None:
+    """log2 q steps; in each, exchange all that one has for all that the partner has."""
+    me, width = team.number, 1
+    while width < team.size:
+        partner = me ^ width
+        mine, theirs = (m // width * width for m in (me, partner))  # where each one's blocks begin
+        _exchange(
+            x[bounds[mine] : bounds[mine + width]],
+            x[bounds[theirs] : bounds[theirs + width]],
+            team.rank_of(partner),
+            group,
+        )
+        width *= 2
+
+
+def _exchange(send: torch.Tensor, receive: torch.Tensor, partner: int, group: Any) -> None:
+    work = []
+    if len(receive):
+        work.append(p2p.irecv(receive, partner, group, TAG))
+    if len(send):
+        work.append(p2p.isend(send, partner, group, TAG))
+    for w in work:
+        w.wait()
+
+
+def _fold(x: torch.Tensor, team: Team, reduction: Reduction, group: Any) -> None:
+    """The odd rank of a pair hands all of x to the even one, which adds it up."""
+    if team.partner is None or not len(x):
+        return
+    if team.number is None:
+        p2p.send(x, team.partner, group, TAG)
+        return
+    theirs = scratch(len(x), x)
+    p2p.recv(theirs, team.partner, group, TAG)
+    reduction.combine(x, theirs, out=x)
+
+
+def _hand(x: torch.Tensor, team: Team, group: Any, to_odd: bool) -> None:
+    """One rank of each pair sends x to the other: the even one to the odd one, or back."""
+    if team.partner is None or not len(x):
+        return
+    if (team.number is not None) == to_odd:
+        p2p.send(x, team.partner, group, TAG)
+    else:
+        p2p.recv(x, team.partner, group, TAG)
+
+
+# --- the algorithms --------------------------------------------------------------------------------------------
+
+
+def all_reduce_steps(x: torch.Tensor, reduction: Reduction, group: Any) -> None:
+    """Rabenseifner: 1. fold the pairs, 2. halve, 3. double, 4. hand the result to the odd ranks."""
+    team = Team(p2p.rank(group), p2p.size(group))
+    bounds = even_bounds(len(x), team.size)
+    _fold(x, team, reduction, group)
+    if team.number is not None:
+        _halve(x, bounds, team, reduction, group)
+        reduction.finish(blocks_of(x, bounds)[team.number])
+        _double(x, bounds, team, group)
+    _hand(x, team, group, to_odd=True)
+
+
+def doubling_all_reduce_steps(x: torch.Tensor, reduction: Reduction, group: Any) -> None:
+    """Exchange the whole vector with a partner 1, 2, 4, ... away, and add: log2 p messages of n. For short vectors."""
+    team = Team(p2p.rank(group), p2p.size(group))
+    _fold(x, team, reduction, group)
+    width = 1
+    while team.number is not None and width < team.size:
+        partner = team.number ^ width
+        theirs = scratch(len(x), x)
+        _exchange(x, theirs, team.rank_of(partner), group)
+        pair = (x, theirs) if team.number < partner else (theirs, x)
+        reduction.combine(*pair, out=x)
+        width *= 2
+    if team.number is not None:
+        reduction.finish(x)
+    _hand(x, team, group, to_odd=True)
+
+
+def reduce_scatter_steps(
+    vector: torch.Tensor, bounds: Sequence[int], reduction: Reduction, group: Any
+) -> None:
+    """1. Fold the pairs. 2. Halve. 3. Hand the odd rank's block to it."""
+    rank = p2p.rank(group)
+    team = Team(rank, p2p.size(group))
+    _fold(vector, team, reduction, group)
+    if team.number is not None:
+        _halve(vector, team.bounds(bounds), team, reduction, group)
+    _hand(
+        blocks_of(vector, bounds)[rank | 1 if team.partner is not None else rank], team, group, True
+    )
+
+
+def all_gather_steps(vector: torch.Tensor, bounds: Sequence[int], group: Any) -> None:
+    """1. The odd rank of a pair hands its block to the even one. 2. Double. 3. Hand all of it to the odd ranks."""
+    rank = p2p.rank(group)
+    team = Team(rank, p2p.size(group))
+    _hand(
+        blocks_of(vector, bounds)[rank | 1 if team.partner is not None else rank],
+        team,
+        group,
+        False,
+    )
+    if team.number is not None:
+        _double(vector, team.bounds(bounds), team, group)
+    _hand(vector, team, group, to_odd=True)
+
+
+def broadcast_steps(x: torch.Tensor, root: int, group: Any) -> None:
+    """Van de Geijn: 1. scatter the blocks down a binomial tree. 2. All-gather them."""
+    rank, ranks = p2p.rank(group), p2p.size(group)
+    bounds = even_bounds(len(x), ranks)
+    mine = torch.empty_like(blocks_of(x, bounds)[rank])
+    tree.scatter_steps(x if rank == root else None, bounds, mine, root, group)
+    blocks_of(x, bounds)[rank].copy_(mine)
+    all_gather_steps(x, bounds, group)
+
+
+def reduce_steps(x: torch.Tensor, root: int, reduction: Reduction, group: Any) -> None:
+    """1. Reduce-scatter. 2. Gather the blocks up a binomial tree."""
+    rank, ranks = p2p.rank(group), p2p.size(group)
+    bounds = even_bounds(len(x), ranks)
+    work = x if rank == root else x.clone()  # only the root's x may change
+    reduce_scatter_steps(work, bounds, reduction, group)
+    mine = blocks_of(work, bounds)[rank].clone()
+    tree.gather_steps(mine, x if rank == root else None, bounds, root, group)
+
+
+def barrier_steps(group: Any) -> None:
+    """Dissemination: in round k, tell the rank 2^k to the right, and hear from the one 2^k to the left.
+
+    After ceil(log2 p) rounds each rank has heard, over others, from all.
+    """
+    rank, ranks = p2p.rank(group), p2p.size(group)
+    here, distance = token(), 1
+    while distance < ranks:
+        heard = token()
+        p2p.exchange(here, (rank + distance) % ranks, heard, (rank - distance) % ranks, group, TAG)
+        distance *= 2
+
+
+# --- what a rank sends (blocks of equal size) ------------------------------------------------------------------
+
+
+def all_reduce_sent(elements: int, ranks: int, rank: int) -> Sent:
+    """2 (p - 1)/p n in 2 log2 p messages; with pairs, n more from both ranks of each."""
+    team = Team(rank, ranks)
+    sizes = _sizes(even_bounds(elements, team.size))
+    if team.number is None:
+        return message(elements)
+    result = _halving_sent(sizes, team.number) + _doubling_sent(sizes, team.number)
+    return result + (message(elements) if team.partner is not None else NOTHING)
+
+
+def doubling_all_reduce_sent(elements: int, ranks: int, rank: int) -> Sent:
+    """Sends n in each of log2 p messages; with pairs, n more."""
+    team = Team(rank, ranks)
+    if team.number is None:
+        return message(elements)
+    steps = team.size.bit_length() - 1 + (team.partner is not None)
+    return total([message(elements)] * steps)
+
+
+def reduce_scatter_sent(block: int, ranks: int, rank: int) -> Sent:
+    """(p - 1)/p n in log2 p messages. With pairs: n from the odd rank, and a block back to it."""
+    team = Team(rank, ranks)
+    if team.number is None:
+        return message(block * ranks)
+    sizes = _sizes(team.bounds([block * r for r in range(ranks + 1)]))
+    back = message(block) if team.partner is not None else NOTHING
+    return _halving_sent(sizes, team.number) + back
+
+
+def all_gather_sent(block: int, ranks: int, rank: int) -> Sent:
+    """(p - 1)/p n in log2 p messages. With pairs: a block from the odd rank, and n back to it."""
+    team = Team(rank, ranks)
+    if team.number is None:
+        return message(block)
+    sizes = _sizes(team.bounds([block * r for r in range(ranks + 1)]))
+    back = message(block * ranks) if team.partner is not None else NOTHING
+    return _doubling_sent(sizes, team.number) + back
+
+
+def barrier_sent(ranks: int, rank: int) -> Sent:
+    """ceil(log2 p) messages of one byte."""
+    return total([message(1)] * (ranks - 1).bit_length())
+
+
+def _halving_sent(sizes: Sequence[int], me: int) -> Sent:
+    """What doubling receives, since it is the same steps backwards: each partner's blocks."""
+    return _doubling_sent(sizes, me, partners=True)
+
+
+def _doubling_sent(sizes: Sequence[int], me: int, partners: bool = False) -> Sent:
+    result, width = NOTHING, 1
+    while width < len(sizes):
+        start = (me ^ width if partners else me) // width * width
+        result = result + message(sum(sizes[start : start + width]))
+        width *= 2
+    return result
+
+
+def _sizes(bounds: Sequence[int]) -> list[int]:
+    return [b - a for a, b in pairwise(bounds)]
+
+
+# --- torch.distributed's calls ---------------------------------------------------------------------------------
+
+
+def all_reduce(
+    tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
+) -> Work | None:
+    """Combines all ranks' tensors, in place on every rank."""
+    return forms.all_reduce(all_reduce_steps, tensor, op, group, async_op)
+
+
+def doubling_all_reduce(
+    tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
+) -> Work | None:
+    """all_reduce by recursive doubling alone: fewer messages, more bytes."""
+    return forms.all_reduce(doubling_all_reduce_steps, tensor, op, group, async_op)
+
+
+def reduce_scatter(
+    output: torch.Tensor,
+    input_list: list[torch.Tensor],
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Rank r's output becomes all ranks' input_list[r], combined."""
+    return forms.reduce_scatter(reduce_scatter_steps, output, input_list, op, group, async_op)
+
+
+def reduce_scatter_single(
+    output: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Rank r's output becomes block r (of p) of all ranks' inputs, combined."""
+    return forms.reduce_scatter_single(reduce_scatter_steps, output, input, op, group, async_op)
+
+
+def all_gather(
+    tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False
+) -> Work | None:
+    """tensor_list[r] becomes rank r's tensor, on all ranks."""
+    return forms.all_gather(all_gather_steps, tensor_list, tensor, group, async_op)
+
+
+def all_gather_single(
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    group: Any = None,
+    async_op: bool = False,
+) -> Work | None:
+    """The output (p times the input's elements) becomes all inputs in rank order."""
+    return forms.all_gather_single(all_gather_steps, output_tensor, input_tensor, group, async_op)
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Copies the root's tensor to all ranks. src: global rank; group_src: group rank."""
+    return forms.broadcast(broadcast_steps, tensor, src, group, async_op, group_src)
+
+
+def reduce(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Combines all ranks' tensors into the root's; the others stay as they are."""
+    return forms.reduce(reduce_steps, tensor, dst, op, group, async_op, group_dst)
+
+
+def barrier(group: Any = None, async_op: bool = False) -> Work | None:
+    """Returns when every rank of the group has come."""
+    return forms.barrier(barrier_steps, group, async_op)

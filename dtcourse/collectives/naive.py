@@ -1,0 +1,324 @@
+"""Collectives as one writes them first: loops over the ranks, mostly on one root.
+
+Picture: a star. The root talks to each of the p - 1 others in turn; they never talk to each other.
+
+    reduce       1. each rank sends its whole vector to the root, which adds them up in rank order
+    broadcast    2. the root sends the result to each rank
+    all_reduce   both: a parameter server in two steps
+
+The root's link is the bottleneck: n elements for each of p - 1 ranks, in and out, while all other links idle.
+Per rank: 1 message of n elements. Root: p - 1 messages, (p - 1) n elements. The time grows linearly with p.
+Memory: the root receives into one extra vector of n elements.
+
+Paper: what every other algorithm is measured against; Chan et al. 2007, "Collective communication: theory, practice,
+and experience", calls them the minimum-effort ones. The message counts are in the `..._sent` functions below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp, Work
+
+from dtcourse.collectives import forms, p2p
+from dtcourse.collectives.chunks import NOTHING, TAG, Sent, blocks_of, message, scratch, token
+from dtcourse.collectives.reduce_ops import Reduction
+
+# --- the algorithms --------------------------------------------------------------------------------------------
+
+
+def broadcast_steps(x: torch.Tensor, root: int, group: Any) -> None:
+    """The root sends x to each other rank."""
+    if not len(x):
+        return
+    if p2p.rank(group) != root:
+        p2p.recv(x, root, group, TAG)
+        return
+    for dst in _others(root, group):
+        p2p.send(x, dst, group, TAG)
+
+
+def reduce_steps(x: torch.Tensor, root: int, reduction: Reduction, group: Any) -> None:
+    """Each other rank sends x to the root, which adds them to its own in rank order."""
+    if not len(x):
+        return
+    if p2p.rank(group) != root:
+        p2p.send(x, root, group, TAG)
+        return
+    arrived = scratch(len(x), x)
+    for src in _others(root, group):
+        p2p.recv(arrived, src, group, TAG)
+        reduction.combine(x, arrived, out=x)
+
+
+def all_reduce_steps(x: torch.Tensor, reduction: Reduction, group: Any) -> None:
+    """1. Reduce to rank 0. 2. Broadcast from rank 0."""
+    reduce_steps(x, 0, reduction, group)
+    if p2p.rank(group) == 0:
+        reduction.finish(x)
+    broadcast_steps(x, 0, group)
+
+
+def scatter_steps(
+    vector: torch.Tensor | None, bounds: Sequence[int], out: torch.Tensor, root: int, group: Any
+) -> None:
+    """The root sends block r of its vector to rank r."""
+    if vector is None:
+        if len(out):
+            p2p.recv(out, root, group, TAG)
+        return
+    for dst, block in enumerate(blocks_of(vector, bounds)):
+        if dst == root:
+            out.copy_(block)
+        elif len(block):
+            p2p.send(block, dst, group, TAG)
+
+
+def gather_steps(
+    x: torch.Tensor, vector: torch.Tensor | None, bounds: Sequence[int], root: int, group: Any
+) -> None:
+    """Each rank sends x to the root, where it becomes block r of the vector."""
+    if vector is None:
+        if len(x):
+            p2p.send(x, root, group, TAG)
+        return
+    for src, block in enumerate(blocks_of(vector, bounds)):
+        if src == root:
+            block.copy_(x)
+        elif len(block):
+            p2p.recv(block, src, group, TAG)
+
+
+def reduce_scatter_steps(
+    vector: torch.Tensor, bounds: Sequence[int], reduction: Reduction, group: Any
+) -> None:
+    """1. Reduce all of it to rank 0. 2. Scatter the blocks from there."""
+    rank = p2p.rank(group)
+    reduce_steps(vector, 0, reduction, group)
+    mine = blocks_of(vector, bounds)[rank]
+    if rank == 0:
+        for dst, block in enumerate(blocks_of(vector, bounds)):
+            if dst and len(block):
+                p2p.send(block, dst, group, TAG)
+    elif len(mine):
+        p2p.recv(mine, 0, group, TAG)
+
+
+def all_gather_steps(vector: torch.Tensor, bounds: Sequence[int], group: Any) -> None:
+    """1. Gather the blocks on rank 0. 2. Broadcast the whole vector from there."""
+    rank = p2p.rank(group)
+    mine = blocks_of(vector, bounds)[rank]
+    if rank == 0:
+        for src, block in enumerate(blocks_of(vector, bounds)):
+            if src and len(block):
+                p2p.recv(block, src, group, TAG)
+    elif len(mine):
+        p2p.send(mine, 0, group, TAG)
+    broadcast_steps(vector, 0, group)
+
+
+def all_to_all_steps(
+    x: torch.Tensor, x_bounds: Sequence[int], y: torch.Tensor, y_bounds: Sequence[int], group: Any
+) -> None:
+    """Everything at once: each rank starts all its sends and all its receives, then waits for all."""
+    rank = p2p.rank(group)
+    sends, receives = blocks_of(x, x_bounds), blocks_of(y, y_bounds)
+    receives[rank].copy_(sends[rank])
+    others = _others(rank, group)
+    work = [p2p.irecv(receives[r], r, group, TAG) for r in others if len(receives[r])]
+    work += [p2p.isend(sends[r], r, group, TAG) for r in others if len(sends[r])]
+    for w in work:
+        w.wait()
+
+
+def barrier_steps(group: Any) -> None:
+    """1. Every rank tells rank 0 that it is here. 2. Rank 0 tells every rank that all are."""
+    here = token()
+    if p2p.rank(group) != 0:
+        p2p.send(here, 0, group, TAG)
+        p2p.recv(here, 0, group, TAG)
+        return
+    for src in _others(0, group):
+        p2p.recv(here, src, group, TAG)
+    for dst in _others(0, group):
+        p2p.send(here, dst, group, TAG)
+
+
+def _others(rank: int, group: Any) -> list[int]:
+    return [r for r in range(p2p.size(group)) if r != rank]
+
+
+# --- what a rank sends -----------------------------------------------------------------------------------------
+
+
+def broadcast_sent(elements: int, ranks: int, rank: int, root: int = 0) -> Sent:
+    """Sends n elements to each of p - 1 ranks, from the root alone."""
+    return _times(message(elements), ranks - 1) if rank == root else NOTHING
+
+
+def reduce_sent(elements: int, ranks: int, rank: int, root: int = 0) -> Sent:
+    """Sends n elements from each rank but the root."""
+    return message(elements) if rank != root and ranks > 1 else NOTHING
+
+
+def all_reduce_sent(elements: int, ranks: int, rank: int) -> Sent:
+    """Rank 0: (p - 1) n; every other: n."""
+    return reduce_sent(elements, ranks, rank) + broadcast_sent(elements, ranks, rank)
+
+
+def scatter_sent(block: int, ranks: int, rank: int, root: int = 0) -> Sent:
+    """Sends p - 1 blocks from the root."""
+    return _times(message(block), ranks - 1) if rank == root else NOTHING
+
+
+def gather_sent(block: int, ranks: int, rank: int, root: int = 0) -> Sent:
+    """One block from each rank but the root."""
+    return message(block) if rank != root else NOTHING
+
+
+def reduce_scatter_sent(block: int, ranks: int, rank: int) -> Sent:
+    """Each rank but 0: n = p blocks in one message. Rank 0: p - 1 blocks."""
+    return reduce_sent(block * ranks, ranks, rank) + scatter_sent(block, ranks, rank)
+
+
+def all_gather_sent(block: int, ranks: int, rank: int) -> Sent:
+    """Each rank but 0: one block. Rank 0: n = p blocks to each of p - 1 ranks."""
+    return gather_sent(block, ranks, rank) + broadcast_sent(block * ranks, ranks, rank)
+
+
+def all_to_all_sent(block: int, ranks: int, rank: int) -> Sent:
+    """One block to each other rank."""
+    return _times(message(block), ranks - 1)
+
+
+def _times(sent: Sent, times: int) -> Sent:
+    return Sent(sent.messages * times, sent.elements * times)
+
+
+# --- torch.distributed's calls ---------------------------------------------------------------------------------
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Copies the root's tensor to all ranks. src: global rank; group_src: group rank."""
+    return forms.broadcast(broadcast_steps, tensor, src, group, async_op, group_src)
+
+
+def reduce(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Combines all ranks' tensors into the root's; the others stay as they are."""
+    return forms.reduce(reduce_steps, tensor, dst, op, group, async_op, group_dst)
+
+
+def all_reduce(
+    tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
+) -> Work | None:
+    """Combines all ranks' tensors, in place on every rank."""
+    return forms.all_reduce(all_reduce_steps, tensor, op, group, async_op)
+
+
+def scatter(
+    tensor: torch.Tensor,
+    scatter_list: list[torch.Tensor] | None = None,
+    src: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Rank r's tensor becomes the root's scatter_list[r]."""
+    return forms.scatter(scatter_steps, tensor, scatter_list, src, group, async_op, group_src)
+
+
+def gather(
+    tensor: torch.Tensor,
+    gather_list: list[torch.Tensor] | None = None,
+    dst: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """The root's gather_list[r] becomes rank r's tensor."""
+    return forms.gather(gather_steps, tensor, gather_list, dst, group, async_op, group_dst)
+
+
+def all_gather(
+    tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False
+) -> Work | None:
+    """tensor_list[r] becomes rank r's tensor, on all ranks."""
+    return forms.all_gather(all_gather_steps, tensor_list, tensor, group, async_op)
+
+
+def all_gather_single(
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    group: Any = None,
+    async_op: bool = False,
+) -> Work | None:
+    """The output (p times the input's elements) becomes all inputs in rank order."""
+    return forms.all_gather_single(all_gather_steps, output_tensor, input_tensor, group, async_op)
+
+
+def reduce_scatter(
+    output: torch.Tensor,
+    input_list: list[torch.Tensor],
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Rank r's output becomes all ranks' input_list[r], combined."""
+    return forms.reduce_scatter(reduce_scatter_steps, output, input_list, op, group, async_op)
+
+
+def reduce_scatter_single(
+    output: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Rank r's output becomes block r (of p) of all ranks' inputs, combined."""
+    return forms.reduce_scatter_single(reduce_scatter_steps, output, input, op, group, async_op)
+
+
+def all_to_all(
+    output_tensor_list: list[torch.Tensor],
+    input_tensor_list: list[torch.Tensor],
+    group: Any = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Rank r's output_tensor_list[s] becomes rank s's input_tensor_list[r]; sizes may differ."""
+    return forms.all_to_all(
+        all_to_all_steps, output_tensor_list, input_tensor_list, group, async_op
+    )
+
+
+def all_to_all_single(
+    output: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002
+    output_split_sizes: list[int] | None = None,
+    input_split_sizes: list[int] | None = None,
+    group: Any = None,
+    async_op: bool = False,
+) -> Work | None:
+    """The same with rows of one tensor; the sizes count rows along dim 0."""
+    return forms.all_to_all_single(
+        all_to_all_steps, output, input, output_split_sizes, input_split_sizes, group, async_op
+    )
+
+
+def barrier(group: Any = None, async_op: bool = False) -> Work | None:
+    """Returns when every rank of the group has come."""
+    return forms.barrier(barrier_steps, group, async_op)

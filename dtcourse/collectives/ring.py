@@ -1,0 +1,322 @@
+"""The ring: each rank sends to its right neighbour and receives from its left one, and all links work all the time.
+
+Picture for all_reduce on p ranks. Cut the vector into p blocks.
+
+    reduce-scatter   p - 1 steps. Block b starts at rank b + 1 and travels right; each rank that it passes adds its own
+                     part. It ends at rank b, complete. In each step every rank sends one block and adds one.
+    all-gather       p - 1 steps. The complete blocks travel on round the ring, and each rank keeps a copy.
+
+Per rank: 2 (p - 1) messages, 2 (p - 1)/p n elements sent and as many received, whatever p is: no algorithm can send
+less (Patarasuk and Yuan). The price is latency: 2 (p - 1) messages one after the other.
+Pipelining: blocks larger than `chunk_bytes` travel as several messages, so a rank adds one chunk while the next comes in.
+Memory: two chunks of scratch to receive into while adding; all-gather receives straight into place.
+
+Paper: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp, Work
+
+from dtcourse.collectives import forms, p2p
+from dtcourse.collectives.chunks import (
+    TAG,
+    Sent,
+    arriving,
+    blocks_of,
+    chunk_count,
+    cut,
+    even_bounds,
+    scratch,
+    total,
+)
+from dtcourse.collectives.reduce_ops import Reduction
+
+# Small chunks keep the pipeline full, large ones cost fewer messages; on a laptop's loopback large ones win.
+CHUNK_BYTES = 4 << 20
+AHEAD = 2  # receives posted at a time
+
+# --- the two phases --------------------------------------------------------------------------------------------
+
+
+def reduce_scatter_steps(
+    vector: torch.Tensor,
+    bounds: Sequence[int],
+    reduction: Reduction,
+    group: Any,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> None:
+    """Takes p - 1 steps, after which block `rank` of the vector is complete; the other blocks hold partial sums."""
+    rank, ranks = p2p.rank(group), p2p.size(group)
+    left, right = (rank - 1) % ranks, (rank + 1) % ranks
+    if ranks == 1:
+        return
+    chunks = [cut(block, chunk_bytes) for block in blocks_of(vector, bounds)]
+
+    # The blocks come in this order: the one that left its start two ranks ago, ..., at last this rank's own.
+    incoming = [c for step in range(ranks - 1) for c in chunks[(rank - 2 - step) % ranks]]
+    arrived = arriving(_slots(incoming, chunk_bytes), left, group, TAG, AHEAD)
+
+    # 1. The block that starts its journey here is sent as it is.
+    sending = [p2p.isend(chunk, right, group, TAG) for chunk in chunks[(rank - 1) % ranks]]
+    # 2. To each chunk that comes in, add this rank's part, and send it on.
+    last = len(incoming) - len(chunks[rank])
+    for i, (mine, partial_sum) in enumerate(zip(incoming, arrived, strict=True)):
+        reduction.combine(partial_sum, mine, out=mine)
+        if i < last:  # 3. This rank's own block has been everywhere: it stays.
+            sending.append(p2p.isend(mine, right, group, TAG))
+    for work in sending:
+        work.wait()
+
+
+def all_gather_steps(
+    vector: torch.Tensor, bounds: Sequence[int], group: Any, chunk_bytes: int = CHUNK_BYTES
+) -> None:
+    """Takes p - 1 steps, before which block `rank` is complete, and after which all are."""
+    rank, ranks = p2p.rank(group), p2p.size(group)
+    left, right = (rank - 1) % ranks, (rank + 1) % ranks
+    if ranks == 1:
+        return
+    chunks = [cut(block, chunk_bytes) for block in blocks_of(vector, bounds)]
+
+    incoming = [c for step in range(ranks - 1) for c in chunks[(rank - 1 - step) % ranks]]
+    arrived = arriving(incoming, left, group, TAG + 1, AHEAD)  # straight into place
+
+    # 1. Send the own block. 2. Send on whatever comes. 3. But the right neighbour's own block, which it has.
+    sending = [p2p.isend(chunk, right, group, TAG + 1) for chunk in chunks[rank]]
+    last = len(incoming) - len(chunks[right])
+    for i, chunk in enumerate(arrived):
+        if i < last:
+            sending.append(p2p.isend(chunk, right, group, TAG + 1))
+    for work in sending:
+        work.wait()
+
+
+def all_reduce_steps(
+    x: torch.Tensor, reduction: Reduction, group: Any, chunk_bytes: int = CHUNK_BYTES
+) -> None:
+    """1. Reduce-scatter. 2. All-gather."""
+    rank, ranks = p2p.rank(group), p2p.size(group)
+    bounds = even_bounds(len(x), ranks)
+    reduce_scatter_steps(x, bounds, reduction, group, chunk_bytes)
+    reduction.finish(blocks_of(x, bounds)[rank])
+    all_gather_steps(x, bounds, group, chunk_bytes)
+
+
+# --- the ring as a chain: one root -----------------------------------------------------------------------------
+
+
+def broadcast_steps(x: torch.Tensor, root: int, group: Any, chunk_bytes: int = CHUNK_BYTES) -> None:
+    """The chunks travel from the root to its right, ... , to its left neighbour: all links work once they are on the way."""
+    rank, ranks = p2p.rank(group), p2p.size(group)
+    left, right = (rank - 1) % ranks, (rank + 1) % ranks
+    if ranks == 1:
+        return
+    chunks: Sequence[torch.Tensor] | Iterator[torch.Tensor] = cut(x, chunk_bytes)
+    if rank != root:
+        chunks = arriving(chunks, left, group, TAG, AHEAD)
+    sending = [p2p.isend(c, right, group, TAG) if right != root else None for c in chunks]
+    for work in filter(None, sending):
+        work.wait()
+
+
+def reduce_steps(
+    x: torch.Tensor, root: int, reduction: Reduction, group: Any, chunk_bytes: int = CHUNK_BYTES
+) -> None:
+    """The chunks travel from the root's right neighbour round to the root; each rank on the way adds its part."""
+    rank, ranks = p2p.rank(group), p2p.size(group)
+    left, right = (rank - 1) % ranks, (rank + 1) % ranks
+    if ranks == 1:
+        return
+    chunks = cut(x, chunk_bytes)
+    if left == root:  # the first of the chain
+        sums = chunks
+    else:
+        sums = cut(x if rank == root else torch.empty_like(x), chunk_bytes)
+        arrived = arriving(_slots(chunks, chunk_bytes), left, group, TAG, AHEAD)
+    sending = []
+    for i, mine in enumerate(chunks):
+        if left != root:
+            reduction.combine(next(arrived), mine, out=sums[i])
+        if rank != root:
+            sending.append(p2p.isend(sums[i], right, group, TAG))
+    for work in sending:
+        work.wait()
+
+
+def _slots(chunks: Sequence[torch.Tensor], chunk_bytes: int) -> Iterator[torch.Tensor]:
+    """Scratch to receive these chunks into: AHEAD slots, used in turn."""
+    if not chunks:
+        return
+    slot = max(len(c) for c in chunks)
+    memory = scratch(AHEAD * slot, chunks[0])
+    for i, chunk in enumerate(chunks):
+        start = i % AHEAD * slot
+        yield memory[start : start + len(chunk)]
+
+
+# --- what a rank sends -----------------------------------------------------------------------------------------
+
+
+def reduce_scatter_sent(
+    elements: int, ranks: int, rank: int, itemsize: int = 4, chunk_bytes: int = CHUNK_BYTES
+) -> Sent:
+    """Every block but the own: (p - 1)/p n elements, in p - 1 messages where a block is one chunk."""
+    return _blocks(elements, ranks, rank, itemsize, chunk_bytes)
+
+
+def all_gather_sent(
+    elements: int, ranks: int, rank: int, itemsize: int = 4, chunk_bytes: int = CHUNK_BYTES
+) -> Sent:
+    """Every block but the right neighbour's: (p - 1)/p n elements, in p - 1 messages where a block is one chunk."""
+    return _blocks(elements, ranks, (rank + 1) % ranks, itemsize, chunk_bytes)
+
+
+def all_reduce_sent(
+    elements: int, ranks: int, rank: int, itemsize: int = 4, chunk_bytes: int = CHUNK_BYTES
+) -> Sent:
+    """2 (p - 1)/p n elements, in 2 (p - 1) messages where a block is one chunk."""
+    options = (elements, ranks, rank, itemsize, chunk_bytes)
+    return reduce_scatter_sent(*options) + all_gather_sent(*options)
+
+
+def broadcast_sent(
+    elements: int,
+    ranks: int,
+    rank: int,
+    root: int = 0,
+    itemsize: int = 4,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Sent:
+    """Sends n elements from each rank but the last of the chain."""
+    last = (rank + 1) % ranks == root
+    return Sent(0, 0) if last else Sent(chunk_count(elements, itemsize, chunk_bytes), elements)
+
+
+def reduce_sent(
+    elements: int,
+    ranks: int,
+    rank: int,
+    root: int = 0,
+    itemsize: int = 4,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Sent:
+    """Sends n elements from each rank but the root."""
+    if rank == root:
+        return Sent(0, 0)
+    return Sent(chunk_count(elements, itemsize, chunk_bytes), elements)
+
+
+def _blocks(elements: int, ranks: int, without: int, itemsize: int, chunk_bytes: int) -> Sent:
+    bounds = even_bounds(elements, ranks)
+    sizes = [b - a for a, b in pairwise(bounds)]
+    return total(
+        Sent(chunk_count(size, itemsize, chunk_bytes), size)
+        for block, size in enumerate(sizes)
+        if block != without
+    )
+
+
+# --- torch.distributed's calls ---------------------------------------------------------------------------------
+
+
+def all_reduce(
+    tensor: torch.Tensor,
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Work | None:
+    """Combines all ranks' tensors, in place on every rank."""
+    steps = partial(all_reduce_steps, chunk_bytes=chunk_bytes)
+    return forms.all_reduce(steps, tensor, op, group, async_op)
+
+
+def reduce_scatter(
+    output: torch.Tensor,
+    input_list: list[torch.Tensor],
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Work | None:
+    """Rank r's output becomes all ranks' input_list[r], combined."""
+    steps = partial(reduce_scatter_steps, chunk_bytes=chunk_bytes)
+    return forms.reduce_scatter(steps, output, input_list, op, group, async_op)
+
+
+def reduce_scatter_single(
+    output: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Work | None:
+    """Rank r's output becomes block r (of p) of all ranks' inputs, combined."""
+    steps = partial(reduce_scatter_steps, chunk_bytes=chunk_bytes)
+    return forms.reduce_scatter_single(steps, output, input, op, group, async_op)
+
+
+def all_gather(
+    tensor_list: list[torch.Tensor],
+    tensor: torch.Tensor,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Work | None:
+    """tensor_list[r] becomes rank r's tensor, on all ranks."""
+    steps = partial(all_gather_steps, chunk_bytes=chunk_bytes)
+    return forms.all_gather(steps, tensor_list, tensor, group, async_op)
+
+
+def all_gather_single(
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Work | None:
+    """The output (p times the input's elements) becomes all inputs in rank order."""
+    steps = partial(all_gather_steps, chunk_bytes=chunk_bytes)
+    return forms.all_gather_single(steps, output_tensor, input_tensor, group, async_op)
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Work | None:
+    """Copies the root's tensor to all ranks, chunk by chunk along the ring."""
+    steps = partial(broadcast_steps, chunk_bytes=chunk_bytes)
+    return forms.broadcast(steps, tensor, src, group, async_op, group_src)
+
+
+def reduce(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Work | None:
+    """Combines all ranks' tensors into the root's; the others stay as they are."""
+    steps = partial(reduce_steps, chunk_bytes=chunk_bytes)
+    return forms.reduce(steps, tensor, dst, op, group, async_op, group_dst)

@@ -1,0 +1,53 @@
+"""A group inside a group: some ranks, renumbered from 0, over the messages of the group that they belong to.
+
+`dist.new_group` forms new connections and has to be called by every rank. An algorithm of two levels needs less: the
+same send and receive with other numbers, and each message counted, delayed and recorded as the whole group's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed import Work
+
+from dtcourse.collectives import p2p
+
+
+class Subgroup:
+    """The ranks `ranks` of `parent` (group ranks of it), as a group of its own for the algorithms and for p2p.
+
+    Each rank makes only the subgroup that it is in. Nothing is sent to make one.
+    """
+
+    def __init__(self, parent: Any, ranks: Sequence[int]) -> None:
+        self._above = p2p.channel(parent)
+        self.parent, self.ranks = parent, tuple(ranks)
+        me, size = self._above.rank, self._above.size
+        if me not in self.ranks or not all(0 <= r < size for r in self.ranks):
+            raise ValueError(f"rank {me} of {size} cannot form a subgroup of ranks {self.ranks}")
+        self._rank = self.ranks.index(me)
+
+    @property
+    def channel(self) -> Subgroup:
+        """What p2p asks a group for: the end that sends and receives, here the group itself."""
+        return self
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the subgroup."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks in the subgroup."""
+        return len(self.ranks)
+
+    def isend(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> Work:
+        """Starts sending to rank `dst` of the subgroup."""
+        return self._above.isend(tensor, self.ranks[dst], tag)
+
+    def irecv(self, tensor: torch.Tensor, src: int, tag: int = 0) -> Work:
+        """Starts receiving from rank `src` of the subgroup."""
+        return self._above.irecv(tensor, self.ranks[src], tag)

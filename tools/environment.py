@@ -84,7 +84,7 @@ def install(pip_args: str) -> None:
         make_venv()
         INSTALLING.touch()  # --clear took the first one away
 
-    quiet = [] if sys.stdout.isatty() else ["--quiet"]
+    quiet = [] if sys.stdout.isatty() else ["--quiet", "--quiet"]  # errors only
     pip_install = [str(VENV / "bin" / "python"), "-m", "pip", "install", *quiet]
     pip_install += ["--disable-pip-version-check"]
     run([*pip_install, torch_pin(), *shlex.split(pip_args)], "torch could not be installed")

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -68,6 +69,15 @@ def test_what_is_installed_is_what_is_locked():
         if pin.marker is None or pin.marker.evaluate(here):
             installed = metadata.version(pin.name).partition("+")[0]
             assert f"=={installed}" == str(pin.specifier), pin.name
+
+
+@pytest.mark.parametrize("python", ["3.11.0", "3.14.0"])
+def test_every_locked_version_admits_the_oldest_and_the_newest_python(python):
+    """Debian 12's own Python is 3.11.2, for one, and some packages want a later 3.11."""
+    for pin in pins():
+        if pin.marker is None:
+            wanted = metadata.metadata(pin.name)["Requires-Python"]
+            assert not wanted or SpecifierSet(wanted).contains(python), f"{pin} wants {wanted}"
 
 
 # conda's match specification, in its short form: name, or name=version, or name with comparisons.

@@ -13,6 +13,7 @@ from dtcourse.plots.interaction import Interactive, interactive, timeline_explor
 from dtcourse.plots.messages import (
     Chunk,
     Message,
+    from_replay,
     message_grid,
     message_step,
     message_stepper,
@@ -66,6 +67,7 @@ __all__ = [
     "figure",
     "fit_serial_fraction",
     "flops_text",
+    "from_replay",
     "gustafson",
     "heatmap",
     "images",

@@ -38,7 +38,7 @@ class Message:
     """One message: in which step (from 0), from which rank to which.
 
     label: written beside its arrow; bytes: written there when there is no label
-    chunk: the column of the receiver's buffer that it lands in, which is outlined
+    chunk: the column (or columns) of the receiver's buffer that it lands in, which are outlined
     """
 
     step: int
@@ -46,7 +46,7 @@ class Message:
     dst: int
     label: str = ""
     bytes: int = 0
-    chunk: int | None = None
+    chunk: int | Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,31 @@ class Chunk:
             ranks += [rank] * digit
             rank += 1
         return cls(str(number), tuple(ranks))
+
+
+def from_replay(replay: Any, *, powers: bool = True) -> tuple[list[Message], list[State]]:
+    """(messages, states) of a real run's `collectives.replay.Replay`, for the functions below.
+
+        plots.message_stepper(*plots.from_replay(Replay.of(run.timeline, starts)))
+
+    powers: rank r began with 10**r, so each number says whose contributions are in it
+    """
+    messages = [
+        Message(
+            step, move.src, move.dst, bytes=move.bytes,
+            chunk=range(move.offset, move.offset + len(move.values)),
+        )
+        for step, moves in enumerate(replay.steps)
+        for move in moves
+    ]  # fmt: skip
+    states = [
+        [
+            [None if v is None else Chunk.from_powers(v) if powers else v for v in buffer]
+            for buffer in state
+        ]
+        for state in replay.states
+    ]
+    return messages, states
 
 
 def message_grid(
@@ -211,7 +236,7 @@ def _longest(states: Sequence[State]) -> int:
 
 
 def _cell_width(states: Sequence[State]) -> float:
-    return max(1.0, 0.36 * _longest(states))
+    return max(1.0, 0.41 * _longest(states))
 
 
 def _bulge(distance: int) -> float:
@@ -269,9 +294,14 @@ def _panel(
     ax.set_xlim(x0 - 1.25 - left - extra * bool(left), x1 + 0.25 + right + extra * bool(right))
     ax.set_ylim(high - 0.1 - _ROW / 2, -_ROW / 2 - 0.1)
     ax.set_aspect("equal")
-    letters = cell / 0.36 if cell > 1 else max(2, _longest(states))
+    letters = cell / 0.41 if cell > 1 else max(2, _longest(states))
     size = float(np.clip(scale * 72 * cell / letters / 0.74, 5.0, 11.0))
-    landed = {(m.dst, m.chunk) for m in arrows if m.chunk is not None}
+    landed = {
+        (m.dst, column)
+        for m in arrows
+        if m.chunk is not None
+        for column in ([m.chunk] if isinstance(m.chunk, int) else m.chunk)
+    }
     for rank, buffer in enumerate(state):
         y = rank * _ROW
         color = rank_color(rank)

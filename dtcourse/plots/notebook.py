@@ -1,4 +1,4 @@
-"""What IPython shows for our types. Nothing is registered, and IPython is not imported, where there is no IPython."""
+"""What IPython shows for our types. Nothing is registered where no IPython is running."""
 
 from __future__ import annotations
 

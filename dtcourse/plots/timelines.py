@@ -155,7 +155,8 @@ def _rows(
     low, high = origin + start, origin + (end if end is not None else float("inf"))
     for row in ordered:
         row.events = [e for e in row.events if e.end >= low and e.start <= high]
-    return ordered
+    # A lane keeps its first row, so that its name stays; a further row that shows nothing here goes.
+    return [row for row in ordered if row.events or row.depth == 0]
 
 
 def _add(rows: list[_Row], event: Event, depth: int) -> _Row:
@@ -198,6 +199,8 @@ def _draw(ax: Axes, rows: list[_Row], origin: float, unit: float) -> set[str]:
         ax.text(0.5, 0.5, _HINT, transform=ax.transAxes, ha="center", va="center", color=FAINT)
         return set()
     ys, ticks, between = _places(rows)
+    # An event of a pixel or two would be all edge.
+    visible = 0.006 * (ax.get_xlim()[1] - ax.get_xlim()[0])
     for row, y in zip(rows, ys, strict=True):
         if row.depth == -1:
             last = max(
@@ -221,7 +224,7 @@ def _draw(ax: Axes, rows: list[_Row], origin: float, unit: float) -> set[str]:
                 ax.add_patch(
                     Rectangle(
                         (left, y - 0.38), width, 0.76, facecolor=color, hatch=hatch,
-                        edgecolor=_edge(e.kind), lw=0.5, zorder=2,
+                        edgecolor=_edge(e.kind) if width > visible else color, lw=0.5, zorder=2,
                     )
                 )  # fmt: skip
     for y in between:

@@ -342,3 +342,27 @@ MISTAKES = {
 def test_mistakes_are_named(message):
     with pytest.raises(ValueError, match=message):
         MISTAKES[message]()
+
+
+def test_a_replayed_run_becomes_messages_and_states():
+    from dtcourse.collectives.replay import Move, Replay
+
+    replay = Replay(
+        [[Move(0, 1, 1, (1.0, 1.0), 8)]],
+        [[[1.0, 1.0, 1.0], [10.0, None, 10.0]], [[1.0, 1.0, 1.0], [10.0, 1.0, 11.0]]],
+    )
+    messages, states = plots.from_replay(replay)
+    assert messages == [plots.Message(0, 0, 1, bytes=8, chunk=range(1, 3))]
+    assert states[0][1] == [plots.Chunk("10", (1,)), None, plots.Chunk("10", (1,))]
+    assert states[1][1][2] == plots.Chunk("11", (0, 1))
+    panel = plots.message_step(messages, states, 1).axes[0]
+    assert len([p for p in panel.patches if p.get_linewidth() == 2.0]) == 2
+    assert plots.from_replay(replay, powers=False)[1] == replay.states
+
+
+def test_a_lane_keeps_its_name_and_loses_the_rows_that_show_nothing():
+    events = [Event("a", "compute", 0, 0, 10), Event("b", "compute", 0, 8, 9)]
+    events.append(Event("c", "communication", 0, 8, 9, lane="network"))
+    ax = plots.timeline(Timeline(events), end=5).axes[0]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["rank 0: main", "rank 0: network"]
+    assert ax.get_ylim()[0] == pytest.approx(1.55)  # two rows

@@ -38,6 +38,8 @@ def build(text: str, before: nbfile.Notebook | None = None) -> nbfile.Notebook:
 
     Parameters
     ----------
+    text : str
+        Cells as this module's docstring describes them.
     before : notebook, optional
         The notebook as it was: outputs of cells with the same id and code are kept from it.
 

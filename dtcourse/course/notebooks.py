@@ -37,7 +37,7 @@ def find(paths: Iterable[Path | str] = ()) -> list[Path]:
     found: list[Path] = []
     for path in wanted:
         if path.is_dir():
-            found += [one for one in sorted(path.glob("*.ipynb"))]
+            found += sorted(path.glob("*.ipynb"))
         elif path.is_file() and path.suffix == ".ipynb":
             found.append(path)
         elif path in [home / kind for kind in ("lessons", "exercises", "solutions")]:

@@ -30,6 +30,8 @@ def lesson_faults(notebook: Notebook, number: str, topics: Mapping[str, str]) ->
 
     Parameters
     ----------
+    notebook : dict
+        As `notebook.read` gives it.
     number : str
         The lesson's number, "04".
     topics : mapping

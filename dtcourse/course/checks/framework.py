@@ -1,0 +1,267 @@
+"""How a lesson's checks are written, and how they are put to an answer.
+
+SHIFT = Exercise("ring_shift", lesson="02", title="Pass it to the right", takes=("ring_shift",),
+                 target="one message per rank, no deadlock at 2, 3 and 4 ranks")
+
+def _shift(ring_shift, values):                       # in every rank
+    return ring_shift(values[dist.get_rank()])
+
+@SHIFT.check("each rank gets its left neighbour's tensor", points=3)
+def check_values(answer):                             # in the judge
+    values = [torch.randn(5) for _ in range(3)]
+    run = answer.run(_shift, 3, values)
+    require(torch.equal(run[1], values[0]), "rank 1 should hold what rank 0 had")
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Protocol
+
+
+class CheckFailed(Exception):
+    """An answer is wrong; the message is a sentence that teaches."""
+
+
+class Unfinished(CheckFailed):
+    """The answer is not written yet, or is not in the notebook."""
+
+
+class Stopped(CheckFailed):
+    """The answer hung, or ended its process: more checks of it would tell nothing new."""
+
+
+class Refused(CheckFailed):
+    """The answer reaches for the checks or for what measures it."""
+
+
+def require(condition: Any, sentence: str) -> None:
+    """Raise CheckFailed(sentence) unless `condition` holds."""
+    if not condition:
+        raise CheckFailed(sentence)
+
+
+class Answer(Protocol):
+    """A student's answer as a check sees it: something to run, never something to look into."""
+
+    def run(self, step: Callable[..., Any], world_size: int, *args: Any, **options: Any) -> Any:
+        """step(answer's functions..., *args) on ranks: results by rank, .seconds, .traffic, .timeline.
+
+        Options are those of `launch`: timeout (20 s), backend, record, nodes, network, env. A failure, a
+        deadlock or a time limit raises CheckFailed with a sentence.
+        """
+        ...
+
+    def call(self, step: Callable[..., Any], *args: Any, timeout: float = 20.0) -> Any:
+        """step(answer's functions..., *args) in one process without a group: what it returned."""
+        ...
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that is asked of an answer."""
+
+    title: str
+    points: int
+    function: Callable[[Answer], None]
+
+
+@dataclass
+class Exercise:
+    """One exercise: what it is called, what it takes from the notebook, its target in numbers, its checks."""
+
+    name: str
+    lesson: str
+    title: str
+    takes: tuple[str, ...]
+    target: str
+    checks: list[Check] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.takes, str) or not self.takes:
+            raise ValueError(
+                f"{self.name}: takes is a tuple of function names, such as ('{self.name}',)"
+            )
+        if not re.search(r"\d", self.target):
+            raise ValueError(f"{self.name}: a target is stated in numbers; got {self.target!r}")
+
+    @property
+    def points(self) -> int:
+        """The points of all its checks."""
+        return sum(check.points for check in self.checks)
+
+    def check(self, title: str, points: int = 1) -> Callable[[Callable], Callable]:
+        """A decorator: add a check to this exercise."""
+
+        def add(function: Callable[[Answer], None]) -> Callable[[Answer], None]:
+            self.checks.append(Check(title, points, function))
+            return function
+
+        return add
+
+
+@cache
+def exercises(lesson: str | None = None) -> dict[str, Exercise]:
+    """Every exercise by name, of one lesson or of all, in the order of their files.
+
+    Raises
+    ------
+    ValueError
+        If two exercises have one name, or one stands in another lesson's file.
+    """
+    import dtcourse.course.checks as package
+
+    found: dict[str, Exercise] = {}
+    for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda module: module.name):
+        match = re.fullmatch(r"lesson_(\d\d)\w*", module.name)
+        if not match or lesson not in (None, match[1]):
+            continue
+        for thing in vars(importlib.import_module(f"{package.__name__}.{module.name}")).values():
+            if isinstance(thing, Exercise):
+                if thing.lesson != match[1] or found.get(thing.name, thing) is not thing:
+                    raise ValueError(
+                        f"{module.name}: {thing.name} is in use, or of lesson {thing.lesson}"
+                    )
+                found[thing.name] = thing
+    return found
+
+
+@dataclass
+class Verdict:
+    """What one check said: `sentence` is empty where it passed."""
+
+    check: Check
+    passed: bool
+    sentence: str = ""
+
+
+@dataclass
+class Report:
+    """What all checks of one exercise said."""
+
+    exercise: Exercise
+    verdicts: list[Verdict] = field(default_factory=list)
+    unfinished: str = ""
+    refused: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return len(self.verdicts) == len(self.exercise.checks) and all(
+            v.passed for v in self.verdicts
+        )
+
+    @property
+    def points(self) -> int:
+        """The points that were earned."""
+        return 0 if self.refused else sum(v.check.points for v in self.verdicts if v.passed)
+
+    def __str__(self) -> str:
+        head = f"{self.exercise.name}: {self.exercise.title}"
+        if self.refused:
+            return f"{head}\n  refused: {self.refused}"
+        if self.unfinished:
+            return f"{head}\n  · {self.unfinished}\n  Target: {self.exercise.target}."
+        lines = [head]
+        for verdict in self.verdicts:
+            lines.append(f"  {'✓' if verdict.passed else '✗'} {verdict.check.title}")
+            if not verdict.passed:
+                lines += [f"      {line}" for line in verdict.sentence.splitlines()]
+        for left in self.exercise.checks[len(self.verdicts) :]:
+            lines.append(f"  - {left.title} (not tried)")
+        good = sum(verdict.passed for verdict in self.verdicts)
+        total = len(self.exercise.checks)
+        lines.append(f"  {good} of {total} checks, {self.points} of {self.exercise.points} points.")
+        return "\n".join(lines)
+
+
+def judge(
+    exercise: Exercise, answer: Answer, on_check: Callable[[Check], None] | None = None
+) -> Report:
+    """Put every check of an exercise to an answer."""
+    report = Report(exercise)
+    for one in exercise.checks:
+        if on_check:
+            on_check(one)
+        try:
+            one.function(answer)
+        except Unfinished as error:
+            report.unfinished = str(error)
+            break
+        except Refused as error:
+            report.refused = str(error)
+            break
+        except Stopped as error:
+            report.verdicts.append(Verdict(one, False, str(error)))
+            break
+        except CheckFailed as error:
+            report.verdicts.append(Verdict(one, False, str(error)))
+        except (
+            Exception
+        ) as error:  # None for a tensor, a wrong shape: the check could not read the answer
+            said = " ".join(str(error).split())[:300]
+            sentence = (
+                f"What came back could not be compared ({type(error).__name__}: {said}). "
+                "Does your function return what the exercise asks for?"
+            )
+            report.verdicts.append(Verdict(one, False, sentence))
+        else:
+            report.verdicts.append(Verdict(one, True))
+    return report
+
+
+class NotPassed(CheckFailed):
+    """Raised by `check` in a notebook after it has printed why; shown as one line, without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+def check(name: str | Callable[..., Any], *answers: Any) -> None:
+    """Check an exercise in a notebook: print what each check says.
+
+        check("ring_shift", ring_shift)
+        check(ring_shift)                   # the exercise that takes a function of this name
+
+    Raises
+    ------
+    NotPassed
+        If a check fails, so that the cell fails too.
+    ValueError
+        For an exercise that there is not, or the wrong number of functions.
+    """
+    from dtcourse.course.checks.runs import InKernel
+
+    if callable(name):
+        answers = (name, *answers)
+        names = tuple(getattr(one, "__name__", "?") for one in answers)
+        matching = [one for one in exercises().values() if one.takes == names]
+        if not matching:
+            raise ValueError(
+                f"no exercise takes {', '.join(names)}: give its name, check('...', {names[0]})"
+            )
+        exercise = matching[0]
+    elif name in exercises():
+        exercise = exercises()[name]
+    else:
+        import difflib
+
+        near = difflib.get_close_matches(str(name), exercises(), 1)
+        raise ValueError(
+            f"there is no exercise {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+        )
+    if len(answers) != len(exercise.takes):
+        raise ValueError(
+            f"check({exercise.name!r}, {', '.join(exercise.takes)}): got {len(answers)} answers"
+        )
+    report = judge(exercise, InKernel(dict(zip(exercise.takes, answers, strict=True))))
+    print(report)
+    if not report.passed:
+        raise NotPassed(
+            "not written yet" if report.unfinished else "Not there yet: see the lines marked ✗."
+        )

@@ -1,0 +1,132 @@
+"""Latency and bus bandwidth over message sizes, measured inside the ranks of a running group.
+
+`dtcourse bench collectives` launches it for every backend; on several nodes, every rank runs the same function:
+
+    torchrun ... -m dtcourse.launch --backend ring dtcourse/collectives/bench.py:main --collective all_reduce
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dtcourse import device
+from dtcourse.collectives import compat, cost
+
+SIZES = tuple(1 << k for k in range(10, 25, 2))  # 1 KiB to 16 MiB
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
+
+
+def sweep(
+    collective: str = "all_reduce", sizes: Sequence[int] = SIZES, repeats: int = 10, warmup: int = 3
+) -> list[dict[str, float]]:
+    """Times a collective at each size (bytes, float32). To be called by every rank of the default group.
+
+    A time is that of the slowest rank; each row has bytes, seconds (median), fastest, slowest, latency in
+    microseconds, algorithm and bus bandwidth in bytes a second (nccl-tests' definitions).
+    """
+    if collective not in COLLECTIVES:
+        raise ValueError(
+            f"there is no benchmark of {collective!r}; there are {', '.join(COLLECTIVES)}"
+        )
+    if repeats < 1:
+        raise ValueError(f"repeats is at least 1; got {repeats}")
+    ranks = dist.get_world_size()
+    rows = []
+    for nbytes in sizes:
+        elements = max(
+            ranks, nbytes // 4 // ranks * ranks
+        )  # a whole number of elements for each rank
+        call = _call(collective, elements)
+        times = []
+        for i in range(warmup + repeats):
+            dist.barrier()
+            start = time.perf_counter()
+            call()
+            device.synchronize()
+            slowest = torch.tensor([time.perf_counter() - start], device=device.current())
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            if i >= warmup:
+                times.append(slowest.item())
+        median, actual = statistics.median(times), elements * 4
+        rows.append({
+            "bytes": actual,
+            "seconds": median,
+            "fastest": min(times),
+            "slowest": max(times),
+            "algorithm_bandwidth": actual / median,
+            "bus_bandwidth": cost.bus_bandwidth(collective, actual, median, ranks),
+        })  # fmt: skip
+    return rows
+
+
+def _call(collective: str, elements: int) -> Callable[[], Any]:
+    """The collective on fresh tensors; nbytes is that of the whole vector, as in cost.py."""
+    ranks, where = dist.get_world_size(), device.current()
+    whole = torch.ones(elements, device=where)
+    part = torch.ones(elements // ranks, device=where)
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+        "reduce": lambda: dist.reduce(whole, 0),
+        "reduce_scatter": lambda: compat.reduce_scatter_single(part, whole),
+        "all_gather": lambda: compat.all_gather_single(whole, part),
+        "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
+    }
+    return calls[collective]
+
+
+def ping_pong(
+    sizes: Sequence[int] = SIZES, repeats: int = 10, warmup: int = 3
+) -> list[tuple[int, float]]:
+    """One-way time of a message between ranks 0 and 1, at each size: half a round trip. For cost.fit."""
+    rank = dist.get_rank()
+    if dist.get_world_size() < 2:
+        raise ValueError("a ping-pong needs two ranks")
+    result = []
+    for nbytes in sizes:
+        ball = torch.zeros(max(1, nbytes // 4), device=device.current())
+        times = []
+        for i in range(warmup + repeats):
+            dist.barrier()
+            start = time.perf_counter()
+            if rank == 0:
+                dist.send(ball, 1)
+                dist.recv(ball, 1)
+            elif rank == 1:
+                dist.recv(ball, 0)
+                dist.send(ball, 0)
+            if i >= warmup:
+                times.append((time.perf_counter() - start) / 2)
+        result.append((ball.nbytes, statistics.median(times)))
+    return result
+
+
+def reduction_seconds_per_byte(nbytes: int = 1 << 22, repeats: int = 10) -> float:
+    """Gamma of this processor: the time of adding two float32 vectors in memory, a byte of one of them."""
+    a, b = torch.ones(nbytes // 4), torch.ones(nbytes // 4)
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        torch.add(a, b, out=a)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) / nbytes
+
+
+def main(collective: str = "all_reduce", largest: int = 1 << 24) -> str | None:
+    """For torchrun: a table on rank 0."""
+    rows = sweep(collective, [s for s in SIZES if s <= largest])
+    if dist.get_rank():
+        return None
+    lines = [f"{collective}, {dist.get_world_size()} ranks, backend {dist.get_backend()}"]
+    lines += [f"{'bytes':>12} {'us':>12} {'busbw MB/s':>12}"]
+    lines += [
+        f"{r['bytes']:12.0f} {r['seconds'] * 1e6:12.1f} {r['bus_bandwidth'] / 1e6:12.1f}"
+        for r in rows
+    ]
+    return "\n".join(lines)

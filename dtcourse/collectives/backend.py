@@ -29,7 +29,7 @@ from dtcourse import device, events
 from dtcourse.collectives import network as networks
 from dtcourse.collectives import torch_private, traffic
 from dtcourse.collectives.channel import Channel
-from dtcourse.collectives.guard import Guard, unwatch
+from dtcourse.collectives.guard import Guard, Splits, unwatch
 from dtcourse.collectives.traffic import Label
 from dtcourse.collectives.work import CollectiveWork, Worker
 
@@ -169,11 +169,13 @@ class AlgorithmGroup(dist.ProcessGroup):
         tensors: list[torch.Tensor],
         steps: Callable[[], Any],
         options: Any = None,
+        splits: Callable[[], Splits] | None = None,
     ) -> CollectiveWork:
         """Runs `steps` as the collective `name`.
 
         what:    all that the ranks must agree on, in words
         tensors: where the result will be
+        splits:  elements to and from each rank, for an all-to-all
         """
         phase = traffic.current_phase()
         traffic.called(Label(name, phase))
@@ -185,7 +187,8 @@ class AlgorithmGroup(dist.ProcessGroup):
             # The number and the words go into the tag of every message: see channel.py.
             salt = zlib.crc32(f"{number} {what}".encode()) | 1
             begun = time.monotonic()
-            self.guard.begin(f"call {number} of the group's collectives", what)
+            sizes = splits() if splits is not None else None
+            self.guard.begin(f"call {number} of the group's collectives", what, sizes)
             try:
                 with traffic.labelled(Label(name, phase, salt)):
                     steps()
@@ -205,7 +208,7 @@ class AlgorithmGroup(dist.ProcessGroup):
                 detail=detail,
             )
 
-        return self._worker.submit(CollectiveWork(name, tensors), collective, now)
+        return self._worker.submit(CollectiveWork(name, tensors), collective, now, numbered=True)
 
     def _algorithm(self, collective: str) -> Callable[..., Any]:
         return algorithm(self.backend, collective)
@@ -380,6 +383,7 @@ class AlgorithmGroup(dist.ProcessGroup):
             list(outputs),
             lambda: run(outputs, inputs, group=self),
             opts,
+            lambda: ([t.numel() for t in inputs], [t.numel() for t in outputs]),
         )
 
     def all_to_all_single(
@@ -393,6 +397,10 @@ class AlgorithmGroup(dist.ProcessGroup):
     ) -> CollectiveWork:
         run = self._algorithm("all_to_all_single")
         even = not output_split_sizes and not input_split_sizes
+        sizes = (
+            _elements(input, input_split_sizes, self.size()),
+            _elements(output, output_split_sizes, self.size()),
+        )
         return self._run(
             "all_to_all",
             f"all_to_all of {_words(input) if even else _dtypes(input)}",
@@ -405,6 +413,7 @@ class AlgorithmGroup(dist.ProcessGroup):
                 group=self,
             ),
             opts,
+            lambda: sizes,
         )
 
     # --- no data ---
@@ -512,6 +521,14 @@ def _with_root(opts: Any, more: dict[str, Any], kind: type) -> Any:
     if "op" in more:
         made.reduceOp = more["op"]
     return made
+
+
+def _elements(tensor: torch.Tensor, sizes: Sequence[int], ranks: int) -> list[int]:
+    """Elements for each rank, where dim 0 is split into these sizes, or evenly."""
+    if not sizes:
+        return [tensor.numel() // ranks] * ranks
+    row = tensor[:1].numel()
+    return [size * row for size in sizes]
 
 
 def _words(*tensors: torch.Tensor) -> str:

@@ -16,6 +16,7 @@ goes well: the store is asked only by a rank that has already waited for a secon
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+Splits = tuple[list[int], list[int]]
 PATIENCE = 1.0  # seconds of waiting before a rank asks the others what they wait in
 TICK = 0.25
 _CLOSING_TAG = 0x7FFFFFFF  # channel.py uses smaller ones
@@ -51,7 +53,7 @@ class Guard:
         self._inner = inner
         self._store = store
         self._lock = threading.RLock()
-        self._waits: dict[int, _Wait] = {}  # by thread
+        self._waits: dict[int, list[_Wait]] = {}  # by thread, the innermost last
         self._closed = False
         _watch(self)
 
@@ -61,26 +63,27 @@ class Guard:
 
     # --- waiting ---
 
-    def begin(self, place: str, what: str) -> None:
-        """This thread begins what may wait for other ranks.
+    def begin(self, place: str, what: str, splits: Splits | None = None) -> None:
+        """The calling thread begins what may wait for other ranks.
 
         place: the same on all ranks that ought to meet here ("operation 5", "messages from rank 0 to rank 1")
         what:  what must then be the same on all of them ("all_reduce of 10 float32")
+        splits: elements that this rank sends to, and receives from, each rank of the group: for an all-to-all
         """
-        self._waits[threading.get_ident()] = _Wait(place, what, time.monotonic())
+        wait = _Wait(place, what, splits, time.monotonic())
+        self._waits.setdefault(threading.get_ident(), []).append(wait)
 
     def end(self) -> None:
-        wait = self._waits.pop(threading.get_ident(), None)
-        if wait is not None and wait.published:
-            try:
+        """This thread need not wait any more."""
+        wait = self._waits[threading.get_ident()].pop()
+        if wait.published:
+            with contextlib.suppress(RuntimeError):
                 self._store.delete_key(self._key(wait.place, self.rank))
-            except RuntimeError:
-                pass
 
     # --- failing ---
 
     def fail(self, error: BaseException, what: str) -> BaseException:
-        """This rank failed in `what`. Tells the others, and returns what to raise here."""
+        """Tells the others that this rank failed in `what`, and returns what to raise here."""
         with self._lock:
             if self.failure is None:
                 text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -146,29 +149,40 @@ class Guard:
         if self.failure is not None or self.size < 2:
             return
         now = time.monotonic()
-        for wait in list(self._waits.values()):
+        for wait in [wait for waits in list(self._waits.values()) for wait in waits]:
             if now - wait.since < PATIENCE:
                 continue
             if not wait.published:
                 wait.published = True
-                self._store.set(self._key(wait.place, self.rank), wait.what)
+                self._store.set(
+                    self._key(wait.place, self.rank), json.dumps([wait.what, wait.splits])
+                )
                 continue
-            others = self._others(wait)
-            if len(others) > 1 and len(set(others.values())) > 1:
-                if not wait.suspicious:  # once more, for the ranks that are about to write
-                    wait.suspicious = True
-                    continue
-                lines = [f"{self.name(r)}: {what}" for r, what in sorted(others.items())]
-                self.disagree(f"the ranks disagree on {wait.place}: " + "; ".join(lines))
+            report = self._compare(wait)
+            if report and wait.suspicious:
+                self.disagree(report)
                 return
+            wait.suspicious = bool(report)  # asked once more, for the ranks that are about to write
 
-    def _others(self, wait: _Wait) -> dict[int, str]:
-        found = {self.rank: wait.what}
+    def _compare(self, wait: _Wait) -> str:
+        """What is wrong between the ranks that wait at the same place; nothing where they are only waiting."""
+        said: dict[int, tuple[str, Splits | None]] = {}
         for rank in range(self.size):
             key = self._key(wait.place, rank)
-            if rank != self.rank and self._store.check([key]):
-                found[rank] = self._store.get(key).decode()
-        return found
+            if self._store.check([key]):
+                said[rank] = tuple(json.loads(self._store.get(key)))
+        if len({what for what, _ in said.values()}) > 1:
+            lines = [f"{self.name(rank)}: {what}" for rank, (what, _) in said.items()]
+            return f"the ranks disagree on {wait.place}: " + "; ".join(lines)
+        for sender, (what, sizes) in said.items():
+            for receiver, (_, other) in said.items():
+                if sizes and other and sizes[0][receiver] != other[1][sender]:
+                    return (
+                        f"the split sizes of an {what} do not fit: {self.name(sender)} sends "
+                        f"{sizes[0][receiver]} elements to {self.name(receiver)}, which expects "
+                        f"{other[1][sender]}"
+                    )
+        return ""
 
     @staticmethod
     def _key(place: str, rank: int) -> str:
@@ -176,10 +190,10 @@ class Guard:
 
 
 class _Wait:
-    __slots__ = ("place", "published", "since", "suspicious", "what")
+    __slots__ = ("place", "published", "since", "splits", "suspicious", "what")
 
-    def __init__(self, place: str, what: str, since: float) -> None:
-        self.place, self.what, self.since = place, what, since
+    def __init__(self, place: str, what: str, splits: Splits | None, since: float) -> None:
+        self.place, self.what, self.splits, self.since = place, what, splits, since
         self.published = self.suspicious = False
 
 
@@ -197,6 +211,7 @@ def _watch(guard: Guard) -> None:
 
 
 def unwatch(guard: Guard) -> None:
+    """Ends the watch over a group that ends."""
     _watched.discard(guard)
 
 

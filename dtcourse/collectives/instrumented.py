@@ -95,7 +95,7 @@ class InstrumentedGroup(dist.ProcessGroup):
                 return call(*args, **kwargs)
         called_at = time.monotonic()
 
-        def collective(_: int) -> None:
+        def collective() -> None:
             begun = time.monotonic()
             ports = network.ports()
             if ports is None or self.size() == 1:

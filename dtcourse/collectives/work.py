@@ -100,12 +100,16 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def submit(
-        self, work: CollectiveWork, function: Callable[[int], Any], now: bool
+        self,
+        work: CollectiveWork,
+        function: Callable[..., Any],
+        now: bool = False,
+        numbered: bool = False,
     ) -> CollectiveWork:
         """Runs `function` and finishes `work` with its outcome.
 
-        The function is given its number: 1 for the first that was submitted, on every rank alike.
-        now: the caller is about to wait for it.
+        now:      the caller is about to wait for it
+        numbered: call function(number): 1 for the first that was submitted here, and so on, on every rank alike
         """
         # The caller's mode, since the worker writes into the caller's tensors. Gradients are never recorded here.
         inference = torch.is_inference_mode_enabled()
@@ -114,39 +118,43 @@ class Worker:
             error = None
             try:
                 with torch.inference_mode() if inference else torch.no_grad():
-                    function(number)
+                    function(number) if numbered else function()
             except BaseException as caught:
                 error = caught
-            finally:
-                with self._lock:
-                    self._pending -= 1
-                work.finish(error)
+            with self._lock:
+                self._pending -= 1
+            self._turn.release()
+            work.finish(
+                error
+            )  # out of turn: what waits for it may call the next collective from here
 
         with self._lock:
             mine = now and self._pending == 0
             self._pending += 1
             self._count += 1
             number = self._count
-            if not mine:
-                if self._thread is None:
+            if mine:
+                self._turn.acquire()
+            else:
+                if self._thread is None or self._thread is threading.current_thread():
+                    # No thread yet; or the thread's last work called back, and the callback (PowerSGD's, in DDP)
+                    # calls a collective and will wait for it: another thread goes on with the queue.
                     self._thread = threading.Thread(
                         target=self._loop, daemon=True, name=f"dtcourse-{self._name}"
                     )
                     self._thread.start()
                 self._queue.put(lambda: run(number))
-            else:
-                self._turn.acquire()
         if mine:
-            try:
-                run(number)
-            finally:
-                self._turn.release()
+            run(number)
         return work
 
     def _loop(self) -> None:
-        while (run := self._queue.get()) is not None:
-            with self._turn:
-                run()
+        while self._thread is threading.current_thread():
+            run = self._queue.get()
+            if run is None:
+                return
+            self._turn.acquire()
+            run()
             del run  # or the last collective's tensors would live until the next one
 
     def stop(self, seconds: float = 5.0) -> None:

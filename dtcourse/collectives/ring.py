@@ -52,61 +52,94 @@ def reduce_scatter_steps(
     group: Any,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> None:
-    """Takes p - 1 steps, after which block `rank` of the vector is complete; the other blocks hold partial sums."""
-    rank, ranks = p2p.rank(group), p2p.size(group)
-    left, right = (rank - 1) % ranks, (rank + 1) % ranks
-    if ranks == 1:
-        return
-    chunks = [cut(block, chunk_bytes) for block in blocks_of(vector, bounds)]
-
-    # The blocks come in this order: the one that left its start two ranks ago, ..., at last this rank's own.
-    incoming = [c for step in range(ranks - 1) for c in chunks[(rank - 2 - step) % ranks]]
-    arrived = arriving(_slots(incoming, chunk_bytes), left, group, TAG, AHEAD)
-
-    # 1. The block that starts its journey here is sent as it is.
-    sending = [p2p.isend(chunk, right, group, TAG) for chunk in chunks[(rank - 1) % ranks]]
-    # 2. To each chunk that comes in, add this rank's part, and send it on.
-    last = len(incoming) - len(chunks[rank])
-    for i, (mine, partial_sum) in enumerate(zip(incoming, arrived, strict=True)):
-        reduction.combine(partial_sum, mine, out=mine)
-        if i < last:  # 3. This rank's own block has been everywhere: it stays.
-            sending.append(p2p.isend(mine, right, group, TAG))
-    for work in sending:
-        work.wait()
+    """Takes p - 1 steps, after which block `rank` of the vector is complete; the others hold partial sums."""
+    _Ring(vector, bounds, group, chunk_bytes).reduce_scatter(reduction).wait()
 
 
 def all_gather_steps(
     vector: torch.Tensor, bounds: Sequence[int], group: Any, chunk_bytes: int = CHUNK_BYTES
 ) -> None:
     """Takes p - 1 steps, before which block `rank` is complete, and after which all are."""
-    rank, ranks = p2p.rank(group), p2p.size(group)
-    left, right = (rank - 1) % ranks, (rank + 1) % ranks
-    if ranks == 1:
-        return
-    chunks = [cut(block, chunk_bytes) for block in blocks_of(vector, bounds)]
-
-    incoming = [c for step in range(ranks - 1) for c in chunks[(rank - 1 - step) % ranks]]
-    arrived = arriving(incoming, left, group, TAG + 1, AHEAD)  # straight into place
-
-    # 1. Send the own block. 2. Send on whatever comes. 3. But the right neighbour's own block, which it has.
-    sending = [p2p.isend(chunk, right, group, TAG + 1) for chunk in chunks[rank]]
-    last = len(incoming) - len(chunks[right])
-    for i, chunk in enumerate(arrived):
-        if i < last:
-            sending.append(p2p.isend(chunk, right, group, TAG + 1))
-    for work in sending:
-        work.wait()
+    _Ring(vector, bounds, group, chunk_bytes).expect().all_gather().wait()
 
 
 def all_reduce_steps(
     x: torch.Tensor, reduction: Reduction, group: Any, chunk_bytes: int = CHUNK_BYTES
 ) -> None:
-    """1. Reduce-scatter. 2. All-gather."""
-    rank, ranks = p2p.rank(group), p2p.size(group)
-    bounds = even_bounds(len(x), ranks)
-    reduce_scatter_steps(x, bounds, reduction, group, chunk_bytes)
-    reduction.finish(blocks_of(x, bounds)[rank])
-    all_gather_steps(x, bounds, group, chunk_bytes)
+    """1. Reduce-scatter. 2. All-gather.
+
+    The second phase's receives are posted before the first phase begins: a complete block can come only after this
+    rank has added its part to it, so its place is free by then.
+    """
+    around = _Ring(x, even_bounds(len(x), p2p.size(group)), group, chunk_bytes)
+    around.expect().reduce_scatter(reduction)
+    for chunk in around.chunks[around.rank]:
+        reduction.finish(chunk)
+    around.all_gather().wait()
+
+
+class _Ring:
+    """One rank of the ring, and the vector that goes round: `chunks[b]` are the chunks of block b."""
+
+    def __init__(
+        self, vector: torch.Tensor, bounds: Sequence[int], group: Any, chunk_bytes: int
+    ) -> None:
+        self.group, self.rank, self.ranks = group, p2p.rank(group), p2p.size(group)
+        self.left, self.right = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
+        self.chunks = [cut(block, chunk_bytes) for block in blocks_of(vector, bounds)]
+        self._sending: list[Work] = []
+        self._gathered: Iterator[torch.Tensor] = iter(())
+
+    def reduce_scatter(self, reduction: Reduction) -> _Ring:
+        if self.ranks == 1:
+            return self
+        # What comes from the left: the block that set out two ranks ago, the one before it, ..., at last the own.
+        own = self.chunks[self.rank]
+        incoming = self._in_order(first=self.rank - 2)
+        arrived = arriving(_slots(incoming), self.left, self.group, TAG, AHEAD)
+        # 1. The block that sets out from here is sent as it is.
+        for chunk in self.chunks[self.left]:
+            self._send(chunk, TAG)
+        # 2. To each chunk that comes in, add this rank's part.
+        for i, (mine, partial_sum) in enumerate(zip(incoming, arrived, strict=True)):
+            reduction.combine(partial_sum, mine, out=mine)
+            # 3. Send it on, but for the own block: that has been everywhere and is complete.
+            if i < len(incoming) - len(own):
+                self._send(mine, TAG)
+        return self
+
+    def expect(self) -> _Ring:
+        """Posts the first receives of the all-gather, straight into place: the left neighbour's block comes first."""
+        if self.ranks > 1:
+            incoming = self._in_order(first=self.rank - 1)
+            self._gathered = arriving(incoming, self.left, self.group, TAG + 1, AHEAD)
+        return self
+
+    def all_gather(self) -> _Ring:
+        if self.ranks == 1:
+            return self
+        # 1. Send the own block.
+        for chunk in self.chunks[self.rank]:
+            self._send(chunk, TAG + 1)
+        # 2. Send on whatever comes, but for the last block: it is the right neighbour's own.
+        on = sum(map(len, self.chunks)) - len(self.chunks[self.rank]) - len(self.chunks[self.right])
+        for i, chunk in enumerate(self._gathered):
+            if i < on:
+                self._send(chunk, TAG + 1)
+        return self
+
+    def wait(self) -> None:
+        """Waits until all that was sent has gone, so that the vector may change again."""
+        for work in self._sending:
+            work.wait()
+
+    def _in_order(self, first: int) -> list[torch.Tensor]:
+        """The chunks of p - 1 blocks: `first`, and those before it on the ring."""
+        blocks = [(first - step) % self.ranks for step in range(self.ranks - 1)]
+        return [chunk for block in blocks for chunk in self.chunks[block]]
+
+    def _send(self, chunk: torch.Tensor, tag: int) -> None:
+        self._sending.append(p2p.isend(chunk, self.right, self.group, tag))
 
 
 # --- the ring as a chain: one root -----------------------------------------------------------------------------
@@ -139,7 +172,7 @@ def reduce_steps(
         sums = chunks
     else:
         sums = cut(x if rank == root else torch.empty_like(x), chunk_bytes)
-        arrived = arriving(_slots(chunks, chunk_bytes), left, group, TAG, AHEAD)
+        arrived = arriving(_slots(chunks), left, group, TAG, AHEAD)
     sending = []
     for i, mine in enumerate(chunks):
         if left != root:
@@ -150,7 +183,7 @@ def reduce_steps(
         work.wait()
 
 
-def _slots(chunks: Sequence[torch.Tensor], chunk_bytes: int) -> Iterator[torch.Tensor]:
+def _slots(chunks: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     """Scratch to receive these chunks into: AHEAD slots, used in turn."""
     if not chunks:
         return

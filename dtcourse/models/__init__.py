@@ -10,6 +10,7 @@ from dtcourse.models.convnet import ConvNet
 from dtcourse.models.counting import parameter_count, transformer_parameters
 from dtcourse.models.mlp import MLP
 from dtcourse.models.published import PUBLISHED
+from dtcourse.models.resnet import ResNet
 from dtcourse.models.seeding import seeded
 from dtcourse.models.transformer import (
     CausalAttention,
@@ -24,6 +25,7 @@ __all__ = [
     "CausalAttention",
     "ConvNet",
     "FusedCausalAttention",
+    "ResNet",
     "Transformer",
     "TransformerConfig",
     "flops",

@@ -168,12 +168,16 @@ def all_reduce_steps(
     # A chunk needs about two tree heights to come back; until then, later ones go up.
     delay = 2 * ranks.bit_length()
     count = max(len(half.chunks) for half in halves)
+    # Upwards a leaf waits for nobody, so the tree in which this rank is one goes first; downwards, the tree in which
+    # others wait for this rank. In the other order the two trees would take turns.
+    leaf_first = sorted(halves, key=lambda half: len(half.node.children))
     for i in range(count + delay):
-        for half in halves:
+        for half in leaf_first:
             if i < len(half.chunks):
                 half.up(i, reduction, into=half.chunks[i])
                 if half.node.parent is None:
                     reduction.finish(half.chunks[i])
+        for half in reversed(leaf_first):
             if 0 <= i - delay < len(half.chunks):
                 half.down(i - delay)
     for half in halves:

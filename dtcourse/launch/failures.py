@@ -11,7 +11,10 @@ import signal
 import sys
 import sysconfig
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,40 @@ def exit_summary(exitcode: int | None) -> str:
     return f"left with exit code {exitcode} before it returned"
 
 
+def hide_our_frames(error: BaseException) -> None:
+    """Has a notebook show the reader's own frames of `error`, without launch's: a failure is meant to be read, and a
+    saved notebook must not hold this machine's paths. Debuggers and pytest still see all frames.
+    """
+    if _shell() is not None:
+        error._render_traceback_ = partial(_render, error)  # type: ignore[attr-defined]
+
+
+def _render(error: BaseException) -> list[str]:
+    """What IPython would show of `error`, less the frames of this package. IPython calls it by that name above."""
+    ours = str(Path(__file__).parent)
+    frames, tb = [], error.__traceback__
+    while tb is not None:
+        if not tb.tb_frame.f_code.co_filename.startswith(ours):
+            frames.append(tb)
+        tb = tb.tb_next
+    kept = None
+    for tb in reversed(frames):
+        kept = TracebackType(kept, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
+    cause = error.__cause__
+    if isinstance(error, RankFailure):
+        error.__cause__ = None  # its text, and the rank's traceback, are in the message already
+    try:
+        return _shell().InteractiveTB.structured_traceback(type(error), error, kept)
+    finally:
+        error.__cause__ = cause
+
+
+def _shell() -> Any:
+    """The notebook's IPython; None in a script."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython else None
+
+
 # --- reading faulthandler's stacks ----------------------------------------------------------------------------
 
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$')
@@ -175,9 +212,7 @@ def readable(text: str) -> str:
 
 def _cell_names() -> dict[str, str]:
     """{file name that IPython gives to a cell's code: "Cell In[3]"}; empty outside IPython."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    numbers = getattr(getattr(shell, "compile", None), "_filename_map", None) or {}
+    numbers = getattr(getattr(_shell(), "compile", None), "_filename_map", None) or {}
     return {name: f"Cell In[{number}]" for name, number in numbers.items()}
 
 

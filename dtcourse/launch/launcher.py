@@ -10,6 +10,7 @@ import linecache
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -117,7 +118,8 @@ def launch(
     backend:    "gloo", "nccl", or one of dtcourse's own ("ring", "tree", ...); None takes NCCL where every rank has
                 its own GPU, else gloo
     device:     "cpu", "cuda" or None (whatever the machine has); a rank finds its own with dtcourse.device.current()
-    timeout:    seconds after which the ranks are stopped and a RankTimeout says where each one was; None: no limit
+    timeout:    seconds, from the start of the ranks, after which they are stopped and a RankTimeout says where each
+                one was; None: no limit
     record:     keep each rank's events and traffic in run.timeline and run.traffic
     stream:     show printed lines as they happen, not rank by rank at the end
     init:       False leaves forming the group to the function: `init_process_group()` then needs no arguments
@@ -131,42 +133,81 @@ def launch(
     Raises RankFailure if a rank raised, exited or was killed; RankTimeout at the time limit; ValueError for what
     cannot be asked; TypeError for a function or an argument that cannot be pickled.
     """
-    began = time.monotonic()
-    _require_torch()
-    options.check_arguments(function, launch, args, kwargs)
-    if timeout is not None and not timeout > 0:
-        raise ValueError(
-            f"timeout is in seconds, more than 0, or None for no limit; got {timeout!r}"
-        )
-    layout = options.choose(world_size, backend, device, nodes, threads)
-    if verbose:
-        print(layout)
-    parcel = parcels.Sealed(_pack_call(function, args, kwargs))
-    store = _host_store()
     try:
-        environments = _environments(layout, store.port, {**os.environ, **(env or {})})
-        settings = [
-            rank.Settings(
-                rank=index,
-                environment=environment,
-                backend=layout.backend,
-                threads=threads,
-                init=init,
-                record=record,
-                network=network,
-                timeout=timeout,
-                sources=_sources(),
-            )
-            for index, environment in enumerate(environments)
-        ]
-        with _Ranks(settings, parcel, stream, on_message) as ranks:
-            try:
-                answers = ranks.answers(began + timeout if timeout else None, timeout)
-            finally:
-                ranks.output.show()
+        began = time.monotonic()
+        _require_torch()
+        options.check_arguments(function, launch, args, kwargs)
+        limit = options.time_limit(timeout)
+        layout = options.choose(world_size, backend, device, nodes, threads)
+        options.check_open_files(world_size)
+        if verbose:
+            print(layout)
+        parcel = parcels.Sealed(_pack_call(function, args, kwargs))
+        try:
+            store = _host_store()
+            added = {name: str(value) for name, value in (env or {}).items()}
+            environments = _environments(layout, store.port, {**os.environ, **added})
+            settings = [
+                rank.Settings(
+                    rank=index,
+                    environment=environment,
+                    backend=layout.backend,
+                    threads=threads,
+                    init=init,
+                    record=record,
+                    network=network,
+                    timeout=limit,
+                    sources=_sources(),
+                )
+                for index, environment in enumerate(environments)
+            ]
+            with (
+                _Interrupts() as interrupts,
+                _Ranks(settings, parcel, stream, on_message, interrupts) as ranks,
+            ):
+                answers = ranks.answers(limit)
             return Run(answers, ranks.output.lines, layout, time.monotonic() - began, record)
-    finally:
-        parcel.close()
+        finally:
+            parcel.close()
+    except BaseException as error:
+        failures.hide_our_frames(error)
+        raise
+
+
+class _Interrupts:
+    """Ctrl-C during a launch: the first press raises KeyboardInterrupt; the impatient ones after it, and all during
+    the clean-up, wait until no rank is left.
+    """
+
+    def __init__(self) -> None:
+        self.waiting = self.cleaning_up = False
+        self._raised = False
+        self._before: Any = None
+
+    def __enter__(self) -> _Interrupts:
+        if threading.current_thread() is threading.main_thread():  # the only one that gets signals
+            self._before = signal.getsignal(signal.SIGINT)
+            if callable(self._before):
+                signal.signal(signal.SIGINT, self._pressed)
+        return self
+
+    def _pressed(self, number: int, frame: Any) -> None:
+        if self._raised:
+            return
+        if self.cleaning_up:
+            self.waiting = True
+            return
+        try:
+            self._before(number, frame)
+        except BaseException:
+            self._raised = True
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        if callable(self._before):
+            signal.signal(signal.SIGINT, self._before)
+            if self.waiting and not self._raised:
+                self._before(signal.SIGINT, None)
 
 
 class _Ranks:
@@ -178,8 +219,10 @@ class _Ranks:
         parcel: parcels.Sealed,
         stream: bool,
         on_message: Callable[[int, Any], None] | None,
+        interrupts: _Interrupts,
     ) -> None:
         self.settings, self.parcel, self.on_message = settings, parcel, on_message
+        self.interrupts = interrupts
         self.world_size = len(settings)
         self.processes: list[server.RankProcess] = []
         self.pids: list[int] = []
@@ -219,14 +262,16 @@ class _Ranks:
                 ):  # it died; the loop will say how
                     parcels.send(channel, settings)
                     self.parcel.send(channel)
-        except BaseException:
+        except BaseException:  # leaving `with` is not for a block that was never entered
             self.output = Output(outputs, self.stream)
             self.__exit__()
             raise
         return self
 
-    def answers(self, deadline: float | None, limit: float | None) -> list[dict[str, Any]]:
-        """Waits until all ranks have answered; raises where one did not."""
+    def answers(self, limit: float | None) -> list[dict[str, Any]]:
+        """Waits until all ranks have answered; raises where one did not within `limit` seconds."""
+        # From here, not from the call of launch: the first one starts the server, which is no fault of the function.
+        deadline = None if limit is None else time.monotonic() + limit
         grace: float | None = None
         try:
             while len(self.results) + len(self.failures) < self.world_size:
@@ -238,14 +283,17 @@ class _Ranks:
                         limit or 0.0, set(self.results), self._ask_where(), self.world_size
                     )
                 ends = [t for t in (grace, deadline) if t is not None]
-                self._step(max(0.0, min(ends) - now) if ends else None)
+                # An hour at most: the system's own wait cannot count for ever.
+                self._step(min(max(0.0, min(ends) - now), 3600.0) if ends else None)
                 if self.failures and grace is None:
                     grace = time.monotonic() + GRACE
         except KeyboardInterrupt as interrupt:
             where = {r: failures.where(s) for r, s in self._ask_where().items()}
             for index, place in where.items():
                 interrupt.add_note(f"rank {index} {failures.readable(place)}")
-            raise
+            raise interrupt.with_traceback(
+                None
+            ) from None  # it says where the ranks were, not where we were
         if self.failures:
             failure = failures.rank_failure(list(self.failures.values()), self.world_size)
             raise failure from failure.failures[0].exception
@@ -339,6 +387,7 @@ class _Ranks:
                     self.output.read(item)  # type: ignore[arg-type]
 
     def __exit__(self, *_: object) -> None:
+        self.interrupts.cleaning_up = True
         # The group, not only the process: data loaders' workers and whatever else a rank started go with it.
         for pid in self.pids:
             with suppress(ProcessLookupError, PermissionError):
@@ -352,6 +401,7 @@ class _Ranks:
         while self.output.open_pipes and time.monotonic() < deadline:
             for pipe in wait(self.output.open_pipes, 0.1):
                 self.output.read(pipe)  # type: ignore[arg-type]
+        self.output.show()
         self.output.close()
         for connection in (*self.channels, *self.stacks):
             connection.close()
@@ -362,10 +412,7 @@ def _require_torch() -> None:
     try:
         import torch.distributed
     except ImportError:
-        raise RuntimeError(
-            f"this notebook's Python ({sys.executable}) has no PyTorch. If you installed dtcourse with `make lab`, "
-            "choose Kernel > Change Kernel > Python 3 (ipykernel) in the JupyterLab that it opened."
-        ) from None
+        raise ImportError(options.wrong_python("PyTorch")) from None
     if not torch.distributed.is_available():
         raise RuntimeError("this build of PyTorch has no torch.distributed: install another one")
 

@@ -6,6 +6,7 @@ function that uses them runs anywhere.
 
 from __future__ import annotations
 
+import html
 import os
 import sys
 import time
@@ -40,14 +41,17 @@ def progress(items: Iterable[T], label: str = "", total: int | None = None) -> I
         yield from tqdm(items, desc=label, total=total, leave=False)
         return
     last, done = 0.0, 0
-    for item in items:
-        now = time.monotonic()
-        if now - last > 0.1:  # ten times a second is as often as an eye wants it
-            _channel("progress", (label, done, total))
-            last = now
-        yield item
-        done += 1
-    _channel("progress", (label, done, done))
+    try:
+        for item in items:
+            now = time.monotonic()
+            if now - last > 0.1:  # ten times a second is as often as an eye wants it
+                _channel("progress", (label, done, total))
+                last = now
+            yield item
+            done += 1
+        total = done
+    finally:  # also where the loop is left early
+        _channel("progress", (label, done, total))
 
 
 class Bars:
@@ -80,7 +84,7 @@ class _NotebookBar:
     def _bundle(self, done: int, total: int | None) -> dict[str, str]:
         self.text = f"{self.label} {done}" + (f" of {total}" if total else "")
         most = f' max="{total}"' if total else ""
-        bar = f'<progress value="{done}"{most}></progress> {self.text}'
+        bar = f'<progress value="{done}"{most}></progress> {html.escape(self.text)}'
         return {"text/plain": self.text, "text/html": bar}
 
     def update(self, done: int, total: int | None) -> None:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 TORCH_BACKENDS = ("gloo", "nccl", "mpi")
+
+NO_LIMIT = 1e9  # seconds; a longer time limit is none
+FILES_PER_RANK = (
+    5  # a channel, its output, its stacks, a sentinel, and the pipe that tells it that we live
+)
+SPARE_FILES = 24  # the server, the store, and what a launch opens for a moment
+MANY_FILES = 1000  # more left than this: not worth counting those that are open
+
+
+def wrong_python(missing: str) -> str:
+    """What to say where a package is missing: nearly always, the notebook runs in another Python than the course's."""
+    return (
+        f"this notebook's Python ({sys.executable}) has no {missing}. If you installed dtcourse with `make lab`, "
+        "choose Kernel > Change Kernel > Python 3 (ipykernel) in the JupyterLab that it opened."
+    )
 
 
 @dataclass(frozen=True)
@@ -85,6 +102,34 @@ def whole_number(name: str, value: Any, meaning: str) -> None:
     """Raises ValueError unless `value` is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} is {meaning}: a whole number, 1 or more; got {value!r}")
+
+
+def time_limit(timeout: Any) -> float | None:
+    """The seconds that a launch may take, or None for no limit."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        raise ValueError(
+            f"timeout is in seconds, more than 0, or None for no limit; got {timeout!r}"
+        )
+    return float(timeout) if timeout < NO_LIMIT else None
+
+
+def check_open_files(world_size: int) -> None:
+    """That this process may open what it takes to watch so many ranks: said before any of them is started."""
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = FILES_PER_RANK * world_size + SPARE_FILES
+    if limit == resource.RLIM_INFINITY or limit >= needed + MANY_FILES:
+        return
+    left = limit - len(os.listdir("/dev/fd"))
+    if left < needed:
+        raise OSError(
+            errno.EMFILE,
+            f"{world_size} ranks need {needed} open files in the notebook, and it may open {max(left, 0)} more: ask "
+            "for fewer ranks, or raise the limit (ulimit -n 4096) in the terminal that starts Jupyter",
+        )
 
 
 def known_backend(backend: str | None) -> str | None:

@@ -19,7 +19,12 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
-import cloudpickle
+from dtcourse.launch import options
+
+try:
+    import cloudpickle
+except ImportError:  # the first thing that is missed in a Python that is not the course's
+    raise ImportError(options.wrong_python("cloudpickle")) from None
 
 INLINE_LIMIT = 1 << 20  # bytes of buffers that still travel through the pipe
 _ALIGNMENT = 64  # so that every dtype may start where its buffer starts
@@ -42,7 +47,7 @@ def _is_plain(tensor: Any) -> bool:
         tensor.layout == torch.strided
         and tensor.device.type != "meta"
         and not tensor.is_quantized
-        and not tensor.is_complex()
+        and not vars(tensor)  # marks that somebody put on it: PyTorch's own way keeps them
     )
 
 
@@ -51,7 +56,7 @@ def _reduce_tensor(tensor: Any) -> tuple[Any, ...]:
 
     # A GPU's tensor arrives on the CPU: the notebook must not open a CUDA context of its own.
     # A tensor inside an autograd graph arrives as a plain one: the graph stays in the rank.
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     buffer = pickle.PickleBuffer(flat.view(torch.uint8).numpy()) if flat.numel() else None
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     requires_grad = tensor.requires_grad and tensor.is_leaf

@@ -10,6 +10,7 @@ import builtins
 import faulthandler
 import linecache
 import os
+import pickle
 import random
 import signal
 import sys
@@ -45,6 +46,9 @@ class Settings:
 def main(channel: Connection, output: Connection, stacks: Connection) -> None:
     """The rank's whole life. Says what became of it on `channel`: ("result" | "failure", content)."""
     os.setsid()  # a process group of its own: Ctrl-C is the launcher's, and one signal ends all we start
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, {signal.SIGINT}
+    )  # the server's children have it blocked
     _end_with(parent_process())
     _redirect(output)
     faulthandler.enable(stacks.fileno())  # a crash leaves its stack
@@ -203,7 +207,10 @@ def _describe(error: BaseException) -> dict[str, Any]:
     if isinstance(error, SystemExit):
         summary = f"called sys.exit({error.code!r}) before it returned"
     else:
-        text = str(error)
+        try:
+            text = str(error)
+        except Exception:
+            text = ""
         summary = f"raised {type(error).__name__}" + (f": {text}" if text else "")
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
@@ -211,7 +218,9 @@ def _describe(error: BaseException) -> dict[str, Any]:
     details = "".join(traceback.format_exception(type(error), error, frames))
     carried: BaseException | None = error.with_traceback(None)
     try:
-        parcels.pack(carried)
+        # Many exceptions can be pickled but not built again: those whose __init__ takes other arguments than a text.
+        stream, buffers = parcels.pack(carried)
+        pickle.loads(stream, buffers=buffers)
     except Exception:
         carried = None
     return {"summary": summary, "details": details, "when": when, "exception": carried}

@@ -12,8 +12,21 @@ environment) is sent with each launch. dtcourse is not preloaded, or an edit of 
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
-from multiprocessing import context, forkserver, popen_forkserver, process, reduction, spawn, util
+import signal
+import threading
+import time
+from multiprocessing import (
+    context,
+    forkserver,
+    popen_forkserver,
+    process,
+    reduction,
+    resource_tracker,
+    spawn,
+    util,
+)
 from typing import Any
 
 # What nearly every rank imports. A module that fails to import here fails silently: the rank then imports it itself
@@ -25,20 +38,26 @@ PRELOAD = [
     "torch.distributed.device_mesh",
     "torch.distributed.tensor",
     "torch.distributed.fsdp",
+    "torch._dynamo",  # the first optimizer of a process imports it: half a second for each rank
     "numpy",
     "cloudpickle",
 ]
 
-_server = forkserver.ForkServer()
-_server.set_forkserver_preload(PRELOAD)
+
+def _new_server() -> forkserver.ForkServer:
+    server = forkserver.ForkServer()
+    server.set_forkserver_preload(PRELOAD)
+    return server
+
+
+_server = _new_server()
+_asking = threading.Lock()
 
 
 class _Popen(popen_forkserver.Popen):
     def _launch(self, process_obj: Any) -> None:
         """As in multiprocessing, but with our own server, and without importing `__main__` in the child."""
-        preparation = spawn.get_preparation_data(process_obj._name)
-        preparation.pop("init_main_from_name", None)
-        preparation.pop("init_main_from_path", None)
+        preparation = _preparation(process_obj._name)
         stream = io.BytesIO()
         context.set_spawning_popen(self)
         try:
@@ -47,41 +66,94 @@ class _Popen(popen_forkserver.Popen):
         finally:
             context.set_spawning_popen(None)
 
+        for attempts_left in (2, 1, 0):
+            try:
+                self._split_off(stream)
+                return
+            except (ConnectionError, EOFError):  # the server is just dying: the next one is asked
+                if not attempts_left:
+                    raise
+                time.sleep(0.1)
+
+    def _split_off(self, stream: io.BytesIO) -> None:
         self.sentinel, writer = _connect(self._fds)
         # The child sees the end of this pipe when we die, however we die.
         alive = os.dup(writer)
         self.finalizer = util.Finalize(self, util.close_fds, (alive, self.sentinel))
-        with open(writer, "wb", closefd=True) as file:
-            file.write(stream.getbuffer())
-        self.pid = forkserver.read_signed(self.sentinel)
+        try:
+            with open(writer, "wb", closefd=True) as file:
+                file.write(stream.getbuffer())
+            self.pid = forkserver.read_signed(self.sentinel)
+        except BaseException:
+            self.finalizer()
+            raise
 
 
 class RankProcess(process.BaseProcess):
     """A process split off from the server."""
 
-    _start_method = "forkserver"
+    # What the rank starts itself (a data loader's workers) starts as anywhere else on this system: as under torchrun.
+    _start_method = None
 
     @staticmethod
     def _Popen(process_obj: Any) -> _Popen:
         return _Popen(process_obj)
 
 
+def _preparation(name: str) -> dict[str, Any]:
+    """What a child needs to know of this process: its directory, sys.path, arguments."""
+    decided = multiprocessing.get_start_method(allow_none=True)
+    preparation = spawn.get_preparation_data(name)
+    for unwanted in ("init_main_from_name", "init_main_from_path"):
+        preparation.pop(unwanted, None)
+    if decided is None:
+        # multiprocessing settles on a start method when it is asked for one. Neither the notebook nor the rank has
+        # chosen, so both still may.
+        del preparation["start_method"]
+        multiprocessing.set_start_method(None, force=True)
+    return preparation
+
+
 def _connect(descriptors: list[int]) -> tuple[int, int]:
     """Asks the server for a child, starting the server where there is none."""
+    with _asking:
+        _ensure_running()
+        return _server.connect_to_new_process(descriptors)
+
+
+def _ensure_running() -> None:
     # One thread while the server imports: OpenBLAS would start its own, and a process with threads should not fork.
     # The ranks get their own setting with the environment that is sent to them.
     quiet = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     before = {name: os.environ.get(name) for name in quiet}
-    if _server._forkserver_pid is None:
-        os.environ.update(quiet)
+    decided = multiprocessing.get_start_method(allow_none=True)
+    resource_tracker.ensure_running()  # which unblocks SIGINT, so before it is blocked
+    # Ctrl-C goes to every process of the terminal or the kernel; the server, and a rank until it has a group of its
+    # own, inherit that it waits. For us it is only put off.
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    os.environ.update(quiet)
     try:
-        return _server.connect_to_new_process(descriptors)
+        _server.ensure_running()
     finally:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        if decided is None:
+            multiprocessing.set_start_method(None, force=True)
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+
+
+def _forget() -> None:
+    """In a process forked off this one: the server is not its child, so it needs its own."""
+    global _server, _asking
+    if _server._forkserver_alive_fd is not None:
+        os.close(_server._forkserver_alive_fd)
+    _server, _asking = _new_server(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def pid() -> int | None:

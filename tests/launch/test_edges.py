@@ -1,0 +1,383 @@
+"""The corners of launch: bad moments to interrupt, exceptions that do not travel well, a notebook that also forks.
+
+Each of these failed once.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from dtcourse import launch
+from dtcourse.launch import RankFailure, messages, parcels, progress, send_message, server
+
+
+def run_script(code, **options):
+    """A fresh Python: its first launch has to start the fork server."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, timeout=60, **options,
+    )  # fmt: skip
+
+
+def fds():
+    return psutil.Process().num_fds()
+
+
+# --- exceptions on their way ---------------------------------------------------------------------------------------
+
+
+def test_an_exception_that_pickles_but_cannot_be_rebuilt_still_says_what_happened():
+    class ShapeError(Exception):
+        def __init__(self, got, wanted):
+            super().__init__(f"got {got}, wanted {wanted}")
+
+    def step():
+        raise ShapeError(3, 4)
+
+    with pytest.raises(RankFailure, match="rank 0 of 1 raised ShapeError: got 3, wanted 4"):
+        launch(step, 1)
+
+
+def test_an_exception_whose_text_cannot_be_made_is_still_named():
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    def step():
+        raise Mute
+
+    with pytest.raises(RankFailure, match="rank 0 of 1 raised Mute"):
+        launch(step, 1)
+
+
+def test_on_message_raising_ends_the_launch_with_that_exception_and_leaves_nothing():
+    def talk():
+        send_message("hello")
+        time.sleep(60)
+
+    def listen(rank, message):
+        raise LookupError(f"rank {rank} said {message}")
+
+    launch(dist.get_rank, 2)
+    before, start = fds(), time.monotonic()
+    with pytest.raises(LookupError, match="said hello"):
+        launch(talk, 2, on_message=listen)
+    assert time.monotonic() - start < 5
+    assert psutil.Process(server.pid()).children() == []
+    assert fds() <= before
+    assert list(launch(dist.get_rank, 2)) == [0, 1]
+
+
+def test_on_message_may_launch():
+    got = []
+    launch(
+        lambda: send_message("go"), 1, on_message=lambda *_: got.extend(launch(dist.get_rank, 2))
+    )
+    assert got == [0, 1]
+
+
+# --- what is printed last ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_last_line_without_its_end_is_shown(stream, capfd):
+    def talk():
+        print("first\npart", end="")
+
+    run = launch(talk, 2, stream=stream)
+    lines = capfd.readouterr().out.splitlines()
+    assert sorted(lines) == [f"rank {r} | {text}" for r in range(2) for text in ("first", "part")]
+    assert run.output == [["first", "part"]] * 2
+
+
+def test_what_a_failing_rank_printed_last_is_shown(capfd):
+    def talk():
+        for i in range(20_000):
+            print("x" * 50, i)
+        print("the last words", end="")
+        raise ValueError
+
+    with pytest.raises(RankFailure):
+        launch(talk, 1)
+    assert capfd.readouterr().out.splitlines()[-1] == "rank 0 | the last words"
+
+
+def test_what_is_printed_while_leaving_is_shown(capfd):
+    def talk():
+        class Farewell:
+            def __del__(self):
+                print("torn down")
+
+        dist.farewell = Farewell()  # goes when the process does
+        import atexit
+        from multiprocessing import util
+
+        atexit.register(lambda: print("at exit"))
+        util.Finalize(None, lambda: print("goodbye"), exitpriority=1)
+
+    launch(talk, 1)
+    assert "rank 0 | goodbye" in capfd.readouterr().out.splitlines()
+
+
+def test_streamed_parts_of_lines_do_not_mix(capfd):
+    def talk():
+        for piece in ("one", " line", " of ", "mine\n"):
+            print(piece, end="", flush=True)
+            dist.barrier()
+
+    launch(talk, 3, stream=True)
+    assert sorted(capfd.readouterr().out.splitlines()) == [
+        f"rank {r} | one line of mine" for r in range(3)
+    ]
+
+
+# --- time limits ---------------------------------------------------------------------------------------------------
+
+
+def test_the_time_limit_begins_when_the_ranks_do():
+    """The first launch of a notebook starts the fork server, which imports PyTorch: seconds that are not the function's."""
+    done = run_script("""
+        import time
+        from dtcourse import launch
+        from dtcourse.launch import server
+
+        server.PRELOAD[:] = ["time_taker", *server.PRELOAD]
+        print(launch(abs, 1, -3, timeout=2)[0])
+    """, env={**os.environ, "PYTHONPATH": os.pathsep.join([TIME_TAKER, *sys.path])})  # fmt: skip
+    assert done.stdout == "3\n", done.stderr
+
+
+TIME_TAKER = ""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def time_taker(tmp_path_factory):
+    """A module that takes three seconds to import."""
+    global TIME_TAKER
+    folder = tmp_path_factory.mktemp("slow")
+    (folder / "time_taker.py").write_text("import time; time.sleep(3)\n")
+    TIME_TAKER = str(folder)
+
+
+@pytest.mark.parametrize("limit", [None, math.inf, 1e12])
+def test_no_limit_and_limits_longer_than_the_system_can_count(limit):
+    assert list(launch(dist.get_rank, 2, timeout=limit)) == [0, 1]
+
+
+@pytest.mark.parametrize("limit", [0, -1, math.nan, "5", True])
+def test_what_is_no_time_limit(limit):
+    with pytest.raises(ValueError, match="timeout is in seconds, more than 0, or None"):
+        launch(dist.get_rank, 2, timeout=limit)
+
+
+# --- starting ------------------------------------------------------------------------------------------------------
+
+
+def test_too_many_open_files_is_one_sentence_and_leaves_nothing():
+    launch(dist.get_rank, 2)
+    before = fds()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 40, hard))
+    try:
+        with pytest.raises(OSError, match=r"64 ranks need .* open files.*ulimit -n"):
+            launch(dist.get_rank, 64)
+        assert fds() <= before
+        assert list(launch(dist.get_rank, 2)) == [0, 1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert psutil.Process(server.pid()).children() == []
+
+
+def test_a_rank_that_dies_before_it_reads_its_function():
+    """Half a gigabyte of list does not fit any buffer: the launcher still writes when the rank goes away."""
+    ballast = list(range(3_000_000))  # pickled in line, about 15 MB
+
+    class Deadly:
+        def __reduce__(self):
+            return os._exit, (7,)
+
+    start = time.monotonic()
+    with pytest.raises(RankFailure, match="left with exit code 7 before it returned"):
+        launch(lambda a, b: None, 2, Deadly(), ballast)
+    assert time.monotonic() - start < 20
+
+
+def test_a_server_that_was_killed_is_started_again():
+    launch(dist.get_rank, 2)
+    first = server.pid()
+    os.kill(first, signal.SIGKILL)
+    assert list(launch(dist.get_rank, 2)) == [0, 1]
+    assert server.pid() != first
+
+
+def test_a_process_forked_off_the_notebook_can_launch_too():
+    launch(dist.get_rank, 2)
+    done = run_script("""
+        import os
+        from dtcourse import launch
+
+        launch(abs, 1, -1)
+        child = os.fork()
+        if child == 0:
+            ok = launch(abs, 1, -2)[0] == 2
+            os._exit(0 if ok else 1)
+        print(os.waitpid(child, 0)[1], launch(abs, 1, -3)[0])
+    """)
+    assert done.stdout == "0 3\n", done.stderr
+
+
+def test_the_notebook_and_the_ranks_may_still_choose_how_they_start_processes():
+    done = run_script("""
+        import multiprocessing
+        from dtcourse import launch
+
+        def step():
+            multiprocessing.set_start_method("spawn")
+            return multiprocessing.get_start_method()
+
+        print(launch(step, 1)[0])
+        multiprocessing.set_start_method("spawn")
+    """)
+    assert done.stdout == "spawn\n", done.stderr
+
+
+def test_processes_of_a_rank_start_as_they_would_under_torchrun():
+    expected = multiprocessing.get_context().get_start_method()
+    assert launch(multiprocessing.get_start_method, 1)[0] == expected
+
+
+def test_values_of_env_may_be_numbers():
+    assert launch(lambda: os.environ["STEPS"], 1, env={"STEPS": 3})[0] == "3"
+
+
+# --- interrupts at bad moments --------------------------------------------------------------------------------------
+
+
+def test_an_interrupt_while_the_server_starts_neither_kills_nor_prints():
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent("""
+            import sys
+            from dtcourse import launch
+            from dtcourse.launch import server
+            import torch
+
+            server.PRELOAD[:] = ["time_taker", *server.PRELOAD]
+            try:
+                print("starting", flush=True)
+                launch(abs, 1, -1)
+            except KeyboardInterrupt:
+                first = server.pid()
+                print(launch(abs, 1, -2)[0], server.pid() == first, flush=True)
+        """)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([TIME_TAKER, *sys.path])},
+    )  # fmt: skip
+    process.stdout.readline()
+    family = psutil.Process(process.pid)
+    while not any("forkserver" in " ".join(c.cmdline()) for c in family.children()):
+        time.sleep(0.02)
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    out, errors = process.communicate(timeout=30)
+    assert (out, errors) == ("2 True\n", "")
+
+
+def test_interrupts_in_a_row_leave_no_rank():
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent("""
+            import time
+            from dtcourse import launch
+            from dtcourse.launch import send_message
+
+            def sleep():
+                send_message("up")
+                time.sleep(300)
+
+            def wait_for_it():
+                try:
+                    launch(sleep, 6, timeout=None, on_message=lambda *_: print("up", flush=True))
+                except KeyboardInterrupt:
+                    print("interrupted", flush=True)
+
+            def until_quiet(function):
+                while True:
+                    try:
+                        return function()
+                    except KeyboardInterrupt:
+                        pass
+
+            until_quiet(wait_for_it)
+            until_quiet(lambda: print("next", flush=True))
+            until_quiet(lambda: time.sleep(300))
+        """)],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        for _ in range(6):
+            assert process.stdout.readline() == "up\n"
+        ranks = [
+            c for c in psutil.Process(process.pid).children(recursive=True)
+            if psutil.Process(c.ppid()).pid != process.pid
+        ]  # fmt: skip
+        assert len(ranks) == 6
+        for pause in (
+            0.21,
+            0.002,
+            0.002,
+            0.004,
+            0.01,
+        ):  # the stacks are asked for in the first 0.2 s
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(pause)
+        _, alive = psutil.wait_procs(ranks, timeout=5)
+        assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# --- what travels, and bars ----------------------------------------------------------------------------------------
+
+
+def test_marks_on_a_parameter_travel():
+    expert = torch.nn.Parameter(torch.ones(2))
+    expert.is_expert = True
+    assert launch(lambda p: (p.is_expert, p.sum().item()), 1, expert)[0] == (True, 2.0)
+
+
+def test_a_complex_tensor_travels_out_of_band():
+    tensor = torch.full((100,), 1 + 2j)
+    _, buffers = parcels.pack(tensor.conj())
+    assert [b.nbytes for b in buffers] == [800]
+    assert torch.equal(launch(lambda: tensor.conj(), 1)[0], tensor.conj())
+
+
+def test_a_bar_that_is_left_early_says_where(monkeypatch):
+    said = []
+    monkeypatch.setattr(messages, "_channel", lambda kind, content: said.append(content))
+    for i in progress(range(100), "search"):
+        if i == 3:
+            break
+    assert said[-1] == ("search", 3, 100)
+
+
+def test_the_label_of_a_bar_is_text_and_not_markup(monkeypatch):
+    bar = object.__new__(messages._NotebookBar)
+    bar.label = "<b>loss & accuracy"
+    bundle = bar._bundle(1, 2)
+    assert html.escape("<b>loss & accuracy") in bundle["text/html"]
+    assert bundle["text/plain"].startswith("<b>loss & accuracy")

@@ -9,24 +9,12 @@ JupyterLab and in print), a `Table` or an `Interactive`; none of them shows anyt
 """
 
 from dtcourse.plots import notebook as _notebook
+from dtcourse.plots.bar_pictures import bars, bytes_by_rank, memory_bars
+from dtcourse.plots.grid_pictures import heatmap, images
 from dtcourse.plots.interaction import Interactive, interactive, timeline_explorer
-from dtcourse.plots.messages import (
-    Chunk,
-    Message,
-    from_replay,
-    message_grid,
-    message_step,
-    message_stepper,
-)
-from dtcourse.plots.quantities import (
-    bars,
-    bytes_by_rank,
-    curves,
-    heatmap,
-    images,
-    loss_curves,
-    memory_bars,
-)
+from dtcourse.plots.line_pictures import curves, loss_curves
+from dtcourse.plots.message_data import Chunk, Message, from_replay
+from dtcourse.plots.messages import message_grid, message_step, message_stepper
 from dtcourse.plots.scaling import amdahl, efficiency, fit_serial_fraction, gustafson, speedup
 from dtcourse.plots.style import (
     INK,

@@ -6,14 +6,13 @@ It draws what it is given; a lesson gives it the messages and buffers that a rea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from dtcourse.plots.interaction import Interactive
+from dtcourse.plots.message_data import Chunk, Message, State, as_chunk, frames_of, readable
 from dtcourse.plots.style import (
     FAINT,
     INK,
@@ -25,76 +24,9 @@ from dtcourse.plots.style import (
     rank_color,
     text_on,
 )
-from dtcourse.plots.units import bytes_text, plain_text
-
-State = Sequence[Sequence[Any]]
-"""What every rank holds at one moment: for each rank a list of Chunk, text, number or None (nothing yet)."""
+from dtcourse.plots.units import bytes_text
 
 _ROW = 1.25  # height of a rank's row, in widths of a cell of one letter
-
-
-@dataclass(frozen=True)
-class Message:
-    """One message: in which step (from 0), from which rank to which.
-
-    label: written beside its arrow; bytes: written there when there is no label
-    chunk: the column (or columns) of the receiver's buffer that it lands in, which are outlined
-    """
-
-    step: int
-    src: int
-    dst: int
-    label: str = ""
-    bytes: int = 0
-    chunk: int | Sequence[int] | None = None
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """One cell of a rank's buffer: its text, and the ranks whose contribution is in it (a stripe of colour each)."""
-
-    text: str = ""
-    ranks: tuple[int, ...] = ()
-
-    @classmethod
-    def from_powers(cls, value: float, base: int = 10) -> Chunk:
-        """A sum that says who is in it: rank r began with base**r, so 1101 holds ranks 0, 2 and 3.
-
-        A contribution that was added twice has two stripes (and its digit is a 2).
-        """
-        number = round(float(value))
-        ranks: list[int] = []
-        rest, rank = number, 0
-        while rest > 0:
-            rest, digit = divmod(rest, base)
-            ranks += [rank] * digit
-            rank += 1
-        return cls(str(number), tuple(ranks))
-
-
-def from_replay(replay: Any, *, powers: bool = True) -> tuple[list[Message], list[State]]:
-    """(messages, states) of a real run's `collectives.replay.Replay`, for the functions below.
-
-        plots.message_stepper(*plots.from_replay(Replay.of(run.timeline, starts)))
-
-    powers: rank r began with 10**r, so each number says whose contributions are in it
-    """
-    messages = [
-        Message(
-            step, move.src, move.dst, bytes=move.bytes,
-            chunk=range(move.offset, move.offset + len(move.values)),
-        )
-        for step, moves in enumerate(replay.steps)
-        for move in moves
-    ]  # fmt: skip
-    states = [
-        [
-            [None if v is None else Chunk.from_powers(v) if powers else v for v in buffer]
-            for buffer in state
-        ]
-        for state in replay.states
-    ]
-    return messages, states
 
 
 def message_grid(
@@ -112,8 +44,8 @@ def message_grid(
     columns: panels in a row
     Where a text is longer than five letters, every cell shows the number of its contributions instead.
     """
-    frames = _frames(messages, states)
-    states = _readable(states)
+    frames = frames_of(messages, states)
+    states = readable(states)
     names = _names(step_names, len(states) - 1)
     units_wide, units_high = _size(messages, states)
     columns = columns or max(1, min(len(frames), int(9.4 / (0.22 * units_wide))))
@@ -147,10 +79,10 @@ def message_step(
     title: str | None = None,
 ) -> Picture:
     """One step, large, with what each message carries. step: 0 is the start, 1 the first step."""
-    frames = _frames(messages, states)
+    frames = frames_of(messages, states)
     if not 0 <= step < len(frames):
         raise ValueError(f"step is 0 (the start) to {len(frames) - 1}; got {step}")
-    states = _readable(states)
+    states = readable(states)
     units_wide, units_high = _size(messages, states, labels=True)
     scale = min(0.62, 7.6 / units_wide)
     picture, ax = figure(
@@ -173,34 +105,13 @@ def message_stepper(
     title: str | None = None,
 ) -> Interactive:
     """The steps one at a time, with a slider and a play button; without a kernel, all of them (`message_grid`)."""
-    last = len(_frames(messages, states)) - 1
+    last = len(frames_of(messages, states)) - 1
 
     def draw(step: int = 0) -> Picture:
         return message_step(messages, states, step, step_names=step_names, title=title)
 
     still = message_grid(messages, states, step_names=step_names, title=title)
     return Interactive(draw, {"step": (0, last)}, still=still, play="step")
-
-
-def _frames(messages: Sequence[Message], states: Sequence[State]) -> list[list[Message]]:
-    """Messages by panel, the start's empty list first; everything that does not fit together is refused."""
-    if not states or not states[0]:
-        raise ValueError("states is a list over time of a list over ranks; got none")
-    ranks = len(states[0])
-    for t, state in enumerate(states):
-        if len(state) != ranks:
-            raise ValueError(f"states[{t}] has {len(state)} ranks, and states[0] has {ranks}")
-    frames: list[list[Message]] = [[] for _ in states]
-    for m in messages:
-        if not 0 <= m.step < len(states) - 1:
-            raise ValueError(
-                f"{m}: its step has no state after it; {len(states)} states are the start and "
-                f"{len(states) - 1} steps, 0 to {len(states) - 2}"
-            )
-        if not (0 <= m.src < ranks and 0 <= m.dst < ranks) or m.src == m.dst:
-            raise ValueError(f"{m}: src and dst are two of the {ranks} ranks, 0 to {ranks - 1}")
-        frames[m.step + 1].append(m)
-    return frames
 
 
 def _names(step_names: Sequence[str] | None, steps: int) -> list[str]:
@@ -211,28 +122,8 @@ def _names(step_names: Sequence[str] | None, steps: int) -> list[str]:
     return ["start", *step_names]
 
 
-def _cell(cell: Any) -> Chunk | None:
-    if cell is None or isinstance(cell, Chunk):
-        return cell
-    if isinstance(cell, str):
-        return Chunk(cell)
-    return Chunk(plain_text(float(cell)))
-
-
-def _readable(states: Sequence[State]) -> list[list[list[Chunk | None]]]:
-    """Cells as Chunks. Where texts are too long for a cell, each is replaced by its number of contributions."""
-    cells = [[[_cell(c) for c in buffer] for buffer in state] for state in states]
-    every = [c for state in cells for buffer in state for c in buffer if c is not None]
-    if max((len(c.text) for c in every), default=0) > 5 and all(c.ranks for c in every):
-        cells = [
-            [[c and replace(c, text=str(len(c.ranks))) for c in buffer] for buffer in state]
-            for state in cells
-        ]
-    return cells
-
-
 def _longest(states: Sequence[State]) -> int:
-    return max((len(c.text) for s in states for r in s for c in map(_cell, r) if c), default=1)
+    return max((len(c.text) for s in states for r in s for c in map(as_chunk, r) if c), default=1)
 
 
 def _cell_width(states: Sequence[State]) -> float:
@@ -310,7 +201,7 @@ def _panel(
             fontsize=max(size, 7.5), color=text_on(color),
             bbox={"boxstyle": "circle,pad=0.22", "facecolor": color, "edgecolor": "none"},
         )  # fmt: skip
-        for i, content in enumerate(map(_cell, buffer)):
+        for i, content in enumerate(map(as_chunk, buffer)):
             _draw_cell(ax, i * cell, y, cell, content, size, (rank, i) in landed)
     for m in arrows:
         _draw_arrow(ax, m, x0 - 1.05, x1 + 0.12, _words(m) if labels else "", size)

@@ -1,0 +1,230 @@
+"""Bars: bytes of memory against what devices hold, bytes that ranks sent, and values side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from dtcourse.plots import units
+from dtcourse.plots.style import (
+    BLUE,
+    GREY,
+    INK,
+    MEMORY_COLORS,
+    MEMORY_HATCHES,
+    PAPER,
+    RANK_COLORS,
+    SKY,
+    VERMILION,
+    Picture,
+    figure,
+    legend_below,
+)
+from dtcourse.plots.unit_axes import HALO, not_empty, unit_axis
+
+
+def memory_bars(
+    bars: Mapping[str, Mapping[str, float]],
+    *,
+    capacity: float | Mapping[str, float] | None = None,
+    log: bool = False,
+    title: str | None = None,
+) -> Picture:
+    """Where the bytes go: a bar for each model, layout or rank, stacked from its parts, against what devices hold.
+
+    bars: {"GPT-2": {"parameters": bytes, "gradients": bytes, ...}}; parts named in MEMORY_COLORS keep their colours
+    capacity: bytes of a device, or {"its name, with its size": bytes} for several; a dashed line each
+    log: totals alone on a logarithmic axis, for models of very different sizes (parts cannot be stacked on one)
+    """
+    not_empty(bars, "{'model': {'parameters': bytes}}")
+    lines = {} if capacity is None else capacity
+    lines = dict(lines) if isinstance(lines, Mapping) else {units.bytes_text(lines): lines}
+    parts = list(dict.fromkeys(part for bar in bars.values() for part in bar))
+    parts.sort(key=lambda p: list(MEMORY_COLORS).index(p) if p in MEMORY_COLORS else 99)
+    totals = [sum(bar.values()) for bar in bars.values()]
+    if log and min([*totals, *lines.values()]) <= 0:
+        raise ValueError(f"a logarithmic axis needs positive bytes; the bars' totals are {totals}")
+    most = max([*totals, *lines.values()]) or 1
+    picture, ax = figure(
+        height=1.5 + 0.5 * len(bars) + (0.25 if lines else 0),
+        title=title,
+        description=title or "Memory of " + ", ".join(map(str, bars)),
+    )
+    spare = (VERMILION, GREY, SKY, *RANK_COLORS)
+    colors = {p: MEMORY_COLORS.get(p) or spare[i % len(spare)] for i, p in enumerate(parts)}
+    y = np.arange(len(bars))
+    if log:
+        low = 10 ** np.floor(np.log10(min([*totals, *lines.values()])) - 0.5)
+        ax.barh(y, totals, height=0.62, color=BLUE, left=0)
+        ax.set_xscale("log")
+        ax.set_xlim(low, most * 12)
+    else:
+        left = np.zeros(len(bars))
+        for part in parts:
+            width = np.array([bar.get(part, 0) for bar in bars.values()], dtype=float)
+            ax.barh(
+                y, width, left=left, height=0.62, color=colors[part], edgecolor=PAPER,
+                hatch=MEMORY_HATCHES.get(part), linewidth=0.8,
+            )  # fmt: skip
+            left += width
+        ax.set_xlim(0, most * 1.16)
+    for at, total in zip(y, totals, strict=True):
+        ax.annotate(
+            units.bytes_text(total), (total, at), (5, 0), textcoords="offset points",
+            va="center", fontsize=9,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6}, zorder=5,
+        )  # fmt: skip
+    ax.set_yticks(y, list(map(str, bars)))
+    ax.set_ylim(len(bars) - 0.45, -0.55)
+    unit_axis(ax, "x", "bytes", log)
+    ax.set_xlabel("memory")
+    ax.grid(False, axis="y")
+    _capacity_lines(ax, lines)
+    if not log:
+        legend_below(
+            picture,
+            [
+                Patch(facecolor=colors[p], hatch=MEMORY_HATCHES.get(p), edgecolor=PAPER, label=p)
+                for p in parts
+            ],
+        )
+    return picture
+
+
+def _capacity_lines(ax: Axes, lines: Mapping[str, float]) -> None:
+    """Dashed lines across, each named above the axes; names that would touch go up a line."""
+    ax.figure.draw_without_rendering()
+    renderer = ax.figure.canvas.get_renderer()
+    levels: list[float] = []  # right end, in pixels, of the last name on each level
+    for name, value in sorted(lines.items(), key=lambda item: item[1]):
+        ax.axvline(value, color=INK, ls="--", lw=1.3, zorder=4, path_effects=HALO)
+        text = ax.annotate(
+            name, (value, 1), (0, 4), ha="left",
+            xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=9,
+        )  # fmt: skip
+        box = text.get_window_extent(renderer)
+        overshoot = box.x1 - ax.get_window_extent().x1
+        if overshoot > 0:  # keep it over the axes
+            text.set_ha("right")
+            box = text.get_window_extent(renderer)
+        level = next((i for i, end in enumerate(levels) if end + 8 < box.x0), len(levels))
+        levels[level : level + 1] = [box.x1]
+        text.set_position((0, 4 + 13 * level))
+
+
+def bytes_by_rank(
+    sent: Mapping[str, Sequence[float]],
+    *,
+    expected: float | Mapping[str, float] | None = None,
+    unit: str = "bytes",
+    title: str | None = None,
+) -> Picture:
+    """What each rank sent, a group of bars for each rank.
+
+    sent: {"ring": [bytes of rank 0, of rank 1, ...], "naive": [...]}
+    expected: the formula's value, for all or {"ring": value}: a dashed line
+    unit: "bytes", or "count" for messages
+    """
+    not_empty(sent, "{'ring': [bytes of rank 0, bytes of rank 1]}")
+    lengths = {len(v) for v in sent.values()}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(f"every series has one value a rank; got lengths {sorted(lengths)}")
+    n, width = lengths.pop(), 0.8 / len(sent)
+    picture, ax = figure(
+        title=title,
+        description=title or f"{unit} sent by each of {n} ranks: " + ", ".join(sent),
+        height=3.4,
+    )
+    write, hatches = units.formatter(unit), ("", "//", "..", "xx", "\\\\")
+    room = ax.figure.get_size_inches()[0] * 72 * 0.85 / (n * len(sent))  # points a bar
+    top = max(max(v) for v in sent.values()) or 1
+    handles = []
+    for i, (label, values) in enumerate(sent.items()):
+        at = np.arange(n) + (i - (len(sent) - 1) / 2) * width
+        color, hatch = RANK_COLORS[i % 7], hatches[i % len(hatches)]
+        ax.bar(at, values, width * 0.94, color=color, hatch=hatch, edgecolor=PAPER, lw=0.8)
+        for a, v in zip(at, values, strict=True):
+            if len(write(v)) * 5.2 < room:
+                ax.annotate(
+                    write(v), (a, v), (0, 2), textcoords="offset points", ha="center",
+                    va="bottom", fontsize=8, zorder=6,
+                    bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.4, "alpha": 0.85},
+                )  # fmt: skip
+        handles.append(Patch(facecolor=color, hatch=hatch, edgecolor=PAPER, label=label))
+    lines = expected if isinstance(expected, Mapping) else {"": expected}
+    for label, value in lines.items():
+        if value is not None:
+            top = max(top, value)
+            ax.axhline(value, color=INK, ls="--", lw=1.2, zorder=5, path_effects=HALO)
+            ax.annotate(
+                f"{label} formula\n{write(value)}".strip(), (1, value), (6, 0), va="center",
+                xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8.5,
+            )  # fmt: skip
+    ax.set_ylim(0, top * 1.12)
+    ax.set_xticks(range(n), [f"rank {r}" if n <= 12 else str(r) for r in range(n)])
+    ax.set_xlabel("rank" if n > 12 else "")
+    ax.set_ylabel("sent by the rank" + ("" if unit == "bytes" else f" ({unit})"))
+    ax.grid(False, axis="x")
+    unit_axis(ax, "y", unit, False)
+    if len(sent) > 1:
+        legend_below(picture, handles)
+    else:
+        ax.set_title(next(iter(sent)))
+    return picture
+
+
+def bars(
+    values: Mapping[str, float | Sequence[float]],
+    *,
+    unit: str | None = None,
+    errors: Mapping[str, float] | None = None,
+    highlight: str | Sequence[str] | None = None,
+    reference: float | None = None,
+    xlabel: str = "",
+    title: str | None = None,
+) -> Picture:
+    """A bar a value, with the value written beside it.
+
+    values: {"label": value} or {"label": [value of each repeat]} (median, and range as a line)
+    errors: half-lengths of the error lines, where values are single
+    highlight: the labels that the picture is about; the rest is grey
+    reference: a dashed line to compare with
+    """
+    not_empty(values, "{'label': value}")
+    repeats = [np.atleast_1d(np.asarray(v, dtype=float)) for v in values.values()]
+    if not all(r.size for r in repeats):
+        raise ValueError("every label needs at least one value")
+    middle = np.array([np.median(r) for r in repeats])
+    low, high = (np.array([f(r) for r in repeats]) for f in (np.min, np.max))
+    if errors:
+        spans = np.array([errors.get(label, 0.0) for label in values])
+        low, high = middle - spans, middle + spans
+    wanted = {highlight} if isinstance(highlight, str) else set(highlight or ())
+    picture, ax = figure(
+        height=1.1 + 0.42 * len(values), title=title,
+        description=title or f"{xlabel or 'Values'}: " + ", ".join(map(str, values)),
+    )  # fmt: skip
+    y, write = np.arange(len(values)), units.formatter(unit)
+    colors = [BLUE if not wanted or label in wanted else "#B6BCC4" for label in values]
+    ax.barh(y, middle, height=0.64, color=colors)
+    ranged = high > low
+    ax.hlines(y[ranged], low[ranged], high[ranged], color=INK, lw=1.6)
+    for at, value, end in zip(y, middle, high, strict=True):
+        ax.annotate(
+            write(value), (max(end, value, 0), at), (6, 0), textcoords="offset points",
+            va="center", fontsize=9, zorder=5,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
+        )  # fmt: skip
+    if reference is not None:
+        ax.axvline(reference, color=INK, ls="--", lw=1.2, path_effects=HALO)
+    ax.set_yticks(y, list(map(str, values)))
+    ax.set_ylim(len(values) - 0.45, -0.55)
+    most = max(high.max(), reference or 0, 0)
+    ax.set_xlim(min(0, low.min() * 1.05), most * 1.17 or 1)
+    ax.grid(False, axis="y")
+    unit_axis(ax, "x", unit, False)
+    ax.set_xlabel(xlabel)
+    return picture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 
 import pytest
@@ -348,5 +349,93 @@ def test_same_numbers_as_on_gloo(name, program, on_gloo, folder):
         expected = on_gloo[rank][program]
         assert len(expected) == len(ours[rank][program]) > 0
         for want, got in zip(expected, ours[rank][program], strict=True):
-            # The order of a sum differs from algorithm to algorithm, so its last bits may.
-            torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-6)
+            # The order of a sum differs from algorithm to algorithm, so its last bits may. One of the hooks adds
+            # in fp16, where 1e-3 is the last bit.
+            near = 1e-3 if program == "hooks" else 1e-11
+            torch.testing.assert_close(got, want, rtol=near, atol=near * 0.1)
+
+
+# --- nothing but send and receive -------------------------------------------------------------------------------
+
+
+class _Witness:
+    """Stands in for the inner group, and writes down what is asked of it."""
+
+    def __init__(self, inner):
+        self.inner, self.called = inner, collections.Counter()
+
+    def __getattr__(self, name):
+        self.called[name] += 1
+        return getattr(self.inner, name)
+
+
+def _call_everything():
+    """Calls every data method of ProcessGroup by the name that torch has for it, and DDP and FSDP from C++."""
+    group = dist.group.WORLD
+    n, rank = group.size(), group.rank()
+    group.channel.host = witness = _Witness(group.inner)
+    before = group.inner._get_sequence_number_for_group()
+    x, big = torch.ones(4), torch.ones(4 * n)
+    many = [torch.ones(4) for _ in range(n)]
+    c10d = dist.distributed_c10d
+    root = rank == 0
+    calls = {
+        "allreduce": lambda f: f([x], dist.AllreduceOptions()),
+        "allreduce_coalesced": lambda f: f([x, big], dist.AllreduceCoalescedOptions()),
+        "broadcast": lambda f: f([x], dist.BroadcastOptions()),
+        "reduce": lambda f: f([x], dist.ReduceOptions()),
+        "allgather": lambda f: f([many], [x], c10d.AllgatherOptions()),
+        "allgather_coalesced": lambda f: f([[m] for m in many], [x], c10d.AllgatherOptions()),
+        "gather": lambda f: f([many] if root else [], [x], dist.GatherOptions()),
+        "scatter": lambda f: f([x], [many] if root else [], dist.ScatterOptions()),
+        "reduce_scatter": lambda f: f([x], [many], dist.ReduceScatterOptions()),
+        "alltoall": lambda f: f([torch.empty(4) for _ in many], many, dist.AllToAllOptions()),
+        "barrier": lambda f: f(dist.BarrierOptions()),
+    }
+    calls |= dict.fromkeys(("all_gather_single", "_allgather_base"), lambda f: f(big, x))
+    calls |= dict.fromkeys(
+        ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
+        lambda f: f([big], [x]),
+    )
+    calls |= dict.fromkeys(
+        ("reduce_scatter_single", "_reduce_scatter_base"),
+        lambda f: f(x, big, dist.ReduceScatterOptions()),
+    )
+    calls |= dict.fromkeys(
+        ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+        lambda f: f([x], [big], dist.ReduceScatterOptions()),
+    )
+    calls |= dict.fromkeys(
+        ("all_to_all_single", "alltoall_base"), lambda f: f(torch.empty(4 * n), big, [], [])
+    )
+    calls["send"] = lambda f: f([x], (rank + 1) % n, 3)
+    calls["recv"] = lambda f: f([x.clone()], (rank - 1) % n, 3)
+    later = []
+    for name, call in calls.items():
+        work = call(getattr(group, name))
+        later.append(work) if name in ("send", "recv") else work.wait()
+    later.append(group.send([x], (rank + 1) % n, 4))
+    later.append(group.recv_anysource([x.clone()], 4))
+    for work in later:
+        work.wait()
+    for program in (_ddp, _fully_shard, _functional):
+        program()
+    # gloo numbers all that it does, send and receive included, also what C++ asks of it without passing by us.
+    numbered = group.inner._get_sequence_number_for_group() - before
+    group.inner.allreduce([torch.ones(1)]).wait()
+    assert group.inner._get_sequence_number_for_group() - before == numbered + 1
+    return sorted(calls), dict(witness.called), numbered
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_inner_group_sees_only_send_and_receive(name):
+    run = launch(_call_everything, RANKS, backend=name)
+    for called, seen, numbered in run:
+        assert set(called) == torch_private.DATA_METHODS - {"monitored_barrier", "recv_anysource"}
+        assert set(seen) == {"recv", "recv_anysource", "send"}
+        assert numbered == sum(seen.values())
+
+
+def test_every_data_method_is_ours():
+    for name in torch_private.DATA_METHODS:
+        assert name in vars(backend.AlgorithmGroup), f"{name} would run on the inner gloo, silently"

@@ -114,7 +114,7 @@ class ResNet(nn.Module):
             if isinstance(module, nn.Conv2d):  # He et al. 1502.01852
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             elif isinstance(module, ResidualBlock) and zero_init:
-                nn.init.zeros_(module.branch[-1].weight)
+                nn.init.zeros_(module.branch[-1].get_parameter("weight"))
 
 
 def _conv(c_in: int, c_out: int, size: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:

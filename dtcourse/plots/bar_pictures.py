@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -96,8 +97,9 @@ def memory_bars(
 
 def _capacity_lines(ax: Axes, lines: Mapping[str, float]) -> None:
     """Dashed lines across, each named above the axes; names that would touch go up a line."""
-    ax.figure.draw_without_rendering()
-    renderer = ax.figure.canvas.get_renderer()
+    figure: Any = ax.figure
+    figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()
     levels: list[float] = []  # right end, in pixels, of the last name on each level
     for name, value in sorted(lines.items(), key=lambda item: item[1]):
         ax.axvline(value, color=INK, ls="--", lw=1.3, zorder=4, path_effects=HALO)
@@ -108,7 +110,7 @@ def _capacity_lines(ax: Axes, lines: Mapping[str, float]) -> None:
         box = text.get_window_extent(renderer)
         overshoot = box.x1 - ax.get_window_extent().x1
         if overshoot > 0:  # keep it over the axes
-            text.set_ha("right")
+            text.set_horizontalalignment("right")
             box = text.get_window_extent(renderer)
         level = next((i for i, end in enumerate(levels) if end + 8 < box.x0), len(levels))
         levels[level : level + 1] = [box.x1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
@@ -17,6 +16,7 @@ from dtcourse.plots.style import (
     PAPER,
     Picture,
     figure,
+    hex_of,
     text_on,
 )
 from dtcourse.plots.unit_axes import UNITS, BinaryLocator
@@ -87,7 +87,8 @@ def heatmap(
 
 
 def _cell_color(ax: Axes, value: float) -> str:
-    return mpl.colors.to_hex(ax.collections[0].to_rgba(value))
+    mesh: Any = ax.collections[0]
+    return hex_of(mesh.to_rgba(value))
 
 
 def images(

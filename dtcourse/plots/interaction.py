@@ -178,7 +178,7 @@ def _start(name: str, control: Any, parameter: inspect.Parameter | None) -> Any:
     """The value that a control starts at."""
     if hasattr(control, "value") and hasattr(control, "observe"):
         return control.value
-    default = parameter.default if parameter is not None else inspect.Parameter.empty
+    default: Any = parameter.default if parameter is not None else inspect.Parameter.empty
     given = default is not inspect.Parameter.empty
     if isinstance(control, bool):
         return bool(default) if given else control

@@ -66,7 +66,7 @@ def from_replay(replay: Any, *, powers: bool = True) -> tuple[list[Message], lis
         for step, moves in enumerate(replay.steps)
         for move in moves
     ]  # fmt: skip
-    states = [
+    states: list[State] = [
         [
             [None if v is None else Chunk.from_powers(v) if powers else v for v in buffer]
             for buffer in state

@@ -6,6 +6,7 @@ It draws what it is given; a lesson gives it the messages and buffers that a rea
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -210,7 +211,7 @@ def _panel(
 def _draw_cell(
     ax: Axes, x: float, y: float, width: float, cell: Chunk | None, size: float, landed: bool
 ) -> None:
-    outline = (
+    outline: dict[str, Any] = (
         {"edgecolor": INK, "lw": 2.0, "zorder": 3} if landed else {"edgecolor": FAINT, "lw": 0.7}
     )
     if cell is None:

@@ -104,7 +104,7 @@ def efficiency(
     measured: {ranks: seconds}, or {"label": {ranks: seconds}} for several lines; one rank included
     weak: the work grew with the ranks, so perfect is the same time (strong: a p-th of the time)
     """
-    series = (
+    series: Any = (
         measured
         if all(isinstance(v, Mapping) for v in measured.values())
         else {"measured": measured}

@@ -15,6 +15,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import seaborn as sns
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
@@ -92,7 +93,7 @@ def apply_style() -> None:
             "axes.labelcolor": INK,
             "axes.labelsize": 10,
             "axes.linewidth": 0.8,
-            "axes.prop_cycle": mpl.cycler(color=RANK_COLORS, marker=MARKERS),
+            "axes.prop_cycle": cycler(color=RANK_COLORS, marker=MARKERS),
             "axes.spines.left": False,
             "axes.spines.right": False,
             "axes.spines.top": False,
@@ -214,11 +215,12 @@ def label_lines(
     lines = [
         line
         for line in axes.get_lines()
-        if not str(line.get_label()).startswith("_") and len(line.get_xdata())
+        if not str(line.get_label()).startswith("_") and np.size(line.get_xdata())
     ]
     if not lines:
         return
-    axes.figure.draw_without_rendering()
+    figure: Any = axes.figure
+    figure.draw_without_rendering()
     box = axes.get_window_extent()
     step = fontsize * 1.55 / 72 * axes.figure.dpi / box.height
     ends = []
@@ -276,16 +278,19 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
 def darker(color: str, ratio: float = 4.6) -> str:
     """The colour, darkened until text of it reads on the paper."""
     rgb = np.array(to_rgb(color))
-    while contrast(mpl.colors.to_hex(rgb), PAPER) < ratio:
+    while contrast(hex_of(rgb), PAPER) < ratio:
         rgb = rgb * 0.95
-    return mpl.colors.to_hex(rgb)
+    return hex_of(rgb)
+
+
+def hex_of(color: Any) -> str:
+    """Any colour that matplotlib knows, as "#rrggbb"."""
+    return mpl.colors.to_hex(color)
 
 
 def lighter(color: str, amount: float = 0.75) -> str:
     """The colour mixed with paper: amount 0 is the colour, 1 the paper."""
-    return mpl.colors.to_hex(
-        np.array(to_rgb(color)) * (1 - amount) + np.array(to_rgb(PAPER)) * amount
-    )
+    return hex_of(np.array(to_rgb(color)) * (1 - amount) + np.array(to_rgb(PAPER)) * amount)
 
 
 def _luminance(color: str) -> float:

@@ -45,7 +45,7 @@ class BinaryLocator(MaxNLocator):
 
     def tick_values(self, vmin: float, vmax: float) -> Any:
         prefix = 1024.0 ** max(0, int(np.log(max(abs(vmin), abs(vmax), 1)) / np.log(1024)))
-        return super().tick_values(vmin / prefix, vmax / prefix) * prefix
+        return np.asarray(super().tick_values(vmin / prefix, vmax / prefix)) * prefix
 
 
 def not_empty(data: Any, example: str) -> None:

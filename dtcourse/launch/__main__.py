@@ -11,19 +11,26 @@ import ast
 import importlib.util
 import os
 import pickle
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from dtcourse.launch import options
+
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def main(argv: list[str] | None = None) -> None:
     """Runs one rank from its command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m dtcourse.launch", description=(__doc__ or "").split("\n\n")[0]
+        prog="python -m dtcourse.launch",
+        usage="torchrun ... -m dtcourse.launch [our options] TARGET [--argument value ...]",
+        description=(__doc__ or "").split("\n\n")[0],
+        allow_abbrev=False,
     )
-    parser.add_argument("target", help="file.py:function, or a .pkl that torchrun_command wrote")
     parser.add_argument(
         "--backend", help='"gloo", "nccl", "ring", ...; default: what the machine has'
     )
@@ -31,68 +38,114 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--timeout", type=float, default=600.0, help="seconds a collective may wait"
     )
-    # Options of ours stand before the target; everything after it belongs to the function.
-    options, rest = parser.parse_known_args(argv)
-    _adopt_slurm()
-    missing = [
-        v for v in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if v not in os.environ
-    ]
+    parser.add_argument("target", help="file.py:function, or a .pkl that torchrun_command wrote")
+    # Options of ours stand before the target. All after it belongs to the function, also what is named like ours.
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the function: --name value")
+    asked = parser.parse_args(argv)
+
+    adopt_scheduler(os.environ)
+    missing = [name for name in NEEDED if name not in os.environ]
     if missing:
-        parser.error(
-            f"{', '.join(missing)} not set: start this with torchrun (or srun, with MASTER_ADDR and MASTER_PORT set)"
+        _stop(
+            f"{', '.join(missing)} not set: start this with torchrun (or with srun or mpirun, and MASTER_ADDR and "
+            "MASTER_PORT set to a node of the job and a free port there)"
         )
-    function, args, kwargs = _load(parser, options.target)
-    kwargs |= _arguments(parser, rest)
+    function, args, kwargs = _load(asked.target)
+    kwargs |= _arguments(asked.arguments)
+    number = int(os.environ["RANK"])
+    try:
+        # No name is kept from the function here: our options stand before the target.
+        options.check_arguments(function, lambda: None, args, kwargs)
+        backend = _prepare(asked.backend, asked.device)
+    except ValueError as mistake:
+        _stop(str(mistake))
 
     import torch.distributed as dist
 
-    from dtcourse import device
+    from dtcourse.collectives import backend as backends
+    from dtcourse.launch import rank
 
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-    chosen = device.for_rank(int(os.environ.get("LOCAL_RANK", 0)), options.device)
-    os.environ["DTCOURSE_DEVICE"] = str(chosen)
-    device.use(chosen)
-    backend = options.backend or device.default_backend(local_size, chosen.type)
-    timeout = timedelta(seconds=options.timeout)
-    if backend in ("gloo", "nccl", "mpi"):
-        dist.init_process_group(backend, timeout=timeout)
-    else:
-        from dtcourse.collectives import backend as backends
-
-        backends.form_group(backend, timeout=timeout)
+    rank.seed(number)
+    backends.form_group(backend, timeout=timedelta(seconds=asked.timeout))
     try:
         result = function(*args, **kwargs)
-        if dist.get_rank() == 0 and result is not None:
-            print(result)
+        if number == 0 and result is not None:
+            print(result, flush=True)
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():  # the function may have taken the group down
+            dist.destroy_process_group()
 
 
-def _adopt_slurm() -> None:
-    """Srun names the same things otherwise."""
-    names = {
-        "RANK": "SLURM_PROCID",
-        "WORLD_SIZE": "SLURM_NTASKS",
-        "LOCAL_RANK": "SLURM_LOCALID",
-        "LOCAL_WORLD_SIZE": "SLURM_NTASKS_PER_NODE",
-    }
-    for ours, theirs in names.items():
-        if ours not in os.environ and theirs in os.environ:
-            os.environ[ours] = os.environ[theirs]
+def _stop(sentence: str) -> NoReturn:
+    """Ends this rank, which was asked for something that cannot be. One of all ranks says so."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"python -m dtcourse.launch: error: {sentence}", file=sys.stderr, flush=True)
+    sys.exit(2)
 
 
-def _load(
-    parser: argparse.ArgumentParser, target: str
-) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+def _prepare(backend: str | None, kind: str | None) -> str:
+    """Makes this rank's device the current one and returns the backend that fits it."""
+    from dtcourse import device
+
+    chosen = device.for_rank(int(os.environ.get("LOCAL_RANK", 0)), kind)
+    os.environ["DTCOURSE_DEVICE"] = str(chosen)
+    if device.is_gpu(chosen):
+        device.use(chosen)
+    else:
+        device.hide()
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    return options.known_backend(backend) or device.default_backend(local_size, chosen.type)
+
+
+def adopt_scheduler(environment: MutableMapping[str, str]) -> None:
+    """Gives torchrun's names to what mpirun (Open MPI) and srun call otherwise. What is set already stays."""
+    if "OMPI_COMM_WORLD_RANK" in environment:  # also where mpirun runs inside a Slurm job
+        theirs = {
+            "RANK": "OMPI_COMM_WORLD_RANK",
+            "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+            "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+            "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+        }
+    else:
+        theirs = {
+            "RANK": "SLURM_PROCID",
+            "WORLD_SIZE": "SLURM_NTASKS",
+            "LOCAL_RANK": "SLURM_LOCALID",
+            "GROUP_RANK": "SLURM_NODEID",
+        }
+    for name, other in theirs.items():
+        if other in environment:
+            environment.setdefault(name, environment[other])
+    if "SLURM_NODEID" in environment:
+        # Tasks of each node, as "4(x2),3": four on two nodes, three on the third.
+        tasks = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get(
+            "SLURM_TASKS_PER_NODE", ""
+        )
+        runs = re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks)
+        per_node = [count for count, times in runs for _ in range(int(times or 1))]
+        node = int(environment["SLURM_NODEID"])
+        if node < len(per_node):
+            environment.setdefault("LOCAL_WORLD_SIZE", per_node[node])
+
+
+def _load(target: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """The function that a target names, and the arguments that a .pkl brings along."""
     if target.endswith(".pkl"):
         if not Path(target).is_file():
-            parser.error(f"there is no file {target}")
-        return pickle.loads(Path(target).read_bytes())
+            _stop(f"there is no file {target}")
+        sys.path.insert(0, str(Path(target).resolve().parent))
+        try:
+            return pickle.loads(Path(target).read_bytes())
+        except Exception as error:
+            _stop(
+                f"{target} cannot be read here ({type(error).__name__}: {error}): write it again with "
+                "torchrun_command, in the Python that runs this"
+            )
     file, colon, name = target.rpartition(":")
     if not colon or not file.endswith(".py"):
-        parser.error(f"{target!r} does not read file.py:function")
+        _stop(f"{target!r} does not read file.py:function")
     if not Path(file).is_file():
-        parser.error(f"there is no file {file}")
+        _stop(f"there is no file {file}")
     sys.path.insert(0, str(Path(file).resolve().parent))
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None, "a .py file has a spec"
@@ -102,21 +155,21 @@ def _load(
     spec.loader.exec_module(module)
     function = getattr(module, name, None)
     if not callable(function):
-        parser.error(f"{file} has no function {name}")
+        _stop(f"{file} has no function {name}")
     return function, (), {}
 
 
-def _arguments(parser: argparse.ArgumentParser, words: list[str]) -> dict[str, Any]:
+def _arguments(words: list[str]) -> dict[str, Any]:
     """--name value pairs as keyword arguments."""
     arguments: dict[str, Any] = {}
     while words:
         name, *words = words
         if not name.startswith("--"):
-            parser.error(f"{name!r}: arguments of the function read --name value")
+            _stop(f"{name!r}: arguments of the function read --name value")
         name, equals, value = name[2:].partition("=")
         if not equals:
             if not words:
-                parser.error(f"--{name} has no value")
+                _stop(f"--{name} has no value")
             value, *words = words
         try:
             arguments[name.replace("-", "_")] = ast.literal_eval(value)

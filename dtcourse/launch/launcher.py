@@ -471,7 +471,7 @@ def _pack_call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     try:
         parcel = parcels.pack((function, args, kwargs))
     except Exception as error:
-        raise TypeError(_unsendable(function, args, kwargs, error)) from None
+        raise TypeError(unsendable(function, args, kwargs, error)) from None
     size = parcels.size_of(parcel)
     if size > HEAVY:
         parts = [(parcels.size_of(parcels.pack(p)), n) for n, p in _parts(function, args, kwargs)]
@@ -484,7 +484,8 @@ def _pack_call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return parcel
 
 
-def _unsendable(function: Any, args: Any, kwargs: Any, error: Exception) -> str:
+def unsendable(function: Any, args: Any, kwargs: Any, error: Exception) -> str:
+    """Names the part of a call that cannot be pickled, and says what to do."""
     for name, part in _parts(function, args, kwargs):
         try:
             parcels.pack(part)

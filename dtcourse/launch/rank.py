@@ -123,9 +123,7 @@ def _prepare(settings: Settings) -> None:
     os.environ.update(settings.environment)
     torch.set_num_threads(settings.threads)
     # Split off from one server, all ranks would draw the same numbers from run to run and from rank to rank.
-    random.seed(settings.rank)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(settings.rank)
+    seed(settings.rank)
     chosen = device.current()
     if device.is_gpu(chosen):
         device.use(chosen)
@@ -139,6 +137,13 @@ def _prepare(settings: Settings) -> None:
         from dtcourse import events
 
         events.start_recording(settings.rank)
+
+
+def seed(rank: int) -> None:
+    """Gives this rank its own random numbers, the same in every run, where a library would draw a seed of its own."""
+    random.seed(rank)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(rank)
 
 
 def _no_input(*_: Any) -> str:

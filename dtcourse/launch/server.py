@@ -44,7 +44,7 @@ PRELOAD = [
 ]
 
 
-def _new_server() -> forkserver.ForkServer:
+def _new_server() -> Any:  # its private attributes are no part of its type
     server = forkserver.ForkServer()
     server.set_forkserver_preload(PRELOAD)
     return server
@@ -76,10 +76,10 @@ class _Popen(popen_forkserver.Popen):
                 time.sleep(0.1)
 
     def _split_off(self, stream: io.BytesIO) -> None:
-        self.sentinel, writer = _connect(self._fds)
+        self.sentinel, writer = _connect(self._fds)  # type: ignore[attr-defined]
         # The child sees the end of this pipe when we die, however we die.
         alive = os.dup(writer)
-        self.finalizer = util.Finalize(self, util.close_fds, (alive, self.sentinel))
+        self.finalizer = util.Finalize(self, util.close_fds, (alive, self.sentinel))  # type: ignore[attr-defined]
         try:
             with open(writer, "wb", closefd=True) as file:
                 file.write(stream.getbuffer())

@@ -6,6 +6,8 @@ torchrun --nnodes 2 --nproc-per-node 8 ... -m dtcourse.launch train.py:step --ba
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,27 +31,33 @@ def torchrun_command(
     under the same versions of Python and PyTorch; for anything to keep, put the function into a file and run
     `-m dtcourse.launch file.py:function`.
 
-    On several nodes, run the command on each of them, with --rdzv-endpoint naming one; it is printed for one node
-    where nodes=1.
+    In a notebook, `!{torchrun_command(step, 4)}` runs it. On several nodes (nodes=2), run it on each of them, with
+    HOST the name of one, where the others can reach the port and find the file.
     """
-    from dtcourse.launch import options
+    from dtcourse.launch import launcher, options
 
     options.whole_number("world_size", world_size, "the number of ranks to start")
     options.whole_number("nodes", nodes, "the number of nodes")
     if world_size % nodes:
         raise ValueError(f"{world_size} ranks cannot be laid out as {nodes} nodes of equal size")
+    options.known_backend(backend)
     options.check_arguments(function, torchrun_command, args, kwargs)
     path = Path(save_to) if save_to else Path(f"{getattr(function, '__name__', 'function')}.pkl")
     if path.suffix != ".pkl":
         raise ValueError(f"save_to is the name of a .pkl file; got {str(path)!r}")
+    try:
+        pickled = cloudpickle.dumps((function, args, kwargs))
+    except Exception as error:
+        raise TypeError(launcher.unsendable(function, args, kwargs, error)) from None
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(cloudpickle.dumps((function, args, kwargs)))
+    partial.write_bytes(pickled)
     partial.replace(path)
     where = ["--standalone"]
     if nodes > 1:
         where = ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29500"]
     words = [
-        "torchrun",
+        *_torchrun(),
         *where,
         "--nproc-per-node",
         str(world_size // nodes),
@@ -58,3 +66,11 @@ def torchrun_command(
     ]
     words += ["--backend", backend] if backend else []
     return shlex.join([*words, str(path)])
+
+
+def _torchrun() -> list[str]:
+    """torchrun, where that name finds the one of this Python; else what runs it whatever PATH says."""
+    found = shutil.which("torchrun")
+    if found and Path(found).parent == Path(sys.executable).parent:
+        return ["torchrun"]
+    return [sys.executable, "-m", "torch.distributed.run"]

@@ -1,15 +1,15 @@
 """Checking one notebook, and grading a folder of them.
 
 Every notebook is read before the first answer runs. Each exercise runs in a sandbox (checks/sandbox.py), and
-nothing that is read from an answer is executed or unpickled here. The package's own files are compared after each
-submission, and put back where one of them was changed.
+nothing that is read from an answer is executed or unpickled here. A sandbox imports a copy of the package that is
+written for it alone, from what the files held before the first answer ran: an answer that finds the package
+on the disk and edits it changes no grade, and is told of at the end.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -18,7 +18,6 @@ from pathlib import Path
 from dtcourse.course import notebook as nbfile
 from dtcourse.course.checks.framework import (
     Check,
-    CheckFailed,
     Exercise,
     Refused,
     Report,
@@ -37,16 +36,18 @@ def check_notebook(
     *,
     limit: float = LIMIT,
     on_check: Callable[[Exercise, Check], None] | None = None,
+    package: dict[str, bytes] | None = None,
 ) -> list[Report]:
     """Put exercises' checks to a student's notebook, each answer in a process of its own.
 
-    limit: seconds for all of it.
+    limit:   seconds for all of it
+    package: the files that the answer's process imports dtcourse from (`snapshot`); None: where it is installed
     """
     from dtcourse.course.checks.sandbox import Sandbox
     from dtcourse.course.checks.taking import take
 
     reports = []
-    with Sandbox(limit) as sandbox:
+    with Sandbox(limit, package=package) as sandbox:
         for exercise in wanted:
             try:
                 sandbox.load(take(notebook, exercise.takes), exercise.takes)
@@ -178,8 +179,11 @@ def grade(
     lesson: str | None = None,
     limit: float = LIMIT,
     on_submission: Callable[[int, int, Submission], None] | None = None,
+    on_changed: Callable[[list[str]], None] | None = None,
 ) -> list[Grade]:
     """Grade every notebook of a folder; writes points.csv and feedback/ under `out` at the end.
+
+    on_changed is told of files of the package that are not what they were before the first answer ran.
 
     Raises
     ------
@@ -192,7 +196,7 @@ def grade(
     grades = []
     if lesson is not None:
         exercises_of(lesson)
-    files = _Files()
+    before = snapshot()
     for index, submission in enumerate(all_of_them, 1):
         if on_submission:
             on_submission(index, len(all_of_them), submission)
@@ -200,15 +204,20 @@ def grade(
         try:
             result.lesson = lesson or number_in(Path(submission.file).name)
             notebook = nbfile.parse(submission.data, Path(submission.file).name)
-            result.reports = check_notebook(notebook, exercises_of(result.lesson), limit=limit)
+            wanted = exercises_of(result.lesson)
+            result.reports = check_notebook(notebook, wanted, limit=limit, package=before)
         except ValueError as error:
             result.refused = f"{error}"
         except Exception as error:  # one submission must not cost the others their grade
             result.refused = f"It could not be graded: {type(error).__name__}: {error}"
-        if changed := files.restore():
-            result.refused = f"Refused: while it ran, the course's own files were changed ({', '.join(changed[:3])})."
         grades.append(result)
     write(grades, out)
+    after = snapshot()
+    changed = sorted(
+        name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+    )
+    if changed and on_changed:
+        on_changed(changed)
     return grades
 
 
@@ -252,38 +261,17 @@ def _cell(value: object) -> object:
     )
 
 
-class _Files:
-    """The package's files as they were, to be put back where an answer wrote to them."""
-
-    def __init__(self) -> None:
-        self.paths = {path: path.read_bytes() for path in self._all()}
-
-    @staticmethod
-    def _all() -> list[Path]:
-        return [
-            path
-            for path in PACKAGE.rglob("*")
-            if path.suffix in (".py", ".yml", ".json") and path.is_file()
-        ]
-
-    def restore(self) -> list[str]:
-        """Put back what changed; the names of those files."""
-        changed = []
-        for path, data in self.paths.items():
-            if not path.is_file() or path.read_bytes() != data:
-                changed.append(path.relative_to(PACKAGE).as_posix())
-                part = path.with_name(path.name + ".part")
-                part.write_bytes(data)
-                os.replace(part, path)
-        for path in self._all():
-            if path not in self.paths:
-                changed.append(path.relative_to(PACKAGE).as_posix())
-                path.unlink()
-        return changed
+def snapshot() -> dict[str, bytes]:
+    """The package's files as they are now, by their path under the package's parent."""
+    kinds = (".py", ".yml", ".json")
+    return {
+        path.relative_to(PACKAGE.parent).as_posix(): path.read_bytes()
+        for path in sorted(PACKAGE.rglob("*"))
+        if path.suffix in kinds and path.is_file()
+    }
 
 
 __all__ = [
-    "CheckFailed",
     "Grade",
     "check_notebook",
     "check_path",

@@ -205,10 +205,12 @@ def judge(
             Exception
         ) as error:  # None for a tensor, a wrong shape: the check could not read the answer
             said = " ".join(str(error).split())[:300]
-            sentence = (
-                f"What came back could not be compared ({type(error).__name__}: {said}). "
-                "Does your function return what the exercise asks for?"
-            )
+            sentence = "Your function returned None: is its `return` missing?"
+            if "NoneType" not in said:
+                sentence = (
+                    f"What came back could not be compared ({type(error).__name__}: {said}). "
+                    "Does your function return what the exercise asks for?"
+                )
             report.verdicts.append(Verdict(one, False, sentence))
         else:
             report.verdicts.append(Verdict(one, True))

@@ -162,9 +162,14 @@ def _plain_detail(detail: dict[str, Any]) -> dict[str, Any]:
     return {str(key): one for key, one in detail.items() if type(one) in (bool, int, float, str)}
 
 
+_WAITING = re.compile(
+    r"waited in|was in (i?recv|i?send|wait|barrier|exchange|broadcast|reduce|gather|scatter|all_\w+|monitored_barrier)\("
+)
+
+
 def _waiting(error: Any, names: str, world_size: int, limit: float) -> str:
     places = [f"  rank {rank} {scrub(where)}" for rank, where in sorted(error.waiting.items())]
-    stuck = any("waited in" in place for place in places)
+    stuck = any(_WAITING.search(place) for place in places)
     why = (
         "They wait for each other: every receive needs its send, and all ranks call the same collectives in the same order."
         if stuck

@@ -22,6 +22,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from dtcourse.course.checks.framework import CheckFailed, Refused, Stopped, Unfinished
@@ -37,7 +39,7 @@ _PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
 _MARK = "DTCOURSE_SANDBOX"
 
 
-def environment(folder: str, mark: str) -> dict[str, str]:
+def environment(folder: str, mark: str, root: Path) -> dict[str, str]:
     """The environment of an answer's process: no tokens, no keys, a home of its own."""
     kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     return {
@@ -45,8 +47,7 @@ def environment(folder: str, mark: str) -> dict[str, str]:
         "HOME": folder,
         "TMPDIR": folder,
         "MPLCONFIGDIR": folder,
-        "PYTHONPATH": str(PACKAGE.parent),
-        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": str(root),
         "OMP_NUM_THREADS": "1",
         _MARK: mark,
     }
@@ -55,12 +56,22 @@ def environment(folder: str, mark: str) -> dict[str, str]:
 class Sandbox:
     """The judge's side of one answer's process. A context manager: leaving it ends every process in it."""
 
-    def __init__(self, limit: float = 300.0, memory: int = MEMORY) -> None:
+    def __init__(
+        self, limit: float = 300.0, memory: int = MEMORY, package: dict[str, bytes] | None = None
+    ) -> None:
         self.ends = time.monotonic() + limit
         self.limit = limit
         self.memory = memory
         self.mark = secrets.token_hex(16)
-        self.folder = tempfile.mkdtemp(prefix="dtcourse-answer-")
+        self.folder = Path(tempfile.mkdtemp(prefix="dtcourse-answer-"))
+        (self.folder / "home").mkdir()
+        self.root = PACKAGE.parent
+        if package is not None:
+            self.root = self.folder / "course"
+            for name, data in package.items():
+                path = self.root / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
         self.process: subprocess.Popen | None = None
         self.pieces: list[Piece] = []
         self.takes: tuple[str, ...] = ()
@@ -123,9 +134,9 @@ class Sandbox:
         self._hear, theirs_out = os.pipe()
         code = f"from dtcourse.course.checks.sandbox import serve; serve({theirs_in}, {theirs_out})"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=self.folder,
-            env=environment(self.folder, self.mark),
+            [*_namespace(), sys.executable, "-c", code],
+            cwd=self.folder / "home",
+            env=environment(str(self.folder / "home"), self.mark, self.root),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -202,6 +213,25 @@ class Sandbox:
             self._wait(False, until)
             with suppress(BlockingIOError):
                 view = view[os.write(self._tell, view[: 1 << 16]) :]
+
+
+@cache
+def _namespace() -> list[str]:
+    """A command in front that hides all other processes from the answer, where Linux lets us; else nothing."""
+    command = shutil.which("unshare")
+    if command is None:
+        return []
+    hidden = [
+        command,
+        "--user",
+        "--map-root-user",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "--kill-child",
+    ]
+    done = subprocess.run([*hidden, "true"], capture_output=True, check=False, timeout=30)
+    return hidden if done.returncode == 0 else []
 
 
 def _memory(pid: int) -> int:

@@ -176,6 +176,10 @@ def _refuse(statement: ast.stmt) -> None:
                     _refuse_module(f"{module}.{alias.name}")
         elif isinstance(node, ast.Name) and node.id in _MACHINERY_NAMES:
             raise Refused(f"the answer uses {node.id}, which an answer has no need of")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("kill", "killpg")):
+            # Its own process it may end (and learns that from a sentence); any other is none of its business.
+            if not re.search(r"kill\((os\.)?getpid\(\)", ast.unparse(node)):
+                raise Refused(f"the answer sends a signal to another process ({ast.unparse(node)})")
         elif isinstance(node, ast.Attribute):
             if node.attr in _MACHINERY_ATTRIBUTES:
                 raise Refused(f"the answer uses .{node.attr}, which leads into what measures it")

@@ -1,0 +1,152 @@
+"""dtcourse grade, exercises, notebooks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dtcourse.cli.say import console, errors, escape, sentences
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command()(grade)
+    app.command()(exercises)
+    app.command()(notebooks)
+
+
+@sentences
+def grade(
+    folder: Annotated[
+        Path,
+        typer.Argument(help="A folder of submissions: ana-02.ipynb, or ana/02-processes.ipynb."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Where points.csv and feedback/ go. Default: FOLDER/graded")
+    ] = None,
+    lesson: Annotated[
+        str | None, typer.Option(help="The lesson, where file names do not say it.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for one submission.")] = 300.0,
+) -> None:
+    """Grade a folder of submissions: points.csv, and feedback for each student.
+
+    Each submission runs in a process of its own, with a time limit and none of your environment's secrets. It cannot
+    reach the checks that judge it; but it runs as you, so give code that you do not trust a container.
+
+    Example: [bold]dtcourse grade submissions/ --lesson 02[/bold]
+    """
+    from rich.table import Table
+
+    from dtcourse.course import grading
+
+    target = (out or folder / "graded").resolve()
+    number = f"{int(lesson):02}" if lesson and lesson.isdigit() else lesson
+    with errors.status("reading") as status:
+        grades = grading.grade(
+            folder.resolve(),
+            target,
+            lesson=number,
+            limit=timeout,
+            on_submission=lambda index, total, one: status.update(
+                f"{index} of {total}: {escape(one.file)}"
+            ),
+            on_changed=_warn,
+        )
+    table = Table("student", "file", "points", "note")
+    for one in grades:
+        points = f"{one.points} of {one.possible}" if one.reports and not one.refused else "-"
+        table.add_row(escape(one.student), escape(one.file), points, escape(one.note[:160]))
+    console.print(table)
+    refused = sum(bool(one.refused) for one in grades)
+    console.print(
+        f"{len(grades) - refused} graded, {refused} refused. {target / 'points.csv'}, {target / 'feedback'}/",
+        soft_wrap=True,
+    )
+
+
+def _warn(names: list[str]) -> None:
+    errors.print(
+        f"[red]The course's own files changed while answers ran: {escape(', '.join(names[:5]))}.[/red] "
+        "The grades came from the files as they were before. Look at them (git status) before you go on."
+    )
+
+
+@sentences
+def exercises(
+    lesson: Annotated[list[str] | None, typer.Argument(help="Lessons; by default all.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit code 1 where something is stale.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite exercises that were changed by hand.")
+    ] = False,
+) -> None:
+    """Generate exercises/ from solutions/. Refuses to overwrite an exercise that was changed by hand.
+
+    Examples: [bold]dtcourse exercises[/bold], [bold]dtcourse exercises 02 --check[/bold]
+    """
+    from dtcourse.course import exercises as making
+    from dtcourse.course import places
+
+    solutions = places.notebooks("solutions")
+    chosen = places.numbers(lesson, solutions) if lesson else list(solutions)
+    bad = False
+    for number in chosen:
+        try:
+            made = making.make(solutions[number], force=force, dry=check)
+        except making.Edited as error:
+            errors.print(f"[red]refused:[/red] {escape(str(error))}", soft_wrap=True)
+            bad = True
+            continue
+        bad |= check and made.what != "as before"
+        console.print(
+            f"exercises/{made.path.name}: {'stale' if check and made.what != 'as before' else made.what}"
+        )
+    for orphan in making.orphans():
+        errors.print(f"[red]exercises/{orphan.name} has no solution[/red]")
+        bad = True
+    raise typer.Exit(1 if bad else 0)
+
+
+@sentences
+def notebooks(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Notebooks or folders; by default all that are committed."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit code 1 where something is wrong.")
+    ] = False,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Execute lessons and solutions first.")
+    ] = False,
+) -> None:
+    """Bring committed notebooks into their one form, and say what is out of shape.
+
+    Examples: [bold]dtcourse notebooks --check[/bold], [bold]dtcourse notebooks --execute lessons/02-*.ipynb[/bold]
+    """
+    from dtcourse.course import notebooks as treating
+
+    if check and execute:
+        raise ValueError("--check writes nothing, so it cannot go with --execute")
+    bad = False
+    for path in treating.find(paths or []):
+        try:
+            with errors.status(f"{path.name}"):
+                outcome = treating.treat(path, execute=execute, check=check)
+        except (ValueError, RuntimeError) as error:
+            console.print(f"[red]{escape(path.name)}[/red]: {escape(str(error))}", soft_wrap=True)
+            bad = True
+            continue
+        took = f", ran {outcome.seconds:.1f} s" if outcome.seconds is not None else ""
+        state = "[red]out of shape[/red]" if outcome.faults else "[green]in shape[/green]"
+        console.print(
+            f"{escape(f'{path.parent.name}/{path.name}')}: {state}{', rewritten' if outcome.changed else ''}{took}"
+        )
+        for fault in outcome.faults:
+            console.print(f"  - {escape(fault)}", soft_wrap=True)
+        bad |= bool(outcome.faults)
+    raise typer.Exit(1 if bad else 0)

@@ -1,0 +1,86 @@
+"""Exercises made for these tests: real checks on real ranks, with answers right and wrong."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+import torch.distributed as dist
+
+from dtcourse.course.checks import Answer, Exercise, require
+
+SHIFT = Exercise(
+    "shift",
+    lesson="00",
+    title="Pass it to the right",
+    takes=("shift",),
+    target="1 message per rank, no deadlock at 2 and 3 ranks",
+)
+
+
+def _shift(shift, values):
+    return shift(values[dist.get_rank()].clone())
+
+
+@SHIFT.check("each rank gets its left neighbour's tensor", points=3)
+def check_values(answer: Answer) -> None:
+    for world_size in (2, 3):
+        values = [torch.randn(5) for _ in range(world_size)]
+        run = answer.run(_shift, world_size, values, timeout=5)
+        for rank in range(world_size):
+            require(
+                torch.equal(run[rank], values[rank - 1]),
+                f"with {world_size} ranks, rank {rank} should hold what its left neighbour had.",
+            )
+
+
+@SHIFT.check("one message per rank", points=1)
+def check_messages(answer: Answer) -> None:
+    run = answer.run(_shift, 3, [torch.ones(5)] * 3, record=True, timeout=5)
+    for rank in range(3):
+        sent = run.traffic.messages_sent(rank=rank)
+        require(sent == 1, f"rank {rank} sent {sent} messages; one is enough.")
+
+
+DOUBLE = Exercise("double", lesson="00", title="Double it", takes=("double",), target="2 times the input")
+
+
+def _double(double, number):
+    return double(number)
+
+
+@DOUBLE.check("twice the number", points=2)
+def check_double(answer: Answer) -> None:
+    number = random.randrange(10**6)
+    require(answer.call(_double, number, timeout=5) == 2 * number, f"double({number}) should be {2 * number}.")
+
+
+GOOD = """
+def shift(tensor):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    received = torch.empty_like(tensor)
+    sending = p2p.isend(tensor, (rank + 1) % size)
+    p2p.recv(received, (rank - 1) % size)
+    sending.wait()
+    return received
+"""
+
+IMPORTS = """
+import torch
+import torch.distributed as dist
+from dtcourse.collectives import p2p
+from dtcourse.course import check
+"""
+
+
+def notebook(*cells: str) -> dict:
+    """A notebook with these code cells."""
+    return {
+        "nbformat": 4,
+        "nbformat_minor": 5,
+        "metadata": {},
+        "cells": [
+            {"cell_type": "code", "metadata": {}, "source": cell, "outputs": [], "execution_count": None}
+            for cell in cells
+        ],
+    }

@@ -63,6 +63,7 @@ class Channel:
     def _start(self, kind: str, tensor: torch.Tensor, peer: int | None, tag: int) -> Any:
         if self.guard is not None and self.guard.failure is not None:
             raise self.guard.failure
+        begun = time.monotonic()
         label = traffic.in_operation()
         salt = label.salt if label is not None else 0
         wire = hash((tag, salt, tensor.numel(), _DTYPES[tensor.dtype])) & 0x3FFFFFFF
@@ -74,7 +75,7 @@ class Channel:
         if label is None:
             label = Label(kind, traffic.current_phase())
             traffic.called(label)
-        return Message(self, kind, tensor, peer, tag, wire, label, started, ports)
+        return Message(self, kind, tensor, peer, tag, wire, label, started, ports, begun)
 
     def _post(self, kind: str, tensor: torch.Tensor, peer: int | None, wire: int) -> Any:
         try:
@@ -109,12 +110,13 @@ class Message(dist.Work):
         label: Label,
         started: Any,
         ports: network.Ports | None,
+        begun: float,
     ) -> None:
         super().__init__()
         self._channel, self._kind, self._tensor = channel, kind, tensor
         self._peer, self._tag, self._label, self._started = peer, tag, label, started
         self._ports = ports
-        self._begun = time.monotonic()
+        self._begun = begun
         self._done = False
         self._error: BaseException | None = None
         self._due = 0.0
@@ -131,7 +133,7 @@ class Message(dist.Work):
             note = torch.zeros(1, dtype=torch.float64)
             noted = hash((_HEADER, wire)) & 0x3FFFFFFF
             if kind == "send":
-                self._due, arrival = ports.send(nbytes, channel.global_rank(peer))
+                self._due, arrival = ports.send(nbytes, channel.global_rank(peer), begun)
                 note.fill_(arrival)
                 self._note_started = channel._post("send", note, peer, noted)
             elif peer is not None:

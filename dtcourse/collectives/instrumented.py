@@ -151,8 +151,8 @@ class InstrumentedGroup(dist.ProcessGroup):
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
         self.inner.monitored_barrier(*args, **kwargs)
 
-    def getBackendName(self) -> str:
-        return self.backend
+    def getBackendName(self) -> str:  # not "gloo": DDP's C++ would then look for gloo's own class
+        return f"instrumented_{self.backend}"
 
     def get_group_store(self) -> dist.Store:
         return self.store

@@ -126,12 +126,16 @@ class Ports:
         self._sending = [0.0, 0.0]  # inside the node, between nodes
         self._receiving = [0.0, 0.0]
 
-    def send(self, nbytes: int, dst: int) -> tuple[float, float]:
-        """Queues a message at the sending port. Returns when it has left, and when its last byte arrives."""
+    def send(self, nbytes: int, dst: int, now: float | None = None) -> tuple[float, float]:
+        """Queues a message at the sending port. Returns when it has left, and when its last byte arrives.
+
+        now: when it was handed over, if not at this moment
+        """
         link = self.network.link(self.rank, dst)
         port = self.network.crosses(self.rank, dst)
         with self._lock:
-            left = max(time.monotonic(), self._sending[port]) + nbytes / link.bandwidth
+            handed = time.monotonic() if now is None else now
+            left = max(handed, self._sending[port]) + nbytes / link.bandwidth
             self._sending[port] = left
         return left, left + link.latency
 

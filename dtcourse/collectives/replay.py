@@ -71,7 +71,7 @@ class Replay:
 
 
 def _match(timeline: Timeline) -> list[tuple[Event, Event]]:
-    """Each send with its receive, in the order in which the sends were posted."""
+    """Each send with its receive, in the order of arrival."""
     sends: dict[Any, list[Event]] = defaultdict(list)
     receives: dict[Any, list[Event]] = defaultdict(list)
     for event in timeline.of(kind="communication", lane="messages"):
@@ -92,7 +92,8 @@ def _match(timeline: Timeline) -> list[tuple[Event, Event]]:
             posted, receives[key], strict=True
         )  # messages of one kind between two ranks keep their order
     ]
-    return sorted(pairs, key=lambda pair: (pair[0].start, pair[0].rank))
+    # In the order of arrival: where a rank takes messages one after the other, its order is the algorithm's.
+    return sorted(pairs, key=lambda pair: (pair[1].end, pair[1].rank))
 
 
 def _schedule(pairs: list[tuple[Event, Event]]) -> dict[int, int]:

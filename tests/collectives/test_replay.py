@@ -50,6 +50,17 @@ def test_what_only_moves_takes_the_place_of_what_was_there():
     assert replay.states[-1] == list(run) == [[10.0, 10.0]] * 4
 
 
+def test_a_root_takes_messages_in_its_own_order():
+    """naive adds up in rank order, whenever the messages come: the picture shows that order."""
+
+    def reduce():
+        dist.reduce(torch.full((1,), 10.0 ** dist.get_rank()), 0)
+
+    run = launch(reduce, 4, backend="naive", record=True)
+    replay = Replay.of(run.timeline, starts(4, 1))
+    assert [[move.src for move in step] for step in replay.steps] == [[1], [2], [3]]
+
+
 def test_large_messages_keep_no_values_and_that_is_said():
     run = launch(all_reduce, 2, 1000, backend="ring", record=True)
     with pytest.raises(ValueError, match="whose values are not kept"):

@@ -109,10 +109,7 @@ class _Half:
     def receive_up(self) -> None:
         """Posts the first receives from the children, into scratch."""
         for child in self.node.children:
-            slots = [
-                torch.empty_like(c) for c in self.chunks[:AHEAD]
-            ]  # no chunk is longer than the first
-            into = (slots[i % AHEAD][: len(c)] for i, c in enumerate(self.chunks))
+            into = _slots(self.chunks)
             self._up.append(arriving(into, child, self.group, self.tag + UP, AHEAD))
 
     def receive_down(self) -> None:
@@ -143,6 +140,13 @@ class _Half:
         """Waits for all that was sent."""
         for work in self.sending:
             work.wait()
+
+
+def _slots(chunks: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Memory to receive these chunks into: AHEAD slots, used in turn. No chunk is longer than the first."""
+    slots = [torch.empty_like(c) for c in chunks[:AHEAD]]
+    for i, chunk in enumerate(chunks):
+        yield slots[i % AHEAD][: len(chunk)]
 
 
 def _halves(x: torch.Tensor, nodes: Sequence[Node], group: Any, chunk_bytes: int) -> list[_Half]:

@@ -183,14 +183,15 @@ def run_case(case: Case, module: Any) -> str:
     if name == "reduce_scatter":
         inputs, got = [laid_out(values(rank, r)) for r in range(ranks)], empty()
         complaint = finish(collective(got, inputs, op, **options))
-        want = reduced(lambda on: values(on, rank), case.op, ranks)
+        everything = lambda on: torch.stack([values(on, r) for r in range(ranks)])  # noqa: E731
+        want = reduced(everything, case.op, ranks)[rank]
         kept = compare(inputs, [values(rank, r) for r in range(ranks)])
         return complaint or compare(got, want) or kept
     if name == "reduce_scatter_single":
         whole = values(rank, shape=(ranks, *case.shape))
         given, got = laid_out(whole), empty()
         complaint = finish(collective(got, given, op, **options))
-        want = reduced(lambda on: values(on, shape=(ranks, *case.shape))[rank], case.op, ranks)
+        want = reduced(lambda on: values(on, shape=(ranks, *case.shape)), case.op, ranks)[rank]
         return complaint or compare(got, want) or compare(given, whole)
     # all-to-all: rank i sends (i + j) % 3 rows to rank j
     width = case.shape[1:]
@@ -280,7 +281,7 @@ def compare(got: Any, want: Any) -> str:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8])
 @settings(
-    max_examples=4,
+    max_examples=3,
     derandomize=True,
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
@@ -297,7 +298,7 @@ def test_drawn_cases_agree_with_gloo(ranks: int, data: st.DataObject) -> None:
 def test_every_algorithm_in_every_form(ranks: int) -> None:
     """What drawing may leave out: each collective and algorithm, blocking and not, an odd size on an odd number of ranks."""
     every = [
-        Case(c, a, (13,), "float32", "SUM", ranks - 1, strided, not strided, strided, 5)
+        Case(c, a, (129,), "float32", "SUM", ranks - 1, strided, not strided, strided, 5)
         for (c, a), strided in itertools.product(PAIRS, [False, True])
     ]
     wrong = launch(work_through, ranks, every, timeout=60, backend="gloo", device="cpu")

@@ -275,6 +275,26 @@ def all_gather_sent(block: int, ranks: int, rank: int) -> Sent:
     return _doubling_sent(sizes, team.number) + back
 
 
+def broadcast_sent(elements: int, ranks: int, rank: int, root: int = 0) -> Sent:
+    """A scatter of p blocks down the tree and an all-gather. elements: a multiple of p."""
+    block = _block(elements, ranks)
+    return tree.scatter_sent(block, ranks, rank, root) + all_gather_sent(block, ranks, rank)
+
+
+def reduce_sent(elements: int, ranks: int, rank: int, root: int = 0) -> Sent:
+    """A reduce-scatter and a gather of p blocks up the tree. elements: a multiple of p."""
+    block = _block(elements, ranks)
+    return reduce_scatter_sent(block, ranks, rank) + tree.gather_sent(block, ranks, rank, root)
+
+
+def _block(elements: int, ranks: int) -> int:
+    if elements % ranks:
+        raise ValueError(
+            f"the formula is for equal blocks: {elements} elements on {ranks} ranks have none"
+        )
+    return elements // ranks
+
+
 def barrier_sent(ranks: int, rank: int) -> Sent:
     """ceil(log2 p) messages of one byte."""
     return total([message(1)] * (ranks - 1).bit_length())
@@ -328,7 +348,7 @@ def reduce_scatter(
 
 def reduce_scatter_single(
     output: torch.Tensor,
-    input: torch.Tensor,  # noqa: A002
+    input: torch.Tensor,
     op: Any = ReduceOp.SUM,
     group: Any = None,
     async_op: bool = False,

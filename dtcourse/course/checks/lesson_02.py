@@ -25,6 +25,9 @@ MEET = Exercise(
 )
 
 
+_PATIENCE = 2.0  # seconds that a key may be missing
+
+
 class _WatchedStore:
     """A store that counts requests, and lets a moment pass after each answer, in which others may come first."""
 
@@ -38,12 +41,25 @@ class _WatchedStore:
         time.sleep(self._pause)
         return answer
 
+    def _until_set(self, keys: list[str]) -> None:
+        limit = time.monotonic() + _PATIENCE
+        while not self._store.check(keys):
+            if time.monotonic() > limit:
+                missing = [key for key in keys if not self._store.check([key])]
+                raise CheckFailed(
+                    f"a process waited for the key {missing[0]!r}, and nobody ever set it. Either two processes have the same number, and "
+                    "one has written over the other's address; then look at how a number is found: can another process come between your "
+                    "reading and your writing? Or you wait for a number that nobody has: which is the first, which the last?"
+                )
+            time.sleep(0.005)
+
     def set(self, key: str, value: Any) -> None:
         """As the store's own, counted."""
         self._ask("set", key, value if isinstance(value, bytes) else str(value))
 
     def get(self, key: str) -> bytes:
-        """As the store's own, counted."""
+        """As the store's own, counted; a wait in vain ends in a sentence."""
+        self._until_set([key])
         return self._ask("get", key)
 
     def add(self, key: str, amount: int) -> int:
@@ -51,7 +67,8 @@ class _WatchedStore:
         return self._ask("add", key, amount)
 
     def wait(self, keys: list[str], *timeout: timedelta) -> None:
-        """As the store's own, counted."""
+        """As the store's own, counted; a wait in vain ends in a sentence."""
+        self._until_set(keys)
         self._ask("wait", keys, *timeout)
 
     def check(self, keys: list[str]) -> bool:
@@ -68,7 +85,7 @@ def _meeting(meet: Any, addresses: list[str], delays: list[float], pause: float)
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
     place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    client = dist.TCPStore(*place, is_master=False, timeout=timedelta(seconds=4))
+    client = dist.TCPStore(*place, is_master=False)
     store = _WatchedStore(dist.PrefixStore("meeting", client), pause)
     dist.barrier()  # from here on they are strangers
     time.sleep(delays[rank])
@@ -232,12 +249,12 @@ def check_together(answer: Answer) -> None:
     from dtcourse.collectives.network import EmulatedNetwork
 
     to_left, to_right = _pairs(4)
-    slow = EmulatedNetwork(latency=0.3, bandwidth=1e9)
+    slow = EmulatedNetwork(latency=0.4, bandwidth=1e9)
     run = answer.run(_exchange, 4, to_left, to_right, network=slow, timeout=15)
     seconds = max(one["seconds"] for one in run)
     require(
-        seconds < 0.6,
-        f"one message takes 0.3 s here, and your exchange took {seconds:.1f} s: some message waits for another to arrive. "
+        seconds < 0.75,
+        f"one message takes 0.4 s here, and your exchange took {seconds:.2f} s: some message waits for another to arrive. "
         "Can you start all of them before you wait for the first?",
     )
 
@@ -370,15 +387,26 @@ def _grid(grid_groups: Any, columns: int) -> Any:
         raise CheckFailed(
             f"With {world_size} ranks and {columns} columns, rank {dist.get_rank()} should get two groups that it is a member of: its row, then its column."
         )
-    sums = []
-    for group in groups:
-        total = torch.tensor([float(10 ** dist.get_rank())], dtype=torch.float64)
-        dist.all_reduce(total, group=group)
-        sums.append(int(total))
-    return {
-        "members": [list(dist.get_process_group_ranks(group)) for group in groups],
-        "sums": sums,
-    }
+    members = [list(dist.get_process_group_ranks(group)) for group in groups]
+    everyone: list[Any] = [None] * world_size
+    dist.all_gather_object(everyone, members)
+    sums = [0, 0]
+    if _agree(everyone):
+        for axis, group in enumerate(groups):
+            total = torch.tensor([10 ** dist.get_rank()])
+            dist.all_reduce(total, group=group)
+            sums[axis] = int(total)
+    return {"members": members, "sums": sums}
+
+
+def _agree(everyone: list[list[list[int]]]) -> bool:
+    """Whether all ranks of each group name the same members: only then does a sum over it come to an end."""
+    return all(
+        everyone[peer][axis] == mine[axis]
+        for mine in everyone
+        for axis in (0, 1)
+        for peer in mine[axis]
+    )
 
 
 @GRID.check("square grids: my row, then my column", points=2)

@@ -46,7 +46,7 @@ MUTANTS = {
     "meet": [
         (
             "reads the count, then writes it: two read the same",
-            "some share one",
+            "can another process come between your reading",
             """
 def meet(store, address, world_size):
     number = int(store.get("count")) if store.check(["count"]) else 0
@@ -57,7 +57,7 @@ def meet(store, address, world_size):
         ),
         (
             "counts from one, and waits for a number that nobody has",
-            "timeout",
+            "you wait for a number that nobody has",
             """
 def meet(store, address, world_size):
     number = store.add("arrived", 1)
@@ -170,7 +170,7 @@ for one in work:
         ),
         (
             "no wrap-around: only right for an open chain",
-            "invalid",
+            "had not returned",
             _exchange("""
 left, right = rank - 1, rank + 1
 work = [dist.irecv(from_left, left), dist.irecv(from_right, right)]
@@ -243,7 +243,7 @@ while distance < low:
         ),
         (
             "only right for powers of two",
-            "With 3 ranks",
+            "on 3 ranks",
             _tree("""
 me = (rank - src) % world_size
 distance = 1

@@ -284,7 +284,7 @@ def reduce_scatter(
 
 def reduce_scatter_single(
     output: torch.Tensor,
-    input: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002
     op: Any = ReduceOp.SUM,
     group: Any = None,
     async_op: bool = False,
@@ -307,7 +307,7 @@ def all_to_all(
 
 def all_to_all_single(
     output: torch.Tensor,
-    input: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002
     output_split_sizes: list[int] | None = None,
     input_split_sizes: list[int] | None = None,
     group: Any = None,

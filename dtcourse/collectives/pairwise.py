@@ -73,7 +73,7 @@ def all_to_all(
 
 def all_to_all_single(
     output: torch.Tensor,
-    input: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002
     output_split_sizes: list[int] | None = None,
     input_split_sizes: list[int] | None = None,
     group: Any = None,

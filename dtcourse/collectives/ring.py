@@ -288,7 +288,7 @@ def reduce_scatter(
 
 def reduce_scatter_single(
     output: torch.Tensor,
-    input: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002
     op: Any = ReduceOp.SUM,
     group: Any = None,
     async_op: bool = False,

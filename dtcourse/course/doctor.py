@@ -56,12 +56,13 @@ def examine(launch_ranks: bool = True) -> list[Finding]:
 
 def _python() -> Iterator[Finding]:
     version = platform.python_version()
-    if sys.version_info < (3, 11):
+    supported = tuple(map(int, platform.python_version_tuple()[:2])) >= (3, 11)
+    if supported:
+        yield Finding("Python", "ok", f"{version} on {platform.system()} {platform.machine()}")
+    else:
         yield Finding(
             "Python", "problem", version, "3.11 or newer is needed: make PYTHON=python3.12 env"
         )
-    else:
-        yield Finding("Python", "ok", f"{version} on {platform.system()} {platform.machine()}")
     if sys.platform == "win32":
         yield Finding(
             "system",

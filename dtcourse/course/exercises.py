@@ -58,6 +58,16 @@ def generate(solution: nbfile.Notebook) -> nbfile.Notebook:
             raise ValueError(
                 f"cell {cell.get('id')} has a solution region and is not marked as a solution cell"
             )
+        # nbgrader would replace the whole cell, with the signature and docstring that the student needs.
+        mark = cell["metadata"].get("nbgrader", {})
+        if (
+            cell["cell_type"] == "code"
+            and mark.get("solution")
+            and "BEGIN SOLUTION" not in cell["source"]
+        ):
+            raise ValueError(
+                f"solution cell {cell.get('id')} holds no region between ### BEGIN SOLUTION and ### END SOLUTION"
+            )
     node = nbformat.from_dict(normalise(source))
     node.metadata.pop("dtcourse", None)
     config = Config()
@@ -69,7 +79,7 @@ def generate(solution: nbfile.Notebook) -> nbfile.Notebook:
     except RuntimeError as error:
         raise ValueError(str(error)) from None
     if not any(STUB.splitlines()[-1] in cell["source"] for cell in node.cells):
-        raise ValueError("it holds no region between ### BEGIN SOLUTION and ### END SOLUTION")
+        raise ValueError("it has no solution cell")
     exercise = normalise(nbfile.parse(nbformat.writes(node)))
     exercise["metadata"]["dtcourse"] = {"exercise": fingerprint(exercise)}
     return exercise

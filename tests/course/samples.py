@@ -42,7 +42,9 @@ def check_messages(answer: Answer) -> None:
         require(sent == 1, f"rank {rank} sent {sent} messages; one is enough.")
 
 
-DOUBLE = Exercise("double", lesson="00", title="Double it", takes=("double",), target="2 times the input")
+DOUBLE = Exercise(
+    "double", lesson="00", title="Double it", takes=("double",), target="2 times the input"
+)
 
 
 def _double(double, number):
@@ -52,7 +54,10 @@ def _double(double, number):
 @DOUBLE.check("twice the number", points=2)
 def check_double(answer: Answer) -> None:
     number = random.randrange(10**6)
-    require(answer.call(_double, number, timeout=5) == 2 * number, f"double({number}) should be {2 * number}.")
+    require(
+        answer.call(_double, number, timeout=5) == 2 * number,
+        f"double({number}) should be {2 * number}.",
+    )
 
 
 GOOD = """
@@ -80,7 +85,13 @@ def notebook(*cells: str) -> dict:
         "nbformat_minor": 5,
         "metadata": {},
         "cells": [
-            {"cell_type": "code", "metadata": {}, "source": cell, "outputs": [], "execution_count": None}
+            {
+                "cell_type": "code",
+                "metadata": {},
+                "source": cell,
+                "outputs": [],
+                "execution_count": None,
+            }
             for cell in cells
         ],
     }

@@ -184,14 +184,15 @@ def _waiting(error: Any, names: str, world_size: int, limit: float) -> str:
 
 def _failure(error: Any, names: str, world_size: int) -> CheckFailed:
     first = error.failures[0]
+    who = (
+        f"With {world_size} ranks, rank {first.rank}" if world_size > 1 else "Called on its own, it"
+    )
     if "NotImplementedError" in first.summary:
         return Unfinished(
             f"{names} is not written yet: replace `raise NotImplementedError()` by your code."
         )
     if not first.summary.startswith("raised"):
-        return Stopped(
-            f"With {world_size} ranks, rank {first.rank} {first.summary}: {names} ends its own process."
-        )
+        return Stopped(f"{who} {first.summary}: {names} ends its own process.")
     if match := re.match(r"raised (?:[\w.]*\.)?CheckFailed: (.*)", first.summary, re.DOTALL):
         return CheckFailed(match[1])
     lines = re.findall(
@@ -202,7 +203,7 @@ def _failure(error: Any, names: str, world_size: int) -> CheckFailed:
     if lines:
         cell, line = (part for part in lines[-1] if part)
         where = f" ({cell}, line {line})"
-    return CheckFailed(f"With {world_size} ranks, rank {first.rank} {scrub(first.summary)}{where}.")
+    return CheckFailed(f"{who} {scrub(first.summary)}{where}.")
 
 
 class InKernel:

@@ -98,10 +98,11 @@ def take(notebook: Notebook, names: tuple[str, ...]) -> list[Piece]:
             break
         needed |= more
     pieces = []
+    imported = set().union(*(_imports(statement) for _, statement, *_ in statements))
     for number, statement, source, bound, _ in statements:
         future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
         if bound & needed or "*" in bound or future:
-            _refuse(statement)
+            _refuse(statement, imported)
             pieces.append(Piece(number, statement.lineno, _segment(statement, source)))
     return pieces
 
@@ -157,14 +158,22 @@ def _used(statement: ast.stmt) -> set[str]:
     return names - (set(dir(builtins)) - {"print"})
 
 
-def _refuse(statement: ast.stmt) -> None:
+def _imports(statement: ast.stmt) -> set[str]:
+    """The names that a statement imports, at any depth."""
+    return {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in ast.walk(statement)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
+
+
+def _refuse(statement: ast.stmt, imported: set[str]) -> None:
     """Refuse what an honest answer never does. Not a wall by itself: the judge is in another process."""
-    imported: set[str] = set()
     for node in ast.walk(statement):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 _refuse_module(alias.name)
-                imported.add((alias.asname or alias.name).partition(".")[0])
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             harmless = module == "dtcourse.course" and all(
@@ -176,6 +185,14 @@ def _refuse(statement: ast.stmt) -> None:
                     _refuse_module(f"{module}.{alias.name}")
         elif isinstance(node, ast.Name) and node.id in _MACHINERY_NAMES:
             raise Refused(f"the answer uses {node.id}, which an answer has no need of")
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("setattr", "delattr", "vars")
+            and node.args
+            and _base(node.args[0]) in imported
+        ):
+            raise Refused(f"the answer changes a module ({ast.unparse(node)})")
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("kill", "killpg")):
             # Its own process it may end (and learns that from a sentence); any other is none of its business.
             if not re.search(r"kill\((os\.)?getpid\(\)", ast.unparse(node)):
@@ -185,9 +202,7 @@ def _refuse(statement: ast.stmt) -> None:
                 raise Refused(f"the answer uses .{node.attr}, which leads into what measures it")
             if "dtcourse.course" in ast.unparse(node):
                 raise Refused("the answer reaches for the checks (dtcourse.course)")
-            if isinstance(node.ctx, (ast.Store, ast.Del)) and _base(node) in _modules_named(
-                statement, imported
-            ):
+            if isinstance(node.ctx, (ast.Store, ast.Del)) and _base(node) in imported:
                 raise Refused(f"the answer changes a module ({ast.unparse(node)} = ...)")
         elif isinstance(node, ast.Constant) and re.search(_CHECKS_FILES, str(node.value)):
             raise Refused("the answer names the checks' files")
@@ -204,19 +219,3 @@ def _base(node: ast.expr) -> str:
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
-
-
-def _modules_named(statement: ast.stmt, imported: set[str]) -> set[str]:
-    """Names that stand for modules by convention, and those that this statement imports."""
-    return imported | {
-        "torch",
-        "dist",
-        "dtcourse",
-        "p2p",
-        "traffic",
-        "events",
-        "launch",
-        "sys",
-        "builtins",
-        "os",
-    }

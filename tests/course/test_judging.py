@@ -1,0 +1,252 @@
+"""Answers right, wrong, hanging, dying and hostile: each ends in a verdict and a sentence."""
+
+import os
+import textwrap
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from dtcourse.course.checks import framework
+from dtcourse.course.checks.runs import InKernel, plain
+from dtcourse.course.checks.sandbox import Sandbox
+from dtcourse.course.grading import check_notebook
+from tests.course.samples import DOUBLE, GOOD, IMPORTS, SHIFT, notebook
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def report(*cells, exercise=SHIFT, **options):
+    return check_notebook(notebook(*cells), [exercise], **options)[0]
+
+
+def double(body: str, exercise=DOUBLE, **options):
+    return report("def double(n):\n" + textwrap.indent(body, "    "), exercise=exercise, **options)
+
+
+@contextmanager
+def no_process_left():
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    yield
+    left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
+    assert not [p for p in left if p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.slow
+def test_a_right_answer_earns_its_points():
+    with no_process_left():
+        found = report(IMPORTS, "while True: pass", GOOD, 'check("shift", shift)')
+    assert found.passed and found.points == SHIFT.points == 4
+    assert "2 of 2 checks, 4 of 4 points" in str(found)
+
+
+@pytest.mark.slow
+def test_a_deadlock_ends_in_a_sentence_and_no_process_stays():
+    blocking = GOOD.replace("sending = p2p.isend(tensor, (rank + 1) % size)", "").replace(
+        "sending.wait()", ""
+    )
+    with no_process_left():
+        found = report(IMPORTS, blocking)
+    assert found.points == 0 and len(found.verdicts) == 1
+    assert "they wait for each other" in found.verdicts[0].sentence.lower()
+    assert "recv" in found.verdicts[0].sentence and "(not tried)" in str(found)
+
+
+@pytest.mark.slow
+def test_a_wrong_answer_is_told_what_was_expected():
+    left = GOOD.replace("(rank + 1)", "(rank - 1)").replace(
+        "recv(received, (rank - 1)", "recv(received, (rank + 1)"
+    )
+    found = report(IMPORTS, left)
+    assert not found.passed
+    assert "should hold what its left neighbour had" in found.verdicts[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("return 2 * n + 1", "should be"),
+        ("return None", "should be"),
+        ("return object()", "A object came back"),
+        ("raise ValueError('odd')", "ValueError: odd (cell 1 of your notebook, line 2)"),
+        ("import os; os._exit(0)", "left with exit code 0"),
+        ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
+        ("print('2 of 2 checks, 2 of 2 points'); return 0", "should be"),
+    ],
+)
+@pytest.mark.slow
+def test_wrong_dying_and_boasting_answers(body, sentence):
+    found = double(body)
+    assert found.points == 0 and not found.passed
+    assert sentence in found.verdicts[0].sentence
+
+
+def test_an_untouched_exercise_fails_politely():
+    found = double("# YOUR CODE HERE\nraise NotImplementedError()")
+    assert found.unfinished.startswith("`double` is not written yet") and not found.verdicts
+    assert "Traceback" not in str(found) and DOUBLE.target in str(found)
+
+
+@pytest.mark.slow
+def test_a_loop_for_ever_is_stopped_at_the_time_limit():
+    with no_process_left():
+        found = double("while True: pass")
+    assert "had not returned after 5 s" in found.verdicts[0].sentence
+
+
+@pytest.mark.slow
+def test_code_that_loops_while_it_is_defined_is_stopped_too():
+    found = report(
+        "def spin():\n    while True: pass",
+        "K = spin()",
+        "def double(n): return 2 * n * bool(K)",
+        exercise=DOUBLE,
+        limit=8,
+    )
+    assert "was stopped" in found.verdicts[0].sentence
+
+
+# --- hostile: what the static refusal does not see still cannot change a verdict ---------------------------------
+
+HOSTILE = {
+    "patches the framework where it runs": """
+        import sys
+        checks = getattr(sys, 'mod' + 'ules')['dtcourse.course.checks.framework']
+        setattr(checks, 'require', lambda *a: None)
+        setattr(checks, 'CheckFailed', KeyError)
+        return 0""",
+    "patches what measures it": """
+        import sys
+        runs = getattr(sys, 'mod' + 'ules')['dtcourse.course.checks.runs']
+        setattr(runs, 'plain', lambda value, depth=0: None)
+        return 0""",
+    "returns a number that says it equals all others": """
+        class Yes(int):
+            def __eq__(self, other): return True
+            def __ne__(self, other): return False
+            __hash__ = int.__hash__
+        return Yes(1)""",
+    "returns an object whose unpickling would run code": """
+        import os
+        class Bomb:
+            def __reduce__(self): return (os._exit, (0,))
+        return Bomb()""",
+    "writes to every open file": """
+        import os
+        for fd in range(3, 64):
+            try: os.write(fd, b'\\0' * 7 + b'\\x10' + b'verdict: passed.')
+            except OSError: pass
+        return 0""",
+    "ends every process that it can see": """
+        import os, signal
+        end = getattr(os, 'ki' + 'll')
+        for pid in sorted(map(int, filter(str.isdigit, os.listdir('/proc'))), reverse=True):
+            if pid != os.getpid():
+                try: end(pid, 9)
+                except OSError: pass
+        return 0""",
+    "leaves a daemon behind": """
+        import os, time
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                time.sleep(600)
+            os._exit(0)
+        return 0""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_answer_earns_nothing_and_leaves_nothing(name, monkeypatch):
+    if name.startswith("ends every process"):
+        from dtcourse.course.checks.sandbox import _namespace
+
+        if not _namespace():
+            pytest.skip(
+                "this system lets nobody hide processes (unshare), so this answer would end the tests"
+            )
+    mark = f"a-test-of-{os.getpid()}"  # other workers' sandboxes carry other marks
+    monkeypatch.setattr("dtcourse.course.checks.sandbox.secrets.token_hex", lambda _: mark)
+    before = (framework.require, framework.CheckFailed)
+    with no_process_left():
+        found = double(textwrap.dedent(HOSTILE[name]))
+    assert found.points == 0 and not found.passed
+    assert (framework.require, framework.CheckFailed) == before
+    assert not [p for p in psutil.process_iter() if _marked(p, mark)]
+
+
+def _marked(process, mark) -> bool:
+    try:
+        return (
+            process.environ().get("DTCOURSE_SANDBOX") == mark
+            and process.status() != psutil.STATUS_ZOMBIE
+        )
+    except psutil.Error:
+        return False
+
+
+@pytest.mark.slow
+def test_counters_changed_from_inside_are_noticed():
+    found = report(
+        IMPORTS,
+        "def shift(tensor):\n    module = [p2p][0]\n    setattr(module, 'isend', print)\n    return tensor",
+    )
+    assert "changes what measures it" in found.refused and found.points == 0
+
+
+@pytest.mark.slow
+def test_an_answer_sees_no_secret_and_a_home_of_its_own(monkeypatch):
+    monkeypatch.setenv("GITHUB_TOKEN", "s3cret")
+    with Sandbox() as sandbox:
+        from dtcourse.course.checks.taking import take
+
+        code = "import os\ndef double(n):\n    return [dict(os.environ), os.getcwd()]"
+        sandbox.load(take(notebook(code), ("double",)), ("double",))
+        from tests.course.samples import _double
+
+        environment, cwd = sandbox.call(_double, 1)
+    assert "s3cret" not in str(environment) and "GITHUB_TOKEN" not in environment
+    assert environment["HOME"] == cwd != os.path.expanduser("~")
+    assert not os.path.exists(cwd)
+
+
+def test_in_a_notebook_the_same_checks_speak_and_a_failure_fails_the_cell(monkeypatch, capsys):
+    monkeypatch.setattr(framework, "exercises", lambda lesson=None: {"double": DOUBLE})
+    framework.check("double", lambda n: 2 * n)
+    assert "✓ twice the number" in capsys.readouterr().out
+    with pytest.raises(framework.NotPassed) as caught:
+        framework.check("double", lambda n: n)
+    assert "should be" in capsys.readouterr().out
+    assert caught.value._render_traceback_() == ["Not there yet: see the lines marked ✗."]
+    with pytest.raises(ValueError, match="did you mean 'double'"):
+        framework.check("duoble", print)
+    with pytest.raises(ValueError, match="got 2 answers"):
+        framework.check("double", print, print)
+    with pytest.raises(ValueError, match="no exercise takes print"):
+        framework.check(print)
+
+
+def test_only_plain_data_comes_back():
+    import numpy as np
+    import torch
+
+    value = {"a": [1, (2.0, "x", None, True)], "t": torch.ones(2, requires_grad=True)}
+    clean = plain(value)
+    assert clean["a"] == value["a"] and not clean["t"].requires_grad
+    assert plain(np.float64(2.5)) == 2.5
+    assert type(plain(torch.nn.Parameter(torch.ones(1)))) is torch.Tensor
+    with pytest.raises(framework.CheckFailed, match="A set came back"):
+        plain({1})
+
+
+def test_a_check_that_cannot_read_the_answer_says_so():
+    found = framework.judge(DOUBLE, InKernel({"double": lambda n: "text"}))
+    assert found.verdicts[0].sentence.startswith("double(")
+
+
+def test_a_target_is_a_number():
+    with pytest.raises(ValueError, match="stated in numbers"):
+        framework.Exercise("x", lesson="00", title="x", takes=("x",), target="fast")
+    with pytest.raises(ValueError, match="tuple of function names"):
+        framework.Exercise("x", lesson="00", title="x", takes="x", target="1")

@@ -1,0 +1,201 @@
+"""Reading, normalising, and the text form of notebooks."""
+
+import copy
+import json
+
+import pytest
+
+from dtcourse.course import authoring
+from dtcourse.course import notebook as nbfile
+from dtcourse.course.normalise import normalise, staleness
+from tests.course.samples import notebook
+
+
+def messy() -> dict:
+    """A notebook as JupyterLab leaves it."""
+    found = notebook("print(1)   ", "x")
+    found["metadata"] = {
+        "kernelspec": {"name": "conda-env-x", "display_name": "X"},
+        "widgets": {"a": 1},
+    }
+    first, second = found["cells"]
+    first.update(id="3f2a9c1e", execution_count=7)
+    first["metadata"] = {
+        "execution": {"iopub.execute_input": "2026-01-01"},
+        "tags": ["b", "a"],
+        "collapsed": True,
+    }
+    first["outputs"] = [
+        {"output_type": "stream", "name": "stdout", "text": "at 0x7f0123456789\n"},
+        {"output_type": "stream", "name": "stdout", "text": ["more\n"]},
+        {
+            "output_type": "display_data",
+            "metadata": {"x": 1},
+            "data": {
+                "application/vnd.jupyter.widget-view+json": {"model_id": "abc"},
+                "text/plain": "interactive(children=(IntSlider(value=1),))",
+                "image/png": "aaaa",
+            },
+        },
+    ]
+    second.update(id="3f2a9c1e", execution_count=9)
+    second["outputs"] = [
+        {
+            "output_type": "execute_result",
+            "execution_count": 9,
+            "metadata": {},
+            "data": {"text/plain": "'x'"},
+        }
+    ]
+    return found
+
+
+def test_one_form():
+    clean = normalise(messy())
+    first, second = clean["cells"]
+    assert [cell["id"] for cell in clean["cells"]] == ["start-code", "start-code-2"]
+    assert [cell["execution_count"] for cell in clean["cells"]] == [1, 2]
+    assert second["outputs"][0]["execution_count"] == 2
+    assert first["metadata"] == {"tags": ["a", "b"]}
+    assert first["outputs"][0]["text"] == "at 0x…\nmore\n"
+    assert first["outputs"][1] == {
+        "output_type": "display_data",
+        "metadata": {},
+        "data": {"image/png": "aaaa"},
+    }
+    assert first["source"] == "print(1)"
+    assert set(clean["metadata"]) == {"kernelspec", "language_info"}
+    assert clean["metadata"]["kernelspec"]["name"] == "python3"
+
+
+def test_normalising_twice_changes_nothing_and_the_file_ends_in_a_newline(tmp_path):
+    once = nbfile.dumps(normalise(messy()))
+    again = nbfile.dumps(normalise(nbfile.parse(once)))
+    assert once == again and once.endswith("}\n")
+    json.loads(once)
+
+
+def test_good_ids_stay_when_cells_move_or_are_added():
+    first = normalise(messy())
+    first["cells"][0]["id"] = "ring-run"
+    first["cells"].reverse()
+    first["cells"].insert(0, copy.deepcopy(first["cells"][1]))
+    ids = [cell["id"] for cell in normalise(first)["cells"]]
+    assert ids[0] == "ring-run" and ids[1] == "start-code-2" and len(set(ids)) == 3
+
+
+def test_stale_is_code_that_changed_and_not_prose():
+    fresh = normalise(messy(), seconds=3.0)
+    assert staleness(fresh) == []
+    fresh["cells"].append({"cell_type": "markdown", "id": "m", "metadata": {}, "source": "prose"})
+    assert staleness(fresh) == []
+    fresh["cells"][0]["source"] += "\nprint(2)"
+    assert "code changed" in staleness(fresh)[0]
+    fresh["cells"][0]["execution_count"] = 5
+    assert any("not executed in order" in fault for fault in staleness(fresh))
+    assert "never executed" in staleness(messy())[0]
+
+
+def test_seconds_change_only_when_they_changed_much():
+    found = normalise(messy(), seconds=10.0)
+    assert normalise(found, seconds=11.0)["metadata"]["dtcourse"]["seconds"] == 10.0
+    assert normalise(found, seconds=15.0)["metadata"]["dtcourse"]["seconds"] == 15.0
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "is empty"),
+        ("PK\x03\x04 not json", "not JSON, line 1"),
+        ("<<<<<<< HEAD\n{}", "git conflict marks"),
+        ("[1, 2]", "holds no list of cells"),
+        ('{"cells": [], "nbformat": 3}', "notebook format 3"),
+        ('{"cells": [1], "nbformat": 4}', "its cell 1 is no cell"),
+        (
+            '{"cells": [{"cell_type": "code", "source": 3}], "nbformat": 4}',
+            "its cell 1 has no text",
+        ),
+        ('{"cells": [], "nbformat": 4, "metadata": 3}', "metadata is no mapping"),
+        (b"\xff\xfe\x00", "it is not text"),
+        ("[" * 100000, "not JSON"),
+    ],
+)
+def test_what_is_no_notebook_is_a_sentence(text, sentence):
+    with pytest.raises(nbfile.NotebookError, match=sentence):
+        nbfile.parse(text, "x.ipynb")
+
+
+TEXT = """\
+# %% [markdown] id=title
+# # 02 · A title
+#
+# Prose with `code`.
+
+# %% id=parameters tags=parameters
+WORLD_SIZE = 4
+
+# %% id=timing topics=02.spmd,02.launching tags=nbval-ignore-output reason='it differs'
+print(1)
+
+# %% id=answer solution=answer
+x = 1
+
+# %% id=check-answer check=check_answer points=3 hidden
+check(x)
+"""
+
+
+def test_text_to_notebook_and_back():
+    built = authoring.build(TEXT)
+    assert [cell["id"] for cell in built["cells"]] == [
+        "title",
+        "parameters",
+        "timing",
+        "answer",
+        "check-answer",
+    ]
+    assert built["cells"][0]["source"] == "# 02 · A title\n\nProse with `code`."
+    assert built["cells"][2]["metadata"] == {
+        "nbval_reason": "it differs",
+        "tags": ["nbval-ignore-output"],
+        "topics": ["02.spmd", "02.launching"],
+    }
+    assert built["cells"][4]["metadata"]["nbgrader"]["points"] == 3
+    assert authoring.text(built) == TEXT
+    assert authoring.build(authoring.text(built)) == built
+
+
+def test_building_over_a_notebook_keeps_outputs_of_unchanged_code_only():
+    before = authoring.build(TEXT)
+    for cell in before["cells"][1:]:
+        cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "out\n"}]
+    after = authoring.build(
+        TEXT.replace("print(1)", "print(2)").replace("Prose", "Other prose"), before
+    )
+    assert [bool(cell.get("outputs")) for cell in after["cells"]] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("x = 1\n", "line 1: the text starts with a mark"),
+        ("# %% id=a\n# %% id=a\n", "line 2: the id 'a' is used twice"),
+        ("# %% name=a\n", "line 1: 'name=a' is no mark"),
+    ],
+)
+def test_mistakes_in_the_text_are_told_with_their_line(text, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        authoring.build(text)
+
+
+def test_markdown_between_quotes():
+    assert (
+        authoring.build('# %% [markdown] id=a\n"""\n# Hello\n"""\n')["cells"][0]["source"]
+        == "# Hello"
+    )

@@ -1,0 +1,100 @@
+"""What is taken from a student's notebook, and what is refused."""
+
+import pytest
+
+from dtcourse.course.checks.framework import CheckFailed, Refused, Unfinished
+from dtcourse.course.checks.sandbox import define
+from dtcourse.course.checks.taking import take
+from tests.course.samples import notebook
+
+
+def answer(*cells, name="f"):
+    return define(take(notebook(*cells), (name,)), (name,))[name]
+
+
+def test_only_what_the_answer_needs_is_taken():
+    f = answer(
+        "while True:\n    pass",
+        "1 / 0",
+        "%matplotlib inline\nK = 3",
+        "def g(x): return K * x",
+        "def f(x): return g(x)",
+    )
+    assert f(2) == 6
+
+
+def test_cells_in_any_order():
+    cells = ["class B(A): pass", "def f(): return B().value", "class A:\n    value = 5"]
+    assert answer(*cells)() == 5
+
+
+def test_the_last_definition_counts_as_in_a_kernel():
+    assert answer("def f(): return 1", "def f(): return 2")() == 2
+
+
+def test_constants_that_are_changed_later_come_along():
+    assert answer("D = {}\nD['a'] = 4; E = 1", "def f(): return D['a'] + E")() == 5
+
+
+def test_decorators_future_imports_and_star_imports():
+    f = answer(
+        "from __future__ import annotations\nfrom math import *",
+        "import functools",
+        "@functools.cache\ndef f(x: Nowhere = 0): return floor(2.5)",
+    )
+    assert f() == 2
+
+
+def test_a_deleted_or_unreadable_cell_is_a_sentence():
+    with pytest.raises(Unfinished, match="`f` is not in the notebook"):
+        take(notebook("x = 1"), ("f",))
+    with pytest.raises(
+        Unfinished, match=r"`f` was not found, and Python cannot read cell 1 \(line 1"
+    ):
+        take(notebook("def f(:"), ("f",))
+    with pytest.raises(Unfinished, match="no function"):
+        answer("f = 3")
+
+
+def test_an_answer_that_cannot_be_defined_names_its_cell():
+    with pytest.raises(CheckFailed, match="Cell 2 of the notebook, line 1: ZeroDivisionError"):
+        answer("def f(): return K", "K = 1 / 0")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import dtcourse.course.checks",
+        "from dtcourse.course.checks import framework",
+        "from dtcourse import course",
+        "import dtcourse\n    dtcourse.course.checks.framework.require = print",
+        "import gc",
+        "import sys\n    sys.modules['x'] = 1",
+        "import sys\n    sys._getframe(1).f_locals",
+        "exec('1')",
+        "__builtins__['open'] = 1",
+        "from dtcourse.collectives import traffic as t\n    t.count = print",
+        "from dtcourse.collectives import p2p\n    del p2p.send",
+        "from dtcourse.collectives import p2p\n    setattr(p2p, 'send', print)",
+        "import os\n    os.kill(os.getppid(), 9)",
+        "open('dtcourse/course/checks/lesson_02.py', 'w')",
+        "__import__('os')",
+    ],
+)
+def test_what_an_honest_answer_never_does_is_refused(code):
+    with pytest.raises(Refused):
+        take(notebook(f"def f():\n    {code}"), ("f",))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from dtcourse.course import check, show",
+        "import os\n    os.environ.get('RANK')",
+        "model = x\n    model.weight = 3",
+        "import torch.distributed as dist\n    dist.all_reduce(x)",
+        "import os, signal\n    os.kill(os.getpid(), 9)",
+    ],
+)
+def test_honest_code_is_not_refused(code):
+    assert take(notebook(f"def f(x=None):\n    {code}"), ("f",))

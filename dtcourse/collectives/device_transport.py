@@ -22,7 +22,7 @@ def start(kind: str, tensor: torch.Tensor, peer: int | None, tag: int, host: Any
             raise ValueError("NCCL cannot receive from any source: name the sending rank with src=")
         return gpu.send([tensor], peer, tag) if kind == "send" else gpu.recv([tensor], peer, tag)
     if kind == "send":
-        copy = tensor.detach().cpu()  # waits until the copy is complete
+        copy = tensor.detach().to("cpu", copy=True)  # returns when the copy is complete
         return Staged(host.send([copy], peer, tag), copy, None)
     buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
     posted = host.recv_anysource([buffer], tag) if peer is None else host.recv([buffer], peer, tag)

@@ -107,7 +107,7 @@ class Guard:
             return self.failure
 
     def disagree(self, text: str) -> None:
-        """The ranks are not in the same call."""
+        """The ranks are not in the same call, if no other report came first."""
         with self._lock:
             if self.failure is None:
                 self.failure = self._as_error(self._report("disagree", text))
@@ -132,15 +132,19 @@ class Guard:
 
         gloo closes them when a wait passes its time limit; this is such a wait.
         """
-        if self._closed or self.size < 2:
+        if self._closed:
             return
         self._closed = True
         nothing = torch.empty(1, dtype=torch.uint8)
-        try:
-            work = self._inner.recv([nothing], (self.rank + 1) % self.size, _CLOSING_TAG)
-            work.wait(timedelta(milliseconds=1))
-        except RuntimeError:
-            pass
+        for step in range(1, self.size):
+            peer = (self.rank + step) % self.size
+            try:
+                self._inner.recv([nothing], peer, _CLOSING_TAG).wait(timedelta(milliseconds=1))
+            except RuntimeError as error:
+                if "imed out" in str(
+                    error
+                ):  # which closes all of them; one that was broken says otherwise
+                    return
 
     # --- finding out who disagrees ---
 
@@ -158,6 +162,9 @@ class Guard:
                     self._key(wait.place, self.rank), json.dumps([wait.what, wait.splits])
                 )
                 continue
+            if self._store.check(["failure"]):  # whoever failed could not wake this rank
+                self.disagree("")
+                return
             report = self._compare(wait)
             if report and wait.suspicious:
                 self.disagree(report)

@@ -192,6 +192,7 @@ def install(network: EmulatedNetwork | None, rank: int) -> None:
 
 
 def ports() -> Ports | None:
+    """This process's ports, where its links are emulated."""
     return _ports
 
 

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from dtcourse import device
+
 # --- what a process group has to answer ------------------------------------------------------------------------
 
 # Methods of dist.ProcessGroup that move data. A subclass that leaves one out does not fail: the call runs, silently,
@@ -124,29 +126,29 @@ def torch_group(name: str, store: dist.Store, rank: int, size: int, timeout: tim
     group = dist.ProcessGroup(store, rank, size)
     if name == "gloo":
         kind, backend = dist.ProcessGroup.BackendType.GLOO, gloo_group(store, rank, size, timeout)
-        devices = ["cpu", "cuda"]
+        devices = {"cpu", device.available()}
     else:
         kind, backend = dist.ProcessGroup.BackendType.NCCL, nccl_group(store, rank, size, timeout)
-        devices = ["cuda"]
+        devices = {device.available()}
     group._set_default_backend(kind)
-    for device in devices:
-        group._register_backend(torch.device(device), kind, backend)
+    for name in devices:
+        group._register_backend(torch.device(name), kind, backend)
     return group
 
 
-def attach(group: dist.ProcessGroup, device: torch.device, inner: Any) -> None:
+def attach(group: dist.ProcessGroup, kind: torch.device, inner: Any) -> None:
     """Gives a Python ProcessGroup its inner backend for one kind of device.
 
     torch asks for it (`group._get_backend(device)`), for options and for names, and calls of torch's C++ that no
-    Python subclass can intercept end there. All calls in use today can be intercepted: test_backend proves it.
+    Python subclass can intercept end there. All calls in use today can be intercepted: tests/collectives/test_backend.py proves it.
     """
-    group._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, inner)
+    group._register_backend(kind, dist.ProcessGroup.BackendType.CUSTOM, inner)
 
 
-def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
+def backend_of(group: dist.ProcessGroup, kind: torch.device) -> Any:
     """The backend that carries a group's tensors of that device, or None where it has none."""
     try:
-        return group._get_backend(device)
+        return group._get_backend(kind)
     except RuntimeError:
         return None
 

@@ -24,6 +24,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch.distributed as dist
+
 from dtcourse.collectives import torch_private
 
 SENT, RECEIVED = "sent", "received"
@@ -240,7 +242,7 @@ def in_operation() -> Label | None:
 
 
 def current_phase() -> str:
-    """ "backward" inside a backward pass, "forward" outside, or what `phase` says."""
+    """Tells "backward" inside a backward pass, "forward" outside, or what `phase` says."""
     named = getattr(_here, "phase", None)
     return named or ("backward" if torch_private.in_backward() else "forward")
 
@@ -342,16 +344,19 @@ def active() -> bool:
 
 
 def sent(label: Label, peer: int, nbytes: int) -> None:
+    """Counts a message that leaves this rank for `peer` (a rank of the default group)."""
     for counter in _counters:
         counter.message(label, SENT, peer, nbytes)
 
 
 def received(label: Label, peer: int, nbytes: int) -> None:
+    """Counts a message that comes from `peer`."""
     for counter in _counters:
         counter.message(label, RECEIVED, peer, nbytes)
 
 
 def called(label: Label) -> None:
+    """Counts a call of a collective."""
     for counter in _counters:
         counter.call(label)
 
@@ -364,8 +369,6 @@ def algorithmic(label: Label, nbytes: int) -> None:
 
 
 def _rank() -> int:
-    import torch.distributed as dist
-
     return dist.get_rank() if dist.is_initialized() else 0
 
 

@@ -19,9 +19,9 @@ LIMIT = 30.0  # a hang would end in RankTimeout
 
 def _break_algorithm(culprit, collective):
     """From now on, that collective's algorithm raises on one rank."""
-    from dtcourse.collectives import backend
+    from dtcourse.collectives import algorithms
 
-    original = backend.algorithm
+    original = algorithms.algorithm
 
     def broken(name, wanted):
         if wanted == collective and dist.get_rank() == culprit:
@@ -32,7 +32,7 @@ def _break_algorithm(culprit, collective):
             return fails
         return original(name, wanted)
 
-    backend.algorithm = broken
+    algorithms.algorithm = broken
 
 
 def _by_all_reduce():

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from dtcourse.collectives import backend, torch_private
 from dtcourse.collectives.instrumented import InstrumentedGroup
+from dtcourse.collectives.process_group import AlgorithmGroup
 
 MOVED = f"torch {torch.__version__}: {{}}. See dtcourse/collectives/torch_private.py."
 
@@ -30,7 +31,7 @@ def test_process_group_has_the_methods_we_know_of():
     assert not gone, MOVED.format(f"ProcessGroup lost {gone}; callers may use another name now")
 
 
-@pytest.mark.parametrize("group", [backend.AlgorithmGroup, InstrumentedGroup])
+@pytest.mark.parametrize("group", [AlgorithmGroup, InstrumentedGroup])
 def test_every_method_that_moves_data_is_overridden(group):
     missing = sorted(torch_private.DATA_METHODS - set(vars(group)))
     assert not missing, f"{group.__name__} leaves {missing} to its inner group"

@@ -27,6 +27,10 @@ FOLDERS = ["work", "root", "home", "Users", "opt/wheels", "opt/pypi"]
 MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:" + "|".join(FOLDERS) + r")/[\w.]")
 
 
+# Invented paths: the tests of what takes such paths out of notebooks.
+INVENTED = ["/" + "home/ana/"]
+
+
 def tracked() -> list[str]:
     if not IN_GIT:
         pytest.skip("not a git checkout, so there is no list of tracked files")
@@ -37,6 +41,8 @@ def tracked() -> list[str]:
 
 
 def trouble_in(text: str) -> list[str]:
+    for path in INVENTED:
+        text = text.replace(path, "")
     found = [host for host in HOSTS if host in text]
     return found + [match.group() for match in MACHINE_PATH.finditer(text)]
 

@@ -96,10 +96,12 @@ def test_stale_is_code_that_changed_and_not_prose():
     assert "never executed" in staleness(messy())[0]
 
 
-def test_seconds_change_only_when_they_changed_much():
+def test_of_the_same_code_the_fastest_run_counts():
     found = normalise(messy(), seconds=10.0)
-    assert normalise(found, seconds=11.0)["metadata"]["dtcourse"]["seconds"] == 10.0
-    assert normalise(found, seconds=15.0)["metadata"]["dtcourse"]["seconds"] == 15.0
+    for seconds, recorded in ((30.0, 10.0), (9.9, 10.0), (6.0, 6.0)):
+        assert normalise(found, seconds=seconds)["metadata"]["dtcourse"]["seconds"] == recorded
+    found["cells"][0]["source"] += "\nprint(2)"
+    assert normalise(found, seconds=30.0)["metadata"]["dtcourse"]["seconds"] == 30.0
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,8 @@ def guarded(step: Callable[..., Any], functions: tuple[Any, ...], args: tuple[An
     """In a rank: run the step, and refuse an answer that has changed what measures it."""
     before = _fingerprint(step)
     result = plain(step(*functions, *args))
-    changed = [name for name, mark in _fingerprint(step).items() if before.get(name, mark) != mark]
+    after = _fingerprint(step)
+    changed = [name for name, mark in before.items() if after.get(name) != mark]
     return {"value": result, "changed": sorted(changed)[:3]}
 
 

@@ -193,7 +193,7 @@ def test_every_cell_runs_and_a_control_changes_the_picture(page: Any, root: Path
     page.evaluate(
         "() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})"
     )
-    page.wait_for_selector("body[data-jp-theme-light=false]")
+    page.wait_for_selector("body[data-jp-theme-light=false]", state="attached")
     page.evaluate(SHOW, ["strong-table"])
     page.wait_for_timeout(500)
     page.screenshot(path=shots / "lesson-01-dark.png")

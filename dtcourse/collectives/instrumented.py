@@ -72,7 +72,7 @@ class InstrumentedGroup(dist.ProcessGroup):
         self.global_ranks = global_ranks
         self.inner = torch_private.torch_group(backend, store, rank, size, timeout)
         for kind in self.inner._device_types:
-            torch_private.attach(self, kind, torch_private.backend_of(self.inner, kind))
+            torch_private.attach(self, kind, torch_private.backend_of(self.inner, kind), backend)
         gpu = torch_private.gpu_backend_of(self.inner)
         self.channel = Channel(self.inner, rank, global_ranks, gpu)
         self._worker = Worker(f"{backend}-{'-'.join(map(str, global_ranks[:8]))}")

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch.distributed import ReduceOp
 
+from dtcourse.collectives import torch_private
+
 Combine = Callable[..., torch.Tensor]
 
 _COMBINE: dict[str, Combine] = {
@@ -80,7 +82,7 @@ def reduction_of(op: ReduceOp | ReduceOp.RedOpType, tensor: torch.Tensor, ranks:
         )
     if name in ("MIN", "MAX") and dtype.is_complex:
         raise ValueError(f"{name} of {dtype} is not defined: complex numbers have no order")
-    factor = getattr(op, "factor", None) if name == "PREMUL_SUM" else None
+    factor = torch_private.factor_of(op) if name == "PREMUL_SUM" else None
     if name == "PREMUL_SUM" and factor is None:
         raise ValueError(
             "PREMUL_SUM needs its factor: make the op with torch's _make_nccl_premul_sum(factor)"

@@ -136,13 +136,17 @@ def torch_group(name: str, store: dist.Store, rank: int, size: int, timeout: tim
     return group
 
 
-def attach(group: dist.ProcessGroup, kind: torch.device, inner: Any) -> None:
+def attach(
+    group: dist.ProcessGroup, kind: torch.device, inner: Any, backend: str = "custom"
+) -> None:
     """Gives a Python ProcessGroup its inner backend for one kind of device.
+
+    backend: "gloo" or "nccl" for a group that goes by that name: before 2.13, DDP asks for its backend by its type
 
     torch asks for it (`group._get_backend(device)`), for options and for names, and calls of torch's C++ that no
     Python subclass can intercept end there. All calls in use today can be intercepted: tests/collectives/test_backend.py proves it.
     """
-    group._register_backend(kind, dist.ProcessGroup.BackendType.CUSTOM, inner)
+    group._register_backend(kind, getattr(dist.ProcessGroup.BackendType, backend.upper()), inner)
 
 
 def backend_of(group: dist.ProcessGroup, kind: torch.device) -> Any:
@@ -167,6 +171,14 @@ def gpu_backend_of(group: dist.ProcessGroup) -> Any:
 def own_client(store: dist.Store) -> dist.Store:
     """The same store by a connection of its own, so that one thread's long wait holds up no other's."""
     return store.clone()
+
+
+def factor_of(op: Any) -> float | None:
+    """The factor of an op of torch's _make_nccl_premul_sum; None where it has none. `op.factor` came with 2.13."""
+    if not isinstance(op, dist.ReduceOp):
+        return None
+    state = op.__getstate__()
+    return state[1] if isinstance(state, tuple) and len(state) > 1 else None
 
 
 # --- where we are ----------------------------------------------------------------------------------------------

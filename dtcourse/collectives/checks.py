@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from dtcourse import device
-from dtcourse.collectives import p2p
+from dtcourse.collectives import p2p, torch_private
 
 
 class Signature(NamedTuple):
@@ -171,7 +171,7 @@ class _Notes:
         self.count = 0
         self.known: set[str] = set()
         # A connection of its own: waiting here, in a worker thread, must not hold up the caller's use of the store.
-        self.store = group.get_group_store().clone()
+        self.store = torch_private.own_client(group.get_group_store())
 
 
 _notes: weakref.WeakKeyDictionary[Any, _Notes] = weakref.WeakKeyDictionary()

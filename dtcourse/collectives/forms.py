@@ -202,7 +202,11 @@ def scatter(
 
     def job() -> None:
         bounds = even_bounds(tensor.numel() * p2p.size(group), p2p.size(group))
-        vector = torch.cat([flat(t) for t in sources]) if p2p.rank(group) == root else None
+        vector = (
+            torch.cat([flat(t) for t in sources])
+            if sources is not None and p2p.rank(group) == root
+            else None
+        )
         with in_place(tensor, read=False) as out:
             steps(vector, bounds, out, root, group)
 
@@ -232,7 +236,7 @@ def gather(
             return
         vector = torch.empty(bounds[-1], dtype=tensor.dtype, device=tensor.device)
         steps(flat(tensor), vector, bounds, root, group)
-        for output, block in zip(outputs, blocks_of(vector, bounds), strict=True):
+        for output, block in zip(outputs or [], blocks_of(vector, bounds), strict=True):
             output.detach().copy_(block.view(output.shape))
 
     agree = checks.signature("gather", tensor, root=root)

@@ -61,6 +61,12 @@ class Team:
         else:
             self.partner, self.number = None, rank - self.pairs
 
+    @property
+    def place(self) -> int:
+        """The number of a rank that is in the team."""
+        assert self.number is not None
+        return self.number
+
     def rank_of(self, number: int) -> int:
         """The group rank of a team member."""
         return 2 * number if number < self.pairs else number + self.pairs
@@ -77,7 +83,7 @@ def _halve(
     x: torch.Tensor, bounds: Sequence[int], team: Team, reduction: Reduction, group: Any
 ) -> None:
     """log2 q steps; in each, keep the half of the blocks with the own in it, and give the other half away."""
-    me, first, last = team.number, 0, team.size
+    me, first, last = team.place, 0, team.size
     while last - first > 1:
         middle = (first + last) // 2
         partner = me ^ (middle - first)
@@ -94,7 +100,7 @@ def _halve(
 
 def _double(x: torch.Tensor, bounds: Sequence[int], team: Team, group: Any) -> None:
     """log2 q steps; in each, exchange all that one has for all that the partner has."""
-    me, width = team.number, 1
+    me, width = team.place, 1
     while width < team.size:
         partner = me ^ width
         mine, theirs = (m // width * width for m in (me, partner))  # where each one's blocks begin

@@ -106,11 +106,12 @@ def scatter_steps(
     v, ranks = _number(root, group)
     offsets = _offsets(bounds, root, ranks)  # of the blocks in the order of v
     first, last = offsets[v], offsets[v + subtree(v, ranks)]
-    if vector is None:
+    above = parent(v)
+    if above is not None:
         blocks = torch.empty(last - first, dtype=out.dtype, device=out.device)
         if len(blocks):
-            p2p.recv(blocks, (parent(v) + root) % ranks, group, TAG)
-    else:
+            p2p.recv(blocks, (above + root) % ranks, group, TAG)
+    elif vector is not None:
         blocks = torch.cat([vector[bounds[root] :], vector[: bounds[root]]])
     sending = []
     for child in reversed(children(v, ranks)):
@@ -129,6 +130,7 @@ def gather_steps(
     v, ranks = _number(root, group)
     offsets = _offsets(bounds, root, ranks)
     first, last = offsets[v], offsets[v + subtree(v, ranks)]
+    above = parent(v)
     blocks = torch.empty(last - first, dtype=x.dtype, device=x.device)
     blocks[: len(x)] = x
     receiving = []
@@ -138,10 +140,10 @@ def gather_steps(
             receiving.append(p2p.irecv(part, (child + root) % ranks, group, TAG))
     for work in receiving:
         work.wait()
-    if vector is None:
+    if above is not None:
         if len(blocks):
-            p2p.send(blocks, (parent(v) + root) % ranks, group, TAG)
-    else:
+            p2p.send(blocks, (above + root) % ranks, group, TAG)
+    elif vector is not None:
         wrapped = len(vector) - bounds[root]
         vector[bounds[root] :] = blocks[:wrapped]
         vector[: bounds[root]] = blocks[wrapped:]

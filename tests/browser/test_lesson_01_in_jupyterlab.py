@@ -181,13 +181,13 @@ def test_every_cell_runs_and_a_control_changes_the_picture(page: Any, root: Path
     assert before, "the cell of the memory wall shows no picture"
     page.screenshot(path=shots / "lesson-01-light.png")
     slider.focus()
-    for _ in range(12):
-        page.keyboard.press("ArrowRight")
-    _wait_for(
-        lambda: page.evaluate(PICTURE, ["memory-wall"]) not in ("", before),
-        30,
-        "the picture to change",
-    )
+    page.keyboard.press("End")  # the largest micro-batch
+
+    def redrawn() -> bool:
+        idle = page.evaluate(CURRENT)["status"] == "idle"
+        return idle and page.evaluate(PICTURE, ["memory-wall"]) not in ("", before)
+
+    _wait_for(redrawn, 60, "the picture to change")
     page.screenshot(path=shots / "lesson-01-light-moved.png")
 
     page.evaluate(

@@ -108,7 +108,7 @@ def _fingerprint(step: Callable[..., Any]) -> dict[str, Any]:
             marks[name] = (id(thing), id(thing.__code__))
 
     for module in (*_MEASURES, step.__module__):
-        for name, thing in vars(sys.modules.get(module) or types).items():
+        for name, thing in vars(sys.modules[module]).items() if module in sys.modules else ():
             if isinstance(thing, type) and getattr(thing, "__module__", "").startswith("dtcourse"):
                 for inner, member in vars(thing).items():
                     mark(f"{module}.{name}.{inner}", member)

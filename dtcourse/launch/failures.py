@@ -34,7 +34,8 @@ class Failure:
 
 
 _ECHO = re.compile(
-    r"onnection (closed|reset|refused)|Broken pipe|gloo/transport|remote process exited|NCCL communicator was aborted",
+    r"onnection (closed|reset|refused)|Broken pipe|gloo/transport|remote process exited|NCCL communicator was aborted"
+    r"|PeerFailure",  # dtcourse.collectives.guard: another rank failed in the collective
 )
 
 

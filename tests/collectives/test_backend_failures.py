@@ -269,3 +269,9 @@ def test_what_one_rank_can_see_alone_is_a_value_error(name):
 def test_unknown_backends_are_refused():
     with pytest.raises(ValueError, match="no backend 'rings'; known are naive, ring"):
         backend.form_group("rings")
+
+
+def test_the_launch_reports_the_cause_before_its_echoes():
+    with pytest.raises(RankFailure, match="raised ZeroDivisionError: injected") as caught:
+        launch(_by_all_reduce, 4, backend="ring", timeout=LIMIT)
+    assert caught.value.rank == 2

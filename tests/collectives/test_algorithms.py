@@ -409,6 +409,23 @@ def test_groups_and_global_roots() -> None:
     assert run[1] == run[3] == [(3.0, 1.0, 4.0)] * 4
 
 
+def test_a_subgroup_needs_no_connections_of_its_own() -> None:
+    def step() -> tuple[float, float, float]:
+        from dtcourse.collectives import ring, tree
+        from dtcourse.collectives.subgroup import Subgroup
+
+        rank = dist.get_rank()
+        half = Subgroup(None, [r for r in range(5) if r % 2 == rank % 2])
+        x, y, z = (torch.tensor([float(rank)]) for _ in range(3))
+        ring.all_reduce(x, group=half)
+        tree.broadcast(y, src=2 + rank % 2, group=half)  # a global rank, as in torch
+        ring.all_reduce(z, group=half, async_op=True).wait()
+        return x.item(), y.item(), z.item()
+
+    even, odd = (6.0, 2.0, 6.0), (4.0, 3.0, 4.0)
+    assert list(launch(step, 5, backend="gloo", device="cpu")) == [even, odd, even, odd, even]
+
+
 def test_two_levels_over_any_two_algorithms() -> None:
     def step() -> list[tuple[str, str]]:
         from dtcourse.collectives import (

@@ -8,6 +8,10 @@
     DistributedDataParallel(model)                       # its buckets travel round the ring
 
 What torch then holds is a process_group.AlgorithmGroup. algorithms.py says which algorithm it runs.
+
+One thing does not run on a group written in Python: DDP's two communication hooks that are built into its C++
+(`_register_builtin_comm_hook`, a private method); torch refuses the group's Future there. The same hooks of
+torch.distributed.algorithms.ddp_comm_hooks run.
 """
 
 from __future__ import annotations

@@ -22,6 +22,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
+# Unpacking pip into a fresh venv takes seconds, and on a busy machine many.
+pytestmark = pytest.mark.timeout(1200)
+
 # Without the environment that these tests run in: the base Python, and what the Makefile needs.
 BASE_PYTHON = Path(getattr(sys, "_base_executable", sys.executable))
 COMMANDS = ("sh", "awk", "sleep", "id", "env")
@@ -110,7 +113,7 @@ class Checkout:
             env=self.environment(**more),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=False,
         )
 
@@ -278,13 +281,13 @@ def test_a_killed_installation_is_not_mistaken_for_done(checkout):
     process = subprocess.Popen(
         [checkout.make, "env"],
         cwd=checkout.top,
-        env=checkout.environment(DAWDLE="60"),  # in the last step, when nearly all is there
+        env=checkout.environment(DAWDLE="600"),  # in the last step, when nearly all is there
         start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
     try:
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 300
         while checkout.installed() != "1.0" and time.monotonic() < limit:
             time.sleep(0.1)
     finally:

@@ -178,12 +178,12 @@ def _gpus() -> Iterator[Finding]:
 def _links(table: str) -> str:
     """A sentence from `nvidia-smi topo -m`: which kinds of link there are between pairs of GPUs."""
     meanings = {
-        "NV": "NVLink",
-        "PIX": "one PCIe switch",
-        "PXB": "several PCIe switches",
-        "PHB": "PCIe host bridge",
-        "NODE": "PCIe in one NUMA node",
-        "SYS": "between CPU sockets",
+        "NV": "by NVLink",
+        "PIX": "by one PCIe switch",
+        "PXB": "by several PCIe switches",
+        "PHB": "by the PCIe host bridge",
+        "NODE": "by PCIe in one NUMA node",
+        "SYS": "across CPU sockets",
     }
     found: dict[str, int] = {}
     plain = re.sub(r"\x1b\[[0-9;]*m", "", table)
@@ -197,7 +197,7 @@ def _links(table: str) -> str:
             kind = "NV" if word.startswith("NV") else word
             if kind in meanings:
                 found[meanings[kind]] = found.get(meanings[kind], 0) + 1
-    return ", ".join(f"{count} pairs over {name}" for name, count in found.items())
+    return ", ".join(f"{count} pair{'s' * (count > 1)} {name}" for name, count in found.items())
 
 
 def _backends() -> Iterator[Finding]:

@@ -5,16 +5,20 @@ Each of these failed once.
 
 from __future__ import annotations
 
+import ast
 import html
 import math
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import tomllib
+from pathlib import Path
 
 import psutil
 import pytest
@@ -381,3 +385,29 @@ def test_the_label_of_a_bar_is_text_and_not_markup(monkeypatch):
     bundle = bar._bundle(1, 2)
     assert html.escape("<b>loss & accuracy") in bundle["text/html"]
     assert bundle["text/plain"].startswith("<b>loss & accuracy")
+
+
+# --- what it stands on ---------------------------------------------------------------------------------------------
+
+
+def test_the_ground_floor_imports_only_what_the_package_itself_depends_on():
+    """tqdm was in an extra, so that progress() failed in a script of somebody who had installed dtcourse alone."""
+    root = Path(messages.__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    depends_on = {re.match(r"[\w-]+", line)[0] for line in project["dependencies"]}
+    files = [
+        *(root / "dtcourse/launch").glob("*.py"),
+        root / "dtcourse/events.py",
+        root / "dtcourse/device.py",
+    ]
+    assert len(files) > 10
+    imported = {}
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            imported |= {name.partition(".")[0]: file.name for name in names}
+    for name in (
+        imported.keys() - sys.stdlib_module_names - {"dtcourse", "IPython"}
+    ):  # IPython: only where it runs
+        assert name in depends_on, f"{imported[name]} imports {name}"

@@ -90,7 +90,7 @@ def form_group(
         traffic.start(dist.get_rank())
 
 
-def _creator(group: type[dist.ProcessGroup], name: str) -> Callable[..., Any]:
+def _creator(group: Callable[..., dist.ProcessGroup], name: str) -> Callable[..., Any]:
     def create(options: Any, _: Any) -> dist.ProcessGroup:
         ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
         return group(

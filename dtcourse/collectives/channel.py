@@ -92,7 +92,9 @@ class Channel:
     def explain(self, error: BaseException, peer: int | None, what: str) -> BaseException:
         return error if self.guard is None else self.guard.lost(error, peer, what)
 
-    def global_rank(self, peer: int) -> int:
+    def global_rank(self, peer: int | None) -> int:
+        """The default group's number of a group rank."""
+        assert peer is not None
         return self.global_ranks[peer]
 
 
@@ -149,10 +151,9 @@ class Message(dist.Work):
         if self._done:
             return True
         guard = self._channel.guard
-        alone = (
-            guard is not None and self._label.salt == 0
-        )  # in a collective, the whole of it is under guard
-        if alone:
+        if self._label.salt:
+            guard = None  # part of a collective: the whole of it is under guard
+        if guard is not None:
             guard.begin(*self._place())
         try:
             self._wait(timeout)
@@ -161,7 +162,7 @@ class Message(dist.Work):
             self._error = self._channel.explain(error, self._peer, what)
             raise self._error from None
         finally:
-            if alone:
+            if guard is not None:
                 guard.end()
         self._done = True
         events.add(

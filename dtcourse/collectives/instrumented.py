@@ -1,3 +1,5 @@
+# mypy: disable-error-code="call-arg, assignment"
+# torch's stubs describe the C++ class; a Python subclass is constructed otherwise.
 """torch's own backends, watched: the data is left to gloo or NCCL, and what passes is counted, recorded and slowed.
 
 launch(record=True) and launch(network=...) put this around gloo and NCCL. It sees every call, also those that DDP and

@@ -1,3 +1,5 @@
+# mypy: disable-error-code="override, assignment, call-arg"
+# torch's stubs describe the C++ class; a Python subclass is constructed and called otherwise.
 """A process group of torch.distributed whose collectives are ours.
 
 It answers every call that moves data (torch_private.DATA_METHODS): what is left out would run, silently, on the inner

@@ -170,7 +170,7 @@ def gpu_backend_of(group: dist.ProcessGroup) -> Any:
 
 def own_client(store: dist.Store) -> dist.Store:
     """The same store by a connection of its own, so that one thread's long wait holds up no other's."""
-    return store.clone()
+    return store.clone()  # type: ignore[attr-defined]
 
 
 def factor_of(op: Any) -> float | None:

@@ -63,11 +63,11 @@ class Traffic:
     @classmethod
     def from_ranks(cls, records: Iterable[RankRecord | None]) -> Traffic:
         """One Traffic from what `collect()` returned in each rank."""
-        records = [record for record in records if record is not None]
+        present = [record for record in records if record is not None]
         return cls(
-            [row for record in records for row in record.rows],
-            {key: n for record in records for key, n in record.calls.items()},
-            any(record.algorithmic for record in records),
+            [row for record in present for row in record.rows],
+            {key: n for record in present for key, n in record.calls.items()},
+            any(record.algorithmic for record in present),
         )
 
     def select(

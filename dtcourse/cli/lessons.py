@@ -52,13 +52,10 @@ def list_lessons() -> None:
     lessons, mine = places.notebooks("lessons"), places.notebooks("my")
     exercises = places.notebooks("exercises")
     table = Table(title="Lessons", title_justify="left")
-    for name, justify in (
-        ("", "right"),
-        ("lesson", "left"),
-        ("min", "right"),
-        ("runs in", "right"),
-    ):
-        table.add_column(name, justify=justify, no_wrap=name != "lesson")
+    table.add_column("", no_wrap=True)
+    table.add_column("lesson")
+    table.add_column("min", justify="right", no_wrap=True)
+    table.add_column("runs in", justify="right", no_wrap=True)
     table.add_column("needs")
     table.add_column("exercises")
     for number, path in lessons.items():

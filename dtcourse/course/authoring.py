@@ -110,7 +110,8 @@ def text(notebook: nbfile.Notebook) -> str:
 
 
 def _cell(marks: str, number: int) -> nbfile.Cell:
-    kind, metadata = "code", {}
+    kind = "code"
+    metadata: dict[str, Any] = {}
     cell: dict[str, Any] = {"metadata": metadata}
     found: dict[str, str] = {}
     for word in shlex.split(marks):

@@ -37,7 +37,7 @@ def home() -> Path:
 
 def notebooks(kind: str = "lessons") -> dict[str, Path]:
     """The notebooks of one kind ("lessons", "exercises", "solutions", "my"), by lesson number, sorted."""
-    found = {}
+    found: dict[str, Path] = {}
     for path in sorted((home() / kind).glob("[0-9][0-9]-*.ipynb")):
         found.setdefault(path.name[:2], path)
     return found

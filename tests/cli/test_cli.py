@@ -126,6 +126,26 @@ def test_list_takes_less_than_a_second():
     assert sorted(took)[2] < 1.0, took
 
 
+def test_lab_opens_jupyterlab_on_the_lesson(course, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        subprocess, "call", lambda command, **options: calls.append((command, options)) or 0
+    )
+    dtcourse("lab")
+    dtcourse("lab", "4")
+    dtcourse("lab", course / "solutions" / "03-collectives.ipynb", "--", "--no-browser")
+    opened = [Path(command[-1]).relative_to(course).as_posix() for command, _ in calls]
+    assert opened == [
+        "lessons/03-collectives.ipynb",
+        "lessons/04-all-reduce-algorithms.ipynb",
+        "solutions/03-collectives.ipynb",
+    ]
+    assert calls[0][0][:3] == [sys.executable, "-m", "jupyterlab"] and "--no-browser" in calls[2][0]
+    assert all(options["cwd"] == course for _, options in calls)
+    assert "there is no 09" in dtcourse("lab", "09", code=2)
+    assert "no such notebook" in dtcourse("lab", "x.ipynb", code=2)
+
+
 def test_topics_index_and_what_is_missing(course):
     said = dtcourse("topics", "03.reduce")
     assert "03-collectives: Reduce" in said and "collectives.p2p.rank" in said

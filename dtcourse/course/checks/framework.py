@@ -139,6 +139,10 @@ class Verdict:
     passed: bool
     sentence: str = ""
 
+    def __str__(self) -> str:
+        lines = [f"  {'✓' if self.passed else '✗'} {self.check.title}"]
+        return "\n".join(lines + [f"      {line}" for line in self.sentence.splitlines()])
+
 
 @dataclass
 class Report:
@@ -161,33 +165,40 @@ class Report:
         """The points that were earned."""
         return 0 if self.refused else sum(v.check.points for v in self.verdicts if v.passed)
 
-    def __str__(self) -> str:
-        head = f"{self.exercise.name}: {self.exercise.title}"
+    @property
+    def head(self) -> str:
+        """The first line."""
+        return f"{self.exercise.name}: {self.exercise.title}"
+
+    @property
+    def tail(self) -> str:
+        """What follows the verdicts."""
         if self.refused:
-            return f"{head}\n  refused: {self.refused}"
+            return f"  refused: {self.refused}"
         if self.unfinished:
-            return f"{head}\n  · {self.unfinished}\n  Target: {self.exercise.target}."
-        lines = [head]
-        for verdict in self.verdicts:
-            lines.append(f"  {'✓' if verdict.passed else '✗'} {verdict.check.title}")
-            if not verdict.passed:
-                lines += [f"      {line}" for line in verdict.sentence.splitlines()]
-        for left in self.exercise.checks[len(self.verdicts) :]:
-            lines.append(f"  - {left.title} (not tried)")
-        good = sum(verdict.passed for verdict in self.verdicts)
-        total = len(self.exercise.checks)
-        lines.append(f"  {good} of {total} checks, {self.points} of {self.exercise.points} points.")
+            return f"  · {self.unfinished}\n  Target: {self.exercise.target}."
+        left = self.exercise.checks[len(self.verdicts) :]
+        good, total = sum(verdict.passed for verdict in self.verdicts), len(self.exercise.checks)
+        lines = [f"  - {one.title} (not tried)" for one in left]
+        lines += [f"  {good} of {total} checks, {self.points} of {self.exercise.points} points."]
         return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return "\n".join([self.head, *map(str, self.verdicts), self.tail])
 
 
 def judge(
-    exercise: Exercise, answer: Answer, on_check: Callable[[Check], None] | None = None
+    exercise: Exercise,
+    answer: Answer,
+    on_check: Callable[[Check], None] | None = None,
+    on_verdict: Callable[[Verdict], None] | None = None,
 ) -> Report:
-    """Put every check of an exercise to an answer."""
+    """Put every check of an exercise to an answer; tells of each check before and after it."""
     report = Report(exercise)
     for one in exercise.checks:
         if on_check:
             on_check(one)
+        stop = False
         try:
             one.function(answer)
         except Unfinished as error:
@@ -196,25 +207,29 @@ def judge(
         except Refused as error:
             report.refused = str(error)
             break
-        except Stopped as error:
-            report.verdicts.append(Verdict(one, False, str(error)))
-            break
         except CheckFailed as error:
-            report.verdicts.append(Verdict(one, False, str(error)))
-        except (
-            Exception
-        ) as error:  # None for a tensor, a wrong shape: the check could not read the answer
-            said = " ".join(str(error).split())[:300]
-            sentence = "Your function returned None: is its `return` missing?"
-            if "NoneType" not in said:
-                sentence = (
-                    f"What came back could not be compared ({type(error).__name__}: {said}). "
-                    "Does your function return what the exercise asks for?"
-                )
-            report.verdicts.append(Verdict(one, False, sentence))
+            verdict = Verdict(one, False, str(error))
+            stop = isinstance(error, Stopped)
+        except Exception as error:  # None for a tensor, a wrong shape: the check could not read it
+            verdict = Verdict(one, False, _unreadable(error))
         else:
-            report.verdicts.append(Verdict(one, True))
+            verdict = Verdict(one, True)
+        report.verdicts.append(verdict)
+        if on_verdict:
+            on_verdict(verdict)
+        if stop:
+            break
     return report
+
+
+def _unreadable(error: Exception) -> str:
+    said = " ".join(str(error).split())[:300]
+    if "NoneType" in said:
+        return "Your function returned None: is its `return` missing?"
+    return (
+        f"What came back could not be compared ({type(error).__name__}: {said}). "
+        "Does your function return what the exercise asks for?"
+    )
 
 
 class NotPassed(CheckFailed):
@@ -261,8 +276,11 @@ def check(name: str | Callable[..., Any], *answers: Any) -> None:
         raise ValueError(
             f"check({exercise.name!r}, {', '.join(exercise.takes)}): got {len(answers)} answers"
         )
-    report = judge(exercise, InKernel(dict(zip(exercise.takes, answers, strict=True))))
-    print(report)
+    answer = InKernel(dict(zip(exercise.takes, answers, strict=True)))
+    print(Report(exercise).head, flush=True)
+    # Each line when its check is done: some launch many ranks, and a deadlock takes its time limit.
+    report = judge(exercise, answer, on_verdict=lambda verdict: print(verdict, flush=True))
+    print(report.tail)
     if not report.passed:
         raise NotPassed(
             "not written yet" if report.unfinished else "Not there yet: see the lines marked ✗."

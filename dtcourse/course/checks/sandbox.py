@@ -188,8 +188,11 @@ class Sandbox:
                 raise Stopped(
                     "The answer did not end in its time, and was stopped. Does a loop in it ever end?"
                 )
-            lists = ([self._hear], [], []) if reading else ([], [self._tell], [])
-            if any(select.select(*lists, min(left, 0.25))):
+            if reading:
+                ready, _, _ = select.select([self._hear], [], [], min(left, 0.25))
+            else:
+                _, ready, _ = select.select([], [self._tell], [], min(left, 0.25))
+            if ready:
                 return
             if self.process and _memory(self.process.pid) > self.memory:
                 raise Stopped(

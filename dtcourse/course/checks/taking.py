@@ -74,8 +74,8 @@ def take(notebook: Notebook, names: tuple[str, ...]) -> list[Piece]:
         try:
             tree = ast.parse(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            line = getattr(error, "lineno", None)
-            unreadable.append(f"cell {number}" + (f" (line {line}: {error.msg})" if line else ""))
+            where = f" (line {error.lineno}: {error.msg})" if isinstance(error, SyntaxError) else ""
+            unreadable.append(f"cell {number}{where}")
             continue
         for statement in tree.body:
             bound, used = _bound(statement), _used(statement)

@@ -1,0 +1,383 @@
+"""Launching ranks from a notebook: dtcourse against what else there is, in pairs, in one run.
+
+    python benchmarks/launch.py                        # writes benchmarks/results/launch.json
+
+The work: four ranks that form a gloo group, all-reduce one number and return. Each launcher has a "notebook" of its own,
+a process that has imported PyTorch and has launched once before (torch.multiprocessing.spawn gains nothing from that).
+They are measured in turns (dtcourse, spawn, dtcourse, accelerate, ...), so that a machine whose speed drifts does the same
+to both; what is reported is the median of the pairs' ratios. A second part launches after the notebook has run a
+multi-threaded backward pass, as any notebook has that trained a model: does the launch come back?
+
+Two of them do not do the same thing. ipyparallel is measured with its engines running, which stay alive from launch to
+launch; accelerate's notebook_launcher forks the notebook. Only fresh processes start without the state that the cells
+before have left. The other launchers are pyproject's group `bench`
+(pip install --group bench); one that is not installed is skipped and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import select
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+RANKS = 4
+RESULTS = Path(__file__).parent / "results" / "launch.json"
+
+
+# --- what the ranks do ---------------------------------------------------------------------------------------------
+
+
+def reduce() -> float:
+    """Forms the group where the launcher has not, and adds up rank + 1 over all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    ours = not dist.is_initialized()
+    if ours:
+        dist.init_process_group("gloo")
+    total = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(total)
+    if ours:
+        dist.destroy_process_group()
+    return total.item()
+
+
+def train() -> float:
+    """The same, and a training step large enough for several threads, as a notebook's reader would launch."""
+    backward()
+    return reduce()
+
+
+def backward() -> None:
+    """A backward pass on more than one thread."""
+    import torch
+    from torch import nn
+
+    torch.set_num_threads(max(2, os.cpu_count() or 2))
+    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
+    model(torch.randn(256, 512)).sum().backward()
+
+
+# --- the launchers: each starts, and returns what launches a function once and returns every rank's result ------------
+
+
+def dtcourse() -> Callable[..., list[float]]:
+    from dtcourse import launch
+
+    return lambda function: list(launch(function, RANKS))
+
+
+def spawn() -> Callable[..., list[float]]:
+    import torch.multiprocessing as mp
+
+    def once(function: Callable[[], float]) -> list[float]:
+        answers = mp.get_context("spawn").SimpleQueue()
+        mp.spawn(spawned, args=(function, free_port(), answers), nprocs=RANKS)
+        return [answers.get() for _ in range(RANKS)]
+
+    return once
+
+
+def spawned(rank: int, function: Callable[[], float], port: int, answers: Any) -> None:
+    name_ranks(rank, port)
+    answers.put(function())
+
+
+def accelerate() -> Callable[..., list[float]]:
+    import torch.multiprocessing as mp
+    from accelerate import notebook_launcher
+
+    def once(function: Callable[[], float]) -> list[float]:
+        answers = mp.get_context("fork").SimpleQueue()
+        notebook_launcher(
+            lambda: answers.put(function()), num_processes=RANKS, use_port=str(free_port())
+        )
+        return [answers.get() for _ in range(RANKS)]
+
+    return once
+
+
+def torchrunx() -> Callable[..., list[float]]:
+    import torchrunx
+
+    def once(function: Callable[[], float]) -> list[float]:
+        launcher = torchrunx.Launcher(
+            hostnames=["localhost"], workers_per_host=RANKS, backend="gloo"
+        )
+        return list(launcher.run(function).results["localhost"])
+
+    return once
+
+
+def ipyparallel() -> Callable[..., list[float]]:
+    import atexit
+
+    import ipyparallel as ipp
+
+    cluster = ipp.Cluster(n=RANKS, log_level=40)
+    engines = cluster.start_and_connect_sync()
+    atexit.register(cluster.stop_cluster_sync)
+    view = engines[:]
+    view.use_cloudpickle()
+
+    def once(function: Callable[[], float]) -> list[float]:
+        port = free_port()
+        handles = [engines[rank].apply_async(engine, function, rank, port) for rank in range(RANKS)]
+        return [handle.get() for handle in handles]
+
+    return once
+
+
+def engine(function: Callable[[], float], rank: int, port: int) -> float:
+    name_ranks(rank, port)
+    return function()
+
+
+def name_ranks(rank: int, port: int) -> None:
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(RANKS),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+LAUNCHERS = {f.__name__: f for f in (dtcourse, spawn, accelerate, torchrunx, ipyparallel)}
+PROCESSES = {
+    "dtcourse": "fresh",
+    "spawn": "fresh",
+    "accelerate": "forks of the notebook, with all its state",
+    "torchrunx": "fresh",
+    "ipyparallel": "kept alive from launch to launch, with all their state",
+}
+
+
+# --- a notebook, and what it is asked to do ------------------------------------------------------------------------
+
+
+def serve(name: str) -> None:
+    """The notebook's process: reads commands from its input, and answers each with a line of JSON."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.set_inheritable(answers.fileno(), False)
+    os.dup2(2, 1)  # what launchers and ranks print goes elsewhere
+    import torch  # noqa: F401  # every notebook has
+
+    once = LAUNCHERS[name]()
+    for command in sys.stdin:
+        start = time.perf_counter()
+        try:
+            if command.strip() == "backward":
+                backward()
+            else:
+                results = once({"reduce": reduce, "train": train}[command.strip()])
+                assert results == [sum(range(1, RANKS + 1))] * RANKS, results
+            outcome = "ok"
+        except Exception as error:
+            outcome = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        print(
+            json.dumps({"outcome": outcome, "seconds": time.perf_counter() - start}),
+            file=answers,
+            flush=True,
+        )
+
+
+class Notebook:
+    """A process that serves one launcher."""
+
+    def __init__(self, name: str) -> None:
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": loopback, "TP_SOCKET_IFNAME": loopback}
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--serve", name], env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+        )  # fmt: skip
+
+    def ask(self, command: str, limit: float) -> dict[str, Any]:
+        """What came of the command, and its seconds; outcome "deadlock" where it did not come back in `limit`."""
+        assert self.process.stdin is not None, "a pipe"
+        assert self.process.stdout is not None, "a pipe"
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        ready, _, _ = select.select([self.process.stdout], [], [], limit)
+        if not ready:
+            return {"outcome": "deadlock", "seconds": limit}
+        line = self.process.stdout.readline()
+        if line:
+            return json.loads(line)
+        self.process.wait()
+        self.errors.seek(0)
+        last = self.errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+        return {"outcome": f"its notebook ended: {last}", "seconds": 0.0}
+
+    def close(self) -> None:
+        """Lets the launcher clean up; ends what is left of it, and of all that it started."""
+        family = [self.process, *psutil.Process(self.process.pid).children(recursive=True)]
+        assert self.process.stdin is not None, "a pipe"
+        self.process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(15)
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
+        self.errors.close()
+
+
+def time_pairs(names: list[str], rounds: int, limit: float) -> dict[str, Any]:
+    """{launcher: the pairs' ratios to dtcourse, their median} for all others, measured in turns with dtcourse.
+
+    A launcher that once fails, or takes longer than `limit` seconds, is measured no further, and its row says so.
+    """
+    notebooks = {name: Notebook(name) for name in names}
+    rows: dict[str, dict[str, Any]] = {
+        name: {"processes": PROCESSES[name], "version": version(name), "pairs": []}
+        for name in names
+        if name != "dtcourse"
+    }
+
+    def ours() -> float:
+        answer = notebooks["dtcourse"].ask("reduce", limit)
+        if answer["outcome"] != "ok":
+            raise RuntimeError(f"dtcourse failed: {answer['outcome']}")
+        return answer["seconds"]
+
+    try:
+        cold = ours()
+        for name in rows:
+            notebooks[name].ask("reduce", 2 * limit)
+        warm = []
+        for _ in range(rounds):
+            for name, row in rows.items():
+                if "failed" in row:
+                    continue
+                # The median of three, since it is so much shorter than what it is held against.
+                warm.append(statistics.median(ours() for _ in range(3)))
+                answer = notebooks[name].ask("reduce", limit)
+                if answer["outcome"] == "ok":
+                    row["pairs"].append(round(answer["seconds"] / warm[-1], 1))
+                else:
+                    row["failed"] = answer["outcome"]
+        for row in rows.values():
+            if row["pairs"]:
+                row["times_as_long_as_dtcourse"] = round(statistics.median(row["pairs"]), 1)
+        first = cold / statistics.median(warm)
+        return {"warm": rows, "first_launch_of_dtcourse_in_warm_ones": round(first, 1)}
+    finally:
+        for notebook in notebooks.values():
+            notebook.close()
+
+
+def after_backward(names: list[str], tries: int, limit: float) -> dict[str, list[str]]:
+    """{launcher: outcome of each try}: a fresh notebook, a backward pass in it, and a launch that trains."""
+    outcomes: dict[str, list[str]] = {}
+    for name in names:
+        outcomes[name] = []
+        for _ in range(tries):
+            notebook = Notebook(name)
+            try:
+                notebook.ask("backward", limit)
+                outcomes[name].append(notebook.ask("train", limit)["outcome"])
+            finally:
+                notebook.close()
+        print(f"  {name}: {', '.join(outcomes[name])}", flush=True)
+    return outcomes
+
+
+def version(name: str) -> str:
+    return importlib.metadata.version("torch" if name == "spawn" else name)
+
+
+def machine() -> dict[str, Any]:
+    import torch
+
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "load_before": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def main() -> None:
+    """Measures, prints a line a launcher, and writes the results file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--rounds", type=int, default=3, help="pairs a launcher")
+    parser.add_argument(
+        "--tries",
+        type=int,
+        default=4,
+        help="launches after a backward pass, each in a fresh notebook",
+    )
+    parser.add_argument(
+        "--limit", type=float, default=60.0, help="seconds after which a launch is a deadlock"
+    )
+    parser.add_argument(
+        "--only", nargs="*", choices=[n for n in LAUNCHERS if n != "dtcourse"], help="against these"
+    )
+    parser.add_argument("--save-to", type=Path, default=RESULTS)
+    parser.add_argument("--serve", choices=LAUNCHERS, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.serve:
+        return serve(asked.serve)
+
+    names, skipped = ["dtcourse"], {}
+    for name in asked.only if asked.only is not None else [n for n in LAUNCHERS if n != "dtcourse"]:
+        if name == "spawn" or importlib.util.find_spec(name):
+            names.append(name)
+        else:
+            skipped[name] = f"{name} is not installed: pip install {name}"
+            print(f"skipped: {skipped[name]}")
+    report: dict[str, Any] = {
+        "what": f"{RANKS} ranks form a gloo group, all-reduce and return; medians of {asked.rounds} paired ratios",
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        **time_pairs(names, asked.rounds, asked.limit),
+    }
+    for name, row in report["warm"].items():
+        times = row.get("times_as_long_as_dtcourse", "an unknown number of")
+        line = f"{name} {row['version']} takes {times} times as long as dtcourse; its processes are {row['processes']}"
+        print(line + (f" ({row['failed']} once warm)" if "failed" in row else ""))
+    print(
+        f"dtcourse's first launch takes {report['first_launch_of_dtcourse_in_warm_ones']} times a later one"
+    )
+    print(
+        f"after a multi-threaded backward pass in the notebook, limit {asked.limit:g} s:",
+        flush=True,
+    )
+    report["after_backward"] = after_backward(names, asked.tries, asked.limit)
+    report["skipped"] = skipped
+    report["machine"]["load_after"] = round(os.getloadavg()[0], 1)
+    asked.save_to.parent.mkdir(parents=True, exist_ok=True)
+    partial = asked.save_to.with_name(asked.save_to.name + ".partial")
+    partial.write_text(json.dumps(report, indent=1) + "\n")
+    partial.replace(asked.save_to)
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -27,6 +27,12 @@ REPLACEMENTS = [
     ("styler", r"(?<=T_)[0-9a-f]{5}(?=[_\" ])", "00000"),
 ]
 
+# What a reader is shown as it is, and nbval does not compare: it runs each cell without counting it.
+COMPARED_OTHERWISE = [("cell-number", r"Cell In\[\d+\]", "Cell In[…]")]
+
+# What nbval does not compare, and a reader wants to see: nbval's kernel has executed cells of its own before.
+NBVAL_ONLY = [("cell-number", r"Cell In\[\d+\]", "Cell In[…]")]
+
 
 def scrub(text: str) -> str:
     """The text with every address, machine path, process number and port replaced."""
@@ -38,7 +44,7 @@ def scrub(text: str) -> str:
 def sanitize_config() -> str:
     """The same table as nbval reads it (--nbval-sanitize-with)."""
     lines = ["# Written by `python -m dtcourse.course.reproducible`; the table is in that file."]
-    for name, pattern, stand_in in REPLACEMENTS:
+    for name, pattern, stand_in in REPLACEMENTS + COMPARED_OTHERWISE:
         lines += ["", f"[{name}]", f"regex: {pattern}", f"replace: {stand_in}"]
     return "\n".join(lines) + "\n"
 

@@ -31,7 +31,7 @@ def _ring(ring_all_reduce: Any, _: Any, vectors: list[torch.Tensor]) -> torch.Te
 
 
 def _ddp(
-    _: Any, ring_hook: Any, weights: list[torch.Tensor], batches: list[Any], gloo: bool
+    _: Any, ring_hook: Any, weights: list[torch.Tensor], batches: list[Any]
 ) -> list[torch.Tensor]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -41,8 +41,7 @@ def _ddp(
         for p, weight in zip(net.parameters(), weights, strict=True):
             p.copy_(weight)
     model = DistributedDataParallel(net)
-    if not gloo:
-        model.register_comm_hook(None, ring_hook)
+    model.register_comm_hook(None, ring_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for x, y in batches[dist.get_rank()]:
         optimizer.zero_grad()
@@ -125,7 +124,7 @@ def check_ring_volume(answer: Answer) -> None:
 
 @RING.check("PyTorch's DDP trains on it, with gloo's weights", points=3)
 def check_ring_ddp(answer: Answer) -> None:
-    """Five steps of SGD with momentum, against one that uses no hook."""
+    """Five steps of SGD with momentum, against the judge's own, on all ranks' data in one process."""
     for ranks in (2, 3):
         shapes = [(7, 6), (7,), (3, 7), (3,)]
         weights = [torch.randn(s, dtype=torch.double) / 2 for s in shapes]
@@ -136,7 +135,7 @@ def check_ring_ddp(answer: Answer) -> None:
             ]
             for _ in range(ranks)
         ]
-        run = answer.run(_ddp, ranks, weights, batches, False)
+        run = answer.run(_ddp, ranks, weights, batches)
         right = _train_alone(weights, batches)
         scaled = _train_alone(weights, batches, scale=ranks)
         for rank in range(ranks):

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection as mp_connection
@@ -80,13 +81,14 @@ def main(channel: Connection, output: Connection, stacks: Connection) -> None:
             raise TypeError(_unsendable(value, error)) from error
     except BaseException as error:
         # BaseException: sys.exit() in a rank is a failure too, since no result will come.
+        _flush()  # before it is said: the launcher may end us at once
         say("failure", _describe(error))
     else:
+        _flush()
         with lock:
             sealed = parcels.Sealed(packed)
             sealed.send(channel)
             sealed.close()
-    sys.stdout.flush()
     channel.recv_bytes()  # "leave"
     _leave_group()
 
@@ -112,6 +114,13 @@ def _redirect(output: Connection) -> None:
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = open(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
+
+
+def _flush() -> None:
+    """Sends what was printed without the end of its line on its way."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # the function may have put anything in their place
+            stream.flush()
 
 
 def _prepare(settings: Settings) -> None:

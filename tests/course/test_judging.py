@@ -111,13 +111,13 @@ def test_code_that_loops_while_it_is_defined_is_stopped_too():
 HOSTILE = {
     "patches the framework where it runs": """
         import sys
-        checks = getattr(sys, 'mod' + 'ules')['dtcourse.course.checks.framework']
+        checks = getattr(sys, 'mod' + 'ules')['dtcourse.' + 'course.checks.framework']
         setattr(checks, 'require', lambda *a: None)
         setattr(checks, 'CheckFailed', KeyError)
         return 0""",
     "patches what measures it": """
         import sys
-        runs = getattr(sys, 'mod' + 'ules')['dtcourse.course.checks.runs']
+        runs = getattr(sys, 'mod' + 'ules')['dtcourse.' + 'course.checks.runs']
         setattr(runs, 'plain', lambda value, depth=0: None)
         return 0""",
     "returns a number that says it equals all others": """
@@ -184,6 +184,40 @@ def _marked(process, mark) -> bool:
         )
     except psutil.Error:
         return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reply", "word"),
+    [
+        ("{'values': [Bomb()], 'seconds': 1.0}", "bytes that are no result"),
+        (
+            "{'values': [0], 'seconds': 1.0, 'traffic_rows': [], 'traffic_calls': [], 'algorithmic': 0, 'event_rows': []}",
+            "should be",
+        ),
+        ("{'failed': 'Passed', 'sentence': 'all is well'}", "all is well"),
+        ("{}", "could not be compared"),
+    ],
+)
+def test_an_answer_that_takes_over_its_own_process_still_convinces_nobody(reply, word, tmp_path):
+    """It replaces what runs the steps, before any step runs, and sends the judge what it likes."""
+    code = f"""
+import os, sys, types
+class Bomb:
+    def __reduce__(self):
+        return (os.system, ("touch {tmp_path}/bomb",))
+def take_over():
+    module = getattr(sys, "mod" + "ules")["dtcourse." + "course.checks.sandbox"]
+    setattr(module, "_attempt", lambda request, functions: types.SimpleNamespace(**{reply}))
+    return 1
+K = take_over()
+def double(n):
+    return K
+"""
+    found = report(code, exercise=DOUBLE)
+    assert found.points == 0 and not found.passed
+    assert word in str(found)
+    assert not (tmp_path / "bomb").exists()
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ function that uses them runs anywhere.
 
 from __future__ import annotations
 
-import html
 import os
 import sys
 import time
@@ -82,6 +81,8 @@ class _NotebookBar:
         self.handle = display(self._bundle(0, None), raw=True, display_id=True)
 
     def _bundle(self, done: int, total: int | None) -> dict[str, str]:
+        import html  # here, since a rank that imports this module has no use for its table of entities
+
         self.text = f"{self.label} {done}" + (f" of {total}" if total else "")
         most = f' max="{total}"' if total else ""
         bar = f'<progress value="{done}"{most}></progress> {html.escape(self.text)}'

@@ -41,6 +41,11 @@ PRELOAD = [
     "torch._dynamo",  # the first optimizer of a process imports it: half a second for each rank
     "numpy",
     "cloudpickle",
+    # and what launch imports of the standard library, a millisecond or two in each rank
+    "faulthandler",
+    "multiprocessing.popen_forkserver",
+    "shlex",
+    "sysconfig",
 ]
 
 

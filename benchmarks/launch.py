@@ -284,7 +284,7 @@ def time_pairs(names: list[str], rounds: int, limit: float) -> dict[str, Any]:
         for row in rows.values():
             if row["pairs"]:
                 row["times_as_long_as_dtcourse"] = round(statistics.median(row["pairs"]), 1)
-        first = cold / statistics.median(warm)
+        first = cold / statistics.median(warm or [ours()])
         return {"warm": rows, "first_launch_of_dtcourse_in_warm_ones": round(first, 1)}
     finally:
         for notebook in notebooks.values():

@@ -159,7 +159,8 @@ def test_topics_index_and_what_is_missing(course):
 def test_run_goes_on_after_a_failure_and_keeps_executed_copies(course):
     said = dtcourse("run", "03-04", "-p", "WORLD_SIZE", "3", "-p", "RATE=0.25", code=1)
     assert re.search(r"03-collectives\s+│ passed", said) and re.search(r"04-\S+\s+│ failed", said)
-    assert "AssertionError: asked to fail" in said and "1 passed, 1 failed" in said
+    unwrapped = " ".join(said.replace("│", " ").split())  # the table breaks long cells
+    assert "AssertionError: asked to fail" in unwrapped and "1 passed, 1 failed" in said
     done = nbfile.read(course / "executed" / "03-collectives.ipynb")
     assert "4 rank" in str([cell.get("outputs") for cell in done["cells"]])
     assert (course / "executed" / "04-all-reduce-algorithms.ipynb").exists()
@@ -249,7 +250,8 @@ def test_notebooks_are_executed_and_brought_into_form(course):
     )
     once = path.read_text()
     dtcourse("notebooks", "--execute", path, code=1)
-    assert path.read_text() == once
+    seconds = r'"seconds": [\d.]+'  # the faster run's are kept
+    assert re.sub(seconds, "", path.read_text()) == re.sub(seconds, "", once)
     failing = course / "lessons" / "04-all-reduce-algorithms.ipynb"
     before = failing.read_text()
     assert "cell 4 raised AssertionError: asked to fail" in dtcourse(

@@ -32,14 +32,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from dtcourse.collectives import checks, p2p, pairwise, ring, tree
+from dtcourse.collectives import checks, compat, p2p, pairwise, ring, tree
 from dtcourse.collectives.reduce_ops import name_of
-
-# The older names that torch.distributed has for some of these; our modules have only the new ones.
-_OLDER = {
-    "all_gather_single": "all_gather_into_tensor",
-    "reduce_scatter_single": "reduce_scatter_tensor",
-}
 
 
 def all_reduce(
@@ -116,7 +110,7 @@ def _linear(op: Any) -> Any:
 
 
 def _function(using: ModuleType, name: str) -> Callable[..., Any]:
-    found = getattr(using, name, None) or getattr(using, _OLDER.get(name, name), None)
+    found = compat.find(using, name)
     if found is None:
         raise ValueError(f"{using.__name__} has no {name}: pass using= a module that has")
     return found

@@ -6,7 +6,21 @@ have. The arguments are the same: one tensor of p parts in rank order, and one p
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch.distributed as dist
 
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_OLDER = {
+    "all_gather_single": "all_gather_into_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+}
+
+
+def find(module: Any, name: str) -> Callable[..., Any] | None:
+    """The collective `name` of a module that has torch.distributed's names, new or old; None where it has neither."""
+    return getattr(module, name, None) or getattr(module, _OLDER.get(name, name), None)
+
+
+all_gather_single = find(dist, "all_gather_single")
+reduce_scatter_single = find(dist, "reduce_scatter_single")

@@ -1,0 +1,1 @@
+"""Memory: mixed precision, activation checkpointing, memory-efficient attention, offload."""

@@ -44,30 +44,37 @@ def on_ranks(
     micro_batches: int = 1,
     samples: int = SAMPLES,
     after_backward: Callable[[nn.Module], Any] = lambda model: None,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
 ) -> Steps:
     """The same training, data parallel, to be called inside a rank.
 
     wrap:           plain model -> what is trained (its parameters are the plain model's)
     after_backward: called with what `wrap` returned, where the technique wants a call before the optimizer's step
+    optimizer:      what `wrap` returned -> its optimizer, where that is part of the technique; default plain SGD
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     model = case.build(0 if rank == 0 else 1000 + rank)  # rank 0's start is the one that must count
     torch.manual_seed(1000 + rank)  # and no rank shares its random state with another
     wrapped = wrap(model)
-    return _train(wrapped, model, case, steps, samples, rank, size, micro_batches, after_backward)
+    return _train(
+        wrapped, model, case, steps, samples, rank, size, micro_batches, after_backward, optimizer
+    )
 
 
 def _train(
     wrapped: nn.Module, model: nn.Module, case: Case, steps: int, samples: int, rank: int, size: int,
     micro_batches: int, after_backward: Callable[[nn.Module], Any] = lambda model: None,
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
 ) -> Steps:  # fmt: skip
     if samples % (size * micro_batches):
         raise ValueError(
             f"{samples} samples do not divide into {size} ranks times {micro_batches} micro-batches"
         )
-    optimizer = torch.optim.SGD(
-        [p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE
-    )
+    if make_optimizer is not None:
+        optimizer = make_optimizer(wrapped)
+    else:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE)
     gradients, losses = [], []
     for step in range(steps):
         inputs, targets = case.batch(samples, step)

@@ -1,0 +1,281 @@
+"""ZeRO-1: every rank keeps optimizer state for its own parameters only, and updates only those.
+
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)    # PyTorch's shape of API
+    loss(ddp_model(x), y).backward()       # gradients averaged over the ranks, by whichever means
+    optimizer.step()                       # own parameters updated, then everyone sends its own to all
+
+Adam keeps two numbers for each parameter, and data parallelism keeps them p times. An update needs the gradient, the
+state and the value of its own parameter alone, so p ranks can share out the updates. Source: Rajbhandari et al., ZeRO
+(SC 2020, arXiv 1910.02054), stage P_os.
+
+A rank holds optimizer states of N_r elements, those it owns, not N (with Adam in float32 8 N_r bytes, not 8 N). All
+ranks together send (p - 1) N elements of parameters in a step (ring). After DDP, whose all-reduce sends 2 (p - 1) N,
+that is 1.5 times DDP's volume; with `reduce_gradients`, which sends each gradient to its owner alone, 1.0 times.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from dtcourse import events
+from dtcourse.sharding.partition import (
+    Bucket,
+    Group,
+    assign,
+    by_turns,
+    check_same_parameters,
+    in_buckets,
+)
+
+BUCKET_BYTES = 4 << 20  # of parameters in one message; p of them are under way at once
+
+
+class ZeroRedundancyOptimizer(Optimizer):
+    """Runs `optimizer_class` on this rank's share of the parameters, and keeps all ranks' parameters equal.
+
+    params:          parameters, named parameters or groups of them, as for any optimizer; the same on every rank
+    optimizer_class: any optimizer whose update of a parameter looks at that parameter alone (all of torch.optim but
+                     LBFGS)
+    process_group:   the ranks that share the work; default: all
+    defaults:        the optimizer's own options (lr=..., betas=...)
+
+    owner: {parameter: rank of the group that updates it}. Hyperparameters are read from `param_groups` at each step,
+    so learning-rate schedulers work. Gradients must be averaged before `step`: by DDP, by `reduce_gradients` or by
+    ShardedDataParallel (ZeRO-2). Raises ValueError if the ranks pass different parameters, or none.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        optimizer_class: type[Optimizer],
+        process_group: Group = None,
+        **defaults: Any,
+    ) -> None:
+        if issubclass(optimizer_class, torch.optim.LBFGS):
+            raise ValueError(
+                "LBFGS looks at all parameters at once, so its update cannot be shared out: use a plain LBFGS"
+            )
+        self.process_group = process_group or dist.group.WORLD
+        self.rank = dist.get_rank(self.process_group)
+        self.world_size = dist.get_world_size(self.process_group)
+        if self.rank < 0:
+            raise ValueError("this rank is not in process_group, so it has no share of the work")
+        self.owner: dict[torch.Tensor, int] = {}
+        self._loads = [0] * self.world_size
+        self._local: Optimizer | None = None
+        self._consolidated: dict[str, Any] | None = None
+
+        super().__init__(params, defaults)  # calls add_param_group for each group
+        check_same_parameters([g["params"] for g in self.param_groups], self.process_group)
+        self._local = optimizer_class([self._own_part(g) for g in self.param_groups], **defaults)
+        self._local.state = self.state  # one state, seen through both
+        self.defaults = self._local.defaults
+        self._copy_options(self._local.param_groups, self.param_groups)
+        self._places = self._where()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters: every rank calls it with the same ones. Owners of the earlier ones stay."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        sizes = [p.numel() if p.requires_grad else 0 for p in group["params"]]
+        owners = assign(sizes, self.world_size, self._loads)
+        for parameter, size, owner in zip(group["params"], sizes, owners, strict=True):
+            self.owner[parameter] = owner
+            self._loads[owner] += size
+        if self._local is not None:
+            check_same_parameters([group["params"]], self.process_group)
+            self._local.add_param_group(self._own_part(group))
+            self._places = self._where()
+
+    def owned(self, rank: int | None = None) -> list[torch.Tensor]:
+        """The parameters that a rank of the group updates (default: this one), in the order of the groups."""
+        rank = self.rank if rank is None else rank
+        return [p for group in self.param_groups for p in group["params"] if self.owner[p] == rank]
+
+    # --- one step -------------------------------------------------------------------------------------------
+
+    def reduce_gradients(self) -> None:
+        """Sends the mean of all ranks' gradients to the owners alone. In place of DDP: between backward and step.
+
+        Afterwards a parameter has a gradient on its owner, and None elsewhere. One that has no gradient on this rank
+        counts as zero, since it may have one on another.
+        """
+        self._in_flight(self._buckets(), self._start_reduce, self._end_reduce)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Updates the own parameters, then spreads all of them from their owners. All ranks call it."""
+        assert self._local is not None, "set by __init__"
+        self._check_not_moved()
+        self._consolidated = None
+        self._copy_options(self.param_groups, self._local.param_groups)
+        with events.span("update own parameters", "compute"):
+            loss = self._local.step(closure)  # type: ignore[arg-type]
+        self._copy_options(self._local.param_groups, self.param_groups)
+        self._in_flight(self._buckets(), self._start_broadcast, self._end_broadcast)
+        return loss
+
+    def _buckets(self) -> list[Bucket]:
+        trained = [p for g in self.param_groups for p in g["params"] if p.requires_grad]
+        buckets: list[Bucket] = []
+        for rank in range(self.world_size):
+            mine = [p for p in trained if self.owner[p] == rank]
+            buckets += in_buckets(mine, self.owner.__getitem__, BUCKET_BYTES)
+        return list(by_turns(buckets, self.world_size))
+
+    def _in_flight(self, buckets: list[Bucket], start: Any, end: Any) -> None:
+        """Starts all buckets in order, with a message of each owner under way: memory for p buckets, not for all."""
+        waiting: deque[tuple[Bucket, torch.Tensor, dist.Work]] = deque()
+        for bucket in buckets:
+            if len(waiting) == self.world_size:
+                self._end_oldest(waiting, end)
+            waiting.append((bucket, *start(bucket)))
+        while waiting:
+            self._end_oldest(waiting, end)
+
+    @staticmethod
+    def _end_oldest(waiting: deque[tuple[Bucket, torch.Tensor, dist.Work]], end: Any) -> None:
+        bucket, flat, work = waiting.popleft()
+        work.wait()
+        end(bucket, flat)
+
+    def _start_broadcast(self, bucket: Bucket) -> tuple[torch.Tensor, dist.Work]:
+        first = bucket.tensors[0].detach()
+        if len(bucket.tensors) == 1 and first.is_contiguous():
+            flat = first  # written where it lies
+        elif bucket.owner == self.rank:
+            flat = torch.cat([p.detach().reshape(-1) for p in bucket.tensors])
+        else:
+            flat = bucket.empty()
+        return flat, dist.broadcast(
+            flat, group=self.process_group, group_src=bucket.owner, async_op=True
+        )
+
+    def _end_broadcast(self, bucket: Bucket, flat: torch.Tensor) -> None:
+        if bucket.owner == self.rank or flat.data_ptr() == bucket.tensors[0].data_ptr():
+            return
+        for parameter, value in zip(bucket.tensors, bucket.views(flat), strict=True):
+            parameter.detach().copy_(value)
+
+    def _start_reduce(self, bucket: Bucket) -> tuple[torch.Tensor, dist.Work]:
+        flat = bucket.empty()
+        for parameter, part in zip(bucket.tensors, bucket.views(flat), strict=True):
+            if parameter.grad is None:
+                part.zero_()
+            else:
+                torch.mul(parameter.grad, 1.0 / self.world_size, out=part)
+            parameter.grad = None
+        return flat, dist.reduce(
+            flat, group=self.process_group, group_dst=bucket.owner, async_op=True
+        )
+
+    def _end_reduce(self, bucket: Bucket, flat: torch.Tensor) -> None:
+        if bucket.owner == self.rank:
+            for parameter, mean in zip(bucket.tensors, bucket.views(flat), strict=True):
+                parameter.grad = mean
+
+    # --- state dicts ----------------------------------------------------------------------------------------
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Brings all states to rank `to` of the group, into host memory; all ranks call it. Then `state_dict` there."""
+        if not 0 <= to < self.world_size:
+            raise ValueError(
+                f"there is no rank {to} in a group of {self.world_size}: states can be brought to "
+                f"0 to {self.world_size - 1}"
+            )
+        shard = super().state_dict()  # parameters numbered over all groups, states of the own ones
+        shard["state"] = {number: _on_cpu(state) for number, state in shard["state"].items()}
+        shards: list[Any] | None = [None] * self.world_size if self.rank == to else None
+        dist.gather_object(shard["state"], shards, group=self.process_group, group_dst=to)
+        self._consolidated = None
+        if shards is not None:
+            states = {number: state for part in shards for number, state in part.items()}
+            self._consolidated = shard | {"state": dict(sorted(states.items()))}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a plain `optimizer_class` over all parameters would give: loads into one, and on any world size.
+
+        RuntimeError where the states are not: before `consolidate_state_dict`, after a further step, on other ranks.
+        """
+        if self._consolidated is None:
+            raise RuntimeError(
+                f"rank {self.rank} holds the states of its own parameters only: call consolidate_state_dict(to={self.rank}) "
+                "on all ranks first, after the last step, and state_dict() on that rank alone"
+            )
+        return self._consolidated
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the whole optimizer's state dict, keeps the own part. From any world size, or from a plain optimizer.
+
+        Raises ValueError, with nothing changed, where it is another model's.
+        """
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        numbers = [n for group in state_dict["param_groups"] for n in group["params"]]
+        if len(numbers) != len(parameters):
+            raise ValueError(
+                f"the state dict is of {len(numbers)} parameters, this optimizer has {len(parameters)}: is it of another "
+                "model, or a single rank's?"
+            )
+        own = {}
+        for number, parameter in zip(numbers, parameters, strict=True):
+            state = state_dict["state"].get(number, {})
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and not _fits(value.shape, parameter.shape):
+                    raise ValueError(
+                        f"{name} of parameter {number} is {list(value.shape)} in the state dict, and the parameter "
+                        f"{list(parameter.shape)}: it is another model's"
+                    )
+            if state and self.owner[parameter] == self.rank:
+                own[number] = state
+        super().load_state_dict({**state_dict, "state": own})
+        assert self._local is not None, "set by __init__"
+        self._local.state = self.state
+        self._copy_options(self.param_groups, self._local.param_groups)
+        self._consolidated = None
+
+    # --- bookkeeping ----------------------------------------------------------------------------------------
+
+    def _own_part(self, group: dict[str, Any]) -> dict[str, Any]:
+        options = {k: v for k, v in group.items() if k not in ("params", "param_names")}
+        return options | {"params": [p for p in group["params"] if self.owner[p] == self.rank]}
+
+    @staticmethod
+    def _copy_options(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
+        for ours, theirs in zip(source, target, strict=True):
+            theirs.update((k, v) for k, v in ours.items() if k not in ("params", "param_names"))
+
+    def _where(self) -> list[tuple[torch.dtype, torch.device]]:
+        return [(p.dtype, p.device) for group in self.param_groups for p in group["params"]]
+
+    def _check_not_moved(self) -> None:
+        for number, (before, now) in enumerate(zip(self._places, self._where(), strict=True)):
+            if before != now:
+                raise ValueError(
+                    f"parameter {number} was {before[0]} on {before[1]} when the optimizer was built, and is {now[0]} on "
+                    f"{now[1]}: move or convert the model first, then build the optimizer"
+                )
+
+
+def _fits(state: torch.Size, parameter: torch.Size) -> bool:
+    """Whether a state can be one of a parameter: of its shape, one number, or one a row or a column (Adafactor)."""
+    try:
+        return torch.broadcast_shapes(state, parameter) == parameter
+    except RuntimeError:
+        return False
+
+
+def _on_cpu(value: Any) -> Any:
+    """A copy in host memory of all tensors in a state."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {k: _on_cpu(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_on_cpu(v) for v in value)
+    return value

@@ -96,3 +96,17 @@ def default_backend(world_size: int, kind: str) -> str:
 def hide() -> None:
     """Hides every GPU from this process: for ranks that run on the CPU, so that none takes a context by accident."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def random_state() -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The state of the CPU's default generator, and of this rank's GPU's (None on a CPU)."""
+    gpu = torch.cuda.get_rng_state(current()) if is_gpu() and torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), gpu
+
+
+def set_random_state(state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+    """Goes back to what `random_state` returned."""
+    cpu, gpu = state
+    torch.set_rng_state(cpu)
+    if gpu is not None:
+        torch.cuda.set_rng_state(gpu, current())

@@ -1,1 +1,32 @@
-"""Memory: mixed precision, activation checkpointing, memory-efficient attention, offload."""
+"""Memory on one device: where it goes, and how to need less of it, or to survive having too little.
+
+In the order in which to read them:
+
+    mixed_precision.py    16-bit parameters in the model, float32 master weights in the optimizer
+    autocast.py           float32 parameters, 16-bit arithmetic: which operation runs in which type
+    loss_scaling.py       static and dynamic loss scaling, so that float16 gradients do not vanish
+    overflow.py           name the module where half precision overflows
+    checkpointing.py      forget activations, compute them again in backward
+    selective.py          checkpointing that keeps the outputs of some operations
+    offload.py            activations wait in host memory between forward and backward
+    parameter_offload.py  parameters come to the device one layer at a time
+    oom.py                an out-of-memory error explained, and survived by halving the micro-batch
+    attention*.py         attention that never holds all its scores
+    allocator.py          what a caching allocator does, and how it fragments
+"""
+
+from dtcourse.memory.checkpointing import checkpoint, checkpoint_sequential, square_root_segments
+from dtcourse.memory.loss_scaling import GradScaler, StaticLossScaler
+from dtcourse.memory.mixed_precision import MasterWeights
+from dtcourse.memory.selective import MATMULS, CheckpointError
+
+__all__ = [
+    "MATMULS",
+    "CheckpointError",
+    "GradScaler",
+    "MasterWeights",
+    "StaticLossScaler",
+    "checkpoint",
+    "checkpoint_sequential",
+    "square_root_segments",
+]

@@ -27,6 +27,7 @@ from dtcourse.data_parallel import buckets as bucketing
 from dtcourse.data_parallel.buckets import Bucket
 from dtcourse.data_parallel.join import DataParallelJoinHook, active_ranks
 from dtcourse.data_parallel.naive import Group, broadcast_model
+from dtcourse.data_parallel.unused import UsedParameters
 
 CommHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 
@@ -37,7 +38,8 @@ class DistributedDataParallel(nn.Module, Joinable):
     module:                 the same on every rank but for its values, which become rank 0's
     bucket_cap_mb:          MiB a bucket (the first one holds at most 1)
     find_unused_parameters: look after each forward for parameters that its result does not depend on; without it,
-                            such a parameter raises an error that names it
+                            such a parameter raises an error that names it (see unused.py)
+    static_graph:           look after the first forward only: the same parameters are used in every step
     broadcast_buffers:      before each forward, give every rank rank 0's buffers (running statistics)
     process_group:          default: all ranks
 
@@ -51,25 +53,29 @@ class DistributedDataParallel(nn.Module, Joinable):
         bucket_cap_mb: float = 25.0,
         find_unused_parameters: bool = False,
         broadcast_buffers: bool = True,
+        static_graph: bool = False,
     ) -> None:
         nn.Module.__init__(self)
         Joinable.__init__(self)
         self.module = module
         self.process_group = process_group or dist.group.WORLD
         self.world_size = dist.get_world_size(self.process_group)
-        self.find_unused_parameters = find_unused_parameters
+        self.find_unused_parameters, self.static_graph = find_unused_parameters, static_graph
         self.broadcast_buffers = broadcast_buffers
         self.require_backward_grad_sync = True
 
         # Tied parameters appear once: model.parameters() knows.
         self._parameters_with_gradient = [p for p in module.parameters() if p.requires_grad]
         self._names = {p: name for name, p in module.named_parameters()}
+        broadcast_model(module, group=self.process_group)
         if not self._parameters_with_gradient:
             raise ValueError(
                 "none of the module's parameters needs a gradient, so there is nothing to average: "
                 "use the module as it is"
             )
-        broadcast_model(module, group=self.process_group)
+        self._used = UsedParameters(
+            self._parameters_with_gradient, find_unused_parameters, static_graph, self.process_group
+        )
 
         self._bucket_bytes = int(bucket_cap_mb * (1 << 20))
         self._hook: tuple[CommHook, Any] | None = None
@@ -108,10 +114,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         )
         self._futures: list[torch.futures.Future[Any]] = []
         self._callback_queued = False
-        self._unused: set[nn.Parameter] = set()
-        if self.find_unused_parameters:
-            used = _parameters_below(output)
-            self._unused = {p for p in self._parameters_with_gradient if p not in used}
+        self._unused = self._used.unused_here(output)
 
     # --- backward -------------------------------------------------------------------------------------------
 
@@ -136,6 +139,12 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def _fill(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
         """Puts a gradient into its bucket, and sends all buckets whose turn it is."""
+        if parameter in self._seen:
+            raise RuntimeError(
+                f"{self._names[parameter]} got a gradient, though it was counted as unused or had one already. Forward "
+                "must return all that the loss depends on; and with static_graph=True every step must use the "
+                "parameters that the first one used: where that changes, pass find_unused_parameters=True instead."
+            )
         number, slot = self._place[parameter]
         view = self._buckets[number].gradients()[slot]
         self._seen.add(parameter)
@@ -165,9 +174,10 @@ class DistributedDataParallel(nn.Module, Joinable):
             names = [self._names[p] for p in self._parameters_with_gradient if p not in self._seen]
             raise RuntimeError(
                 f"this backward gave no gradient to {', '.join(names)}: the loss does not depend on them on this "
-                "rank. Pass find_unused_parameters=True, or freeze them with requires_grad_(False)."
+                "rank. Pass find_unused_parameters=True (with static_graph=True they must be the same in every step), or "
+                "freeze them with requires_grad_(False)."
             )
-        used_somewhere = self._used_somewhere()
+        used_somewhere = self._used.used_somewhere(self._unused)
         for bucket, future in zip(self._buckets, self._futures, strict=True):
             result = future.wait()
             result = result[0] if isinstance(result, list) else result
@@ -178,17 +188,6 @@ class DistributedDataParallel(nn.Module, Joinable):
             if parameter in used_somewhere:
                 number, slot = self._place[parameter]
                 parameter.grad = self._buckets[number].gradients()[slot]
-
-    def _used_somewhere(self, uses_none: bool = False) -> set[nn.Parameter]:
-        """Parameters that at least one rank's loss depends on; a rank without data uses none."""
-        if not self.find_unused_parameters:
-            return set(self._parameters_with_gradient)
-        mine = [not uses_none and p not in self._unused for p in self._parameters_with_gradient]
-        used = torch.tensor(mine, dtype=torch.int32, device=self._buckets[0].buffer().device)
-        dist.all_reduce(used, op=dist.ReduceOp.MAX, group=self.process_group)
-        return {
-            p for p, flag in zip(self._parameters_with_gradient, used.tolist(), strict=True) if flag
-        }
 
     # --- buckets --------------------------------------------------------------------------------------------
 
@@ -202,11 +201,14 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def _rebuild_once(self) -> None:
         """After the first step: buckets in the order in which rank 0's gradients became ready."""
-        if self._rebuilt or len(self._ready_order) < len(self._parameters_with_gradient):
-            # With unused parameters the order changes from step to step; what we have is as good as any.
+        if self._rebuilt or not self._ready_order:
             return
+        if self.find_unused_parameters and not self.static_graph:
+            return  # the order changes from step to step; what we have is as good as any
         number = {p: i for i, p in enumerate(self._parameters_with_gradient)}
-        order = torch.tensor([number[p] for p in self._ready_order])
+        ready = [number[p] for p in self._ready_order]
+        unused = sorted(set(number.values()) - set(ready))  # ready before all others
+        order = torch.tensor(unused + ready)
         order = order.to(self._buckets[0].buffer().device)
         dist.broadcast(order, group=self.process_group, group_src=0)
         kept = {p: p.grad for p in self._parameters_with_gradient if p.grad is not None}
@@ -279,33 +281,3 @@ class DistributedDataParallel(nn.Module, Joinable):
         if not self.divide_by_initial_world_size:
             self._divide_by = len(active)
         return active
-
-
-def _parameters_below(output: Any) -> set[torch.Tensor]:
-    """The parameters that the tensors in `output` depend on, found by walking the autograd graph."""
-    pending = [t.grad_fn for t in _tensors(output) if t.grad_fn is not None]
-    found = {t for t in _tensors(output) if isinstance(t, nn.Parameter)}
-    visited = set()
-    while pending:
-        node = pending.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        if hasattr(node, "variable"):  # AccumulateGrad: the graph's leaf
-            found.add(node.variable)
-        pending += [parent for parent, _ in node.next_functions]
-    return found
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in a nest of lists, tuples, dicts and dataclass-like objects."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
-    elif hasattr(value, "__dict__"):
-        yield from _tensors(vars(value))

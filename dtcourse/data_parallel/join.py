@@ -50,9 +50,11 @@ class DataParallelJoinHook(JoinHook):
         for bucket in model._buckets:
             bucket.buffer().zero_()
             futures.append(model._send(bucket))
-        model._used_somewhere(uses_none=True)
+        model._used.used_somewhere(None)
         for future in futures:
             future.wait()
+        # It takes part in building the buckets again, once all have data: after a step, as the others count.
+        model._ready_order = model._ready_order or list(reversed(model._parameters_with_gradient))
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """All ranks are out of data: everyone takes the model of one that made the last step."""

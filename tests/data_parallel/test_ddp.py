@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from itertools import chain
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,6 +14,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from dtcourse import launch
+from dtcourse.collectives import traffic
 from dtcourse.data_parallel import (
     DistributedDataParallel,
     PerParameterDataParallel,
@@ -36,6 +40,10 @@ WRAPPERS = {
     ),
     "ddp, finding unused": (
         lambda m: DistributedDataParallel(m, find_unused_parameters=True),
+        lambda m: None,
+    ),
+    "ddp, static graph": (
+        lambda m: DistributedDataParallel(m, static_graph=True, bucket_cap_mb=0.0001),
         lambda m: None,
     ),
 }
@@ -94,19 +102,131 @@ def test_bit_for_bit_pytorchs_own():
             compare(a, b, tolerance=1e-6)
 
 
-def test_unused_parameters_are_found_and_keep_no_gradient():
+@pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph"])
+def test_unused_parameters_are_found_and_keep_no_gradient(option):
     def both():
-        mine = on_ranks(
-            lambda m: DistributedDataParallel(m, find_unused_parameters=True), CASES["unused"]
-        )
-        theirs = on_ranks(lambda m: TorchDDP(m, find_unused_parameters=True), CASES["unused"])
+        mine = on_ranks(lambda m: DistributedDataParallel(m, **{option: True}), CASES["unused"])
+        theirs = on_ranks(lambda m: TorchDDP(m, **{option: True}), CASES["unused"])
         return mine.gradients, theirs.gradients
 
     truth = one_process(CASES["unused"])
     for mine, theirs in launch(both, 2):
         for a, b, c in zip(mine, theirs, truth.gradients, strict=True):
             assert a["forgotten.weight"] is None and b["forgotten.weight"] is None
+            compare(a, b)
             compare(a, c)
+
+
+def test_a_static_graph_is_looked_at_once():
+    """All-reduces in each step: a bucket, and with find_unused_parameters the flags; static ones in the first alone."""
+
+    def calls(**options):
+        model = DistributedDataParallel(CASES["unused"].build(0), **options)
+        counts = []
+        for i in range(3):
+            with traffic.counting() as counted:
+                x, y = CASES["unused"].batch(4, i)
+                CASES["unused"].loss(model(x), y).backward()
+            counts.append(counted.calls(operation="all_reduce"))
+        return counts
+
+    def step():
+        return calls(find_unused_parameters=True), calls(static_graph=True)
+
+    assert launch(step, 2, backend="ring")[1] == ([2, 2, 2], [2, 1, 1])
+
+
+class Wandering(nn.Module):
+    """Uses the layers that it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.always, self.sometimes = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x, further):
+        x = self.always(x)
+        return self.sometimes(x) if further else x
+
+
+def wander(plan, kind=DistributedDataParallel, **options):
+    """The gradient of `sometimes` after each step; plan[step][rank]: whether the rank uses that layer."""
+    model = kind(Wandering(), **options)
+    gradients = []
+    for step in plan:
+        model.zero_grad()
+        model(torch.ones(2, 3), step[dist.get_rank()]).sum().backward()
+        gradient = model.module.sometimes.bias.grad
+        gradients.append(None if gradient is None else gradient.clone())
+    return gradients
+
+
+def test_a_parameter_used_on_one_rank_only_in_several_steps():
+    """Rank 1 has all gradients and rank 0 has not: they must agree on when buckets are built again."""
+
+    def step():
+        same, moving = (
+            [(False, True)] * 4,
+            [(False, True), (True, False), (False, False), (True, True)],
+        )
+        out = [wander(same, find_unused_parameters=True), wander(same, static_graph=True)]
+        theirs = [
+            wander(same, TorchDDP, find_unused_parameters=True),
+            wander(same, TorchDDP, static_graph=True),
+        ]
+        out.append(wander(moving, find_unused_parameters=True))
+        theirs.append(wander(moving, TorchDDP, find_unused_parameters=True))
+        return out, theirs  # fmt: skip
+
+    for mine, theirs in launch(step, 2):
+        for a, b in zip(chain(*mine), chain(*theirs), strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or torch.equal(a, b)
+        assert torch.equal(mine[0][3], torch.ones(3))  # 2 samples on one of two ranks
+        assert mine[2][2] is None  # used nowhere
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ([(False, False), (True, True)], r"sometimes.bias got a gradient.*static_graph=True"),
+        (
+            [(True, True), (False, False)],
+            r"no gradient to sometimes.weight, sometimes.bias.*static",
+        ),
+    ],
+)
+def test_a_graph_that_was_promised_to_be_static_and_changes(plan, message):
+    with pytest.raises(RankFailure, match=message):
+        launch(wander, 2, plan, static_graph=True)
+
+
+def test_what_forward_hides_is_no_silent_error():
+    class Hides(Wandering):
+        def forward(self, x):
+            self.hidden = self.sometimes(x)
+            return self.always(x)
+
+    def step():
+        model = DistributedDataParallel(Hides(), find_unused_parameters=True)
+        (model(torch.ones(1, 3)) + model.module.hidden).sum().backward()
+
+    with pytest.raises(RankFailure, match="Forward must return all that the loss depends on"):
+        launch(step, 2)
+
+
+def test_buckets_of_a_static_graph_are_built_again_with_what_is_unused_first():
+    def step():
+        model = DistributedDataParallel(
+            CASES["unused"].build(0), bucket_cap_mb=0.00001, static_graph=True
+        )
+        for i in range(2):
+            x, y = CASES["unused"].batch(4, i)
+            CASES["unused"].loss(model(x), y).backward()
+        return [model._names[p].split(".")[0] for b in model._buckets for p in b.parameters()]
+
+    order = launch(step, 2)[0]
+    assert order == ["forgotten"] * 2 + ["out"] * 2 + ["used"] * 2
 
 
 def test_an_unused_parameter_is_an_error_that_names_it():
@@ -259,19 +379,66 @@ def test_uneven_inputs_join():
             assert torch.equal(a, b), "all ranks end with the same model"
 
 
-def test_models_that_differ_are_named_before_anything_is_sent():
-    with pytest.raises(
-        RankFailure, match=r"rank 0 has weight \[2, 3\] float32, rank 1 has weight \[2, 4\] float32"
-    ):
-        launch(lambda: DistributedDataParallel(nn.Linear(3 + dist.get_rank(), 2)), 2)
+def test_a_rank_without_any_data_in_the_first_epoch():
+    """It has made no step of its own, and still builds its buckets again when the others do."""
+
+    def step(kind):
+        model = kind(CASES["mlp"].build(0))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for batches in ((dist.get_rank()), 3):
+            with Join([model]):
+                for i in range(batches):
+                    x, y = CASES["mlp"].batch(4, 10 * dist.get_rank() + i)
+                    optimizer.zero_grad()
+                    CASES["mlp"].loss(model(x), y).backward()
+                    optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    mine, theirs = launch(step, 2, DistributedDataParallel), launch(step, 2, TorchDDP)
+    for a, b, c in zip(mine[0], mine[1], theirs[0], strict=True):
+        assert torch.equal(a, b) and torch.allclose(a, c, atol=1e-6)
 
 
-def test_nothing_to_train():
+# --- what it refuses --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda rank: nn.Linear(3 + rank, 2),
+            r"rank 0 has weight \[2, 3\] float32, rank 1 has weight \[2, 4\] float32",
+        ),
+        (
+            lambda rank: nn.Sequential(*[nn.Linear(2, 2) for _ in range(1 + rank)]),
+            "rank 0 has 2 parameters and buffers, rank 1 has 4",
+        ),
+        (
+            lambda rank: nn.Linear(2, 2, dtype=(torch.float32, torch.float64)[rank]),
+            r"rank 0 has weight \[2, 2\] float32, rank 1 has weight \[2, 2\] float64",
+        ),
+        (
+            lambda rank: nn.Linear(2, 2).requires_grad_(rank == 0),
+            r"rank 0 has weight \[2, 2\] float32, rank 1 has weight \[2, 2\] float32 \(frozen\)",
+        ),
+        (
+            lambda rank: nn.Linear(2, 2).requires_grad_(False),
+            "none of the module's parameters needs a gradient",
+        ),
+    ],
+    ids=["shapes", "number", "dtypes", "frozen on one rank", "nothing to train"],
+)
+def test_models_that_cannot_be_trained_together(build, message):
+    """Said before anything is sent, and on every rank: none is left waiting for the others."""
+
     def step():
-        DistributedDataParallel(nn.Linear(2, 2).requires_grad_(False))
+        try:
+            DistributedDataParallel(build(dist.get_rank()))
+        except ValueError as error:
+            return str(error)
 
-    with pytest.raises(RankFailure, match="none of the module's parameters needs a gradient"):
-        launch(step, 2)
+    for said in launch(step, 2):
+        assert re.search(message, said), said
 
 
 def test_two_backwards_for_one_step_are_refused():
@@ -294,6 +461,19 @@ def test_two_forwards_and_one_backward_are_fine():
         return model.module.weight.grad.clone()
 
     assert torch.allclose(launch(step, 2)[1], torch.full((2, 2), 2.5))
+
+
+def test_validation_between_forward_and_backward_changes_nothing():
+    def step():
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Linear(2, 2))
+        loss = model(torch.full((1, 2), dist.get_rank() + 1.0)).sum()
+        with torch.no_grad():
+            model(torch.ones(1, 2))
+        loss.backward()
+        return model.module.weight.grad.clone()
+
+    assert torch.allclose(launch(step, 2)[1], torch.full((2, 2), 1.5))
 
 
 def test_the_harness_sees_a_scale_error():

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from dtcourse.events import Timeline
-from dtcourse.launch import failures, options, parcels, rank, server
+from dtcourse.launch import failures, meeting, options, parcels, rank, server
 from dtcourse.launch.messages import Bars
 from dtcourse.launch.output import Output
 
@@ -143,10 +143,10 @@ def launch(
         if verbose:
             print(layout)
         parcel = parcels.Sealed(_pack_call(function, args, kwargs))
+        place = meeting.MeetingPlace()
         try:
-            store = _host_store()
             added = {name: str(value) for name, value in (env or {}).items()}
-            environments = _environments(layout, store.port, {**os.environ, **added})
+            environments = _environments(layout, place.port, {**os.environ, **added})
             settings = [
                 rank.Settings(
                     rank=index,
@@ -158,6 +158,7 @@ def launch(
                     network=network,
                     timeout=limit,
                     sources=_sources(),
+                    meeting_place=place.path,
                 )
                 for index, environment in enumerate(environments)
             ]
@@ -168,6 +169,7 @@ def launch(
                 answers = ranks.answers(limit)
             return Run(answers, ranks.output.lines, layout, time.monotonic() - began, record)
         finally:
+            place.close()
             parcel.close()
     except BaseException as error:
         failures.hide_our_frames(error)
@@ -417,13 +419,6 @@ def _require_torch() -> None:
         raise RuntimeError("this build of PyTorch has no torch.distributed: install another one")
 
 
-def _host_store() -> Any:
-    """The ranks meet here. Port 0: the system picks one that is free, so nothing can be in the way."""
-    from torch.distributed import TCPStore
-
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-
 def _environments(layout: options.Layout, port: int, base: dict[str, str]) -> list[dict[str, str]]:
     """The environment of each rank: torchrun's names, so that what runs here runs there."""
     from dtcourse import device
@@ -441,7 +436,7 @@ def _environments(layout: options.Layout, port: int, base: dict[str, str]) -> li
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
             "TORCHELASTIC_RESTART_COUNT": 0,
-            # The store is up already: every rank is a client of it, rank 0 too.
+            # Somebody listens there already (meeting.py): every rank is a client, rank 0 too.
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             # All GPUs of the machine, whatever node the layout pretends to.
             "DTCOURSE_DEVICE": device.for_rank(index, layout.kind),

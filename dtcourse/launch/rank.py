@@ -26,7 +26,7 @@ from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from typing import Any
 
-from dtcourse.launch import messages, parcels
+from dtcourse.launch import meeting, messages, parcels
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Settings:
     network: Any
     timeout: float | None
     sources: dict[str, list[str]]  # code that lives in no file (a notebook's cells), for tracebacks
+    meeting_place: str  # the path of the store's file
 
 
 def main(channel: Connection, output: Connection, stacks: Connection) -> None:
@@ -184,17 +185,26 @@ def _form_group(settings: Settings) -> None:
 
     # Longer than the launcher's own limit, so that its report, with everyone's stacks, comes first.
     limit = timedelta(seconds=(settings.timeout or 24 * 3600) + 60)
+    meeting_point: dict[str, Any] = {
+        "store": meeting.join(settings.meeting_place, limit),
+        "rank": settings.rank,
+        "world_size": int(os.environ["WORLD_SIZE"]),
+    }
     if (
         settings.backend in ("gloo", "nccl", "mpi")
         and not settings.record
         and settings.network is None
     ):
-        dist.init_process_group(settings.backend, timeout=limit)
+        dist.init_process_group(settings.backend, timeout=limit, **meeting_point)
         return
     from dtcourse.collectives import backend
 
     backend.form_group(
-        settings.backend, timeout=limit, network=settings.network, record=settings.record
+        settings.backend,
+        timeout=limit,
+        network=settings.network,
+        record=settings.record,
+        **meeting_point,
     )
 
 

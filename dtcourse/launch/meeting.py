@@ -1,0 +1,80 @@
+"""Where the ranks of one launch find each other: a file in memory, and a TCP store for those who ask for one.
+
+Forming a group needs a few keys that everybody can read. PyTorch's TCPStore serves them, but each of its connections
+asks the name server for the name of 127.0.0.1, to have it for its logs: where an answer is lost, or there is no
+network, the launch waits for five seconds (measured: 1 launch in 10 in a sandbox; torch 2.13). So the groups that
+launch forms meet in a FileStore, which asks nobody. Its file has no name and lies in memory: nothing can be left behind.
+
+A function that forms its own group (init=False), or uses torch.distributed.rpc, follows MASTER_ADDR and MASTER_PORT to
+a TCPStore. We listen on that port from the start, and make the store when the first one knocks.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+from datetime import timedelta
+from multiprocessing import connection
+from typing import Any
+
+
+class MeetingPlace:
+    """One launch's store, in the notebook's process. `close()` when the ranks are gone.
+
+    path: for a rank's `join`
+    port: of the TCPStore on 127.0.0.1; the system picks one that is free, so nothing can be in the way
+    """
+
+    def __init__(self) -> None:
+        self._file, self.path = _file_in_memory()
+        self._door = socket.create_server(("127.0.0.1", 0), backlog=socket.SOMAXCONN)
+        self.port: int = self._door.getsockname()[1]
+        self._closed, self._close = os.pipe()
+        self._doorkeeper = threading.Thread(
+            target=self._serve, name="dtcourse-tcp-store", daemon=True
+        )
+        self._doorkeeper.start()
+
+    def _serve(self) -> None:
+        """Makes the TCPStore as soon as a first client waits at the door; keeps it until we close."""
+        store = None
+        if self._door in connection.wait([self._door, self._closed]):  # type: ignore[list-item]
+            from torch.distributed import TCPStore
+
+            store = TCPStore(
+                "127.0.0.1",
+                self.port,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=self._door.detach(),
+            )
+            connection.wait([self._closed])  # type: ignore[list-item]
+        del store
+        self._door.close()
+        os.close(self._closed)
+
+    def close(self) -> None:
+        """Ends the stores. Does not wait for a name server that the TCPStore may be waiting for."""
+        os.close(self._close)
+        self._doorkeeper.join(1.0)
+        self._file.close()
+
+
+def join(path: str, limit: timedelta) -> Any:
+    """The store of a launch, in a rank. Waiting for a key that nobody sets raises after `limit`."""
+    from torch.distributed import FileStore
+
+    store = FileStore(path)  # no number of ranks: the file is not theirs to delete
+    store.set_timeout(limit)
+    return store
+
+
+def _file_in_memory() -> tuple[Any, str]:
+    """An empty file, and a path under which this user's processes can open it for as long as we keep it open."""
+    if hasattr(os, "memfd_create"):
+        file = os.fdopen(os.memfd_create("dtcourse-store", os.MFD_CLOEXEC), "r+b")
+        return file, f"/proc/{os.getpid()}/fd/{file.fileno()}"
+    named = tempfile.NamedTemporaryFile(prefix="dtcourse-store-")  # noqa: SIM115 (close() deletes it)
+    return named, named.name

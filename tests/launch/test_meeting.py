@@ -1,0 +1,59 @@
+"""Ranks find each other without the network's name service, and leave nothing of their meeting place behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from dtcourse import launch
+
+
+def connections_to_the_tcp_store():
+    dist.barrier()
+    port = int(os.environ["MASTER_PORT"])
+    mine = psutil.Process().net_connections(kind="tcp")
+    return [c.status for c in mine if c.raddr and c.raddr.port == port]
+
+
+def test_a_group_that_launch_forms_needs_no_tcp_store():
+    """Each connection to one asks a name server, and hangs for seconds where its answer is lost."""
+    assert list(launch(connections_to_the_tcp_store, 3)) == [[], [], []]
+
+
+def form_a_group_and_look():
+    dist.init_process_group("gloo")
+    return connections_to_the_tcp_store()
+
+
+def test_who_forms_a_group_of_their_own_finds_the_tcp_store():
+    for statuses in launch(form_a_group_and_look, 2, init=False):
+        assert "ESTABLISHED" in statuses
+
+
+def ask_the_other():
+    from torch.distributed import rpc
+
+    me = dist.get_rank()
+    rpc.init_rpc(f"rank{me}", rank=me, world_size=2)
+    answer = rpc.rpc_sync(f"rank{1 - me}", torch.add, args=(torch.ones(1), me))
+    rpc.shutdown()
+    return answer.item()
+
+
+def test_rpc_works_beside_the_group():
+    assert list(launch(ask_the_other, 2)) == [1.0, 2.0]
+
+
+def test_no_file_and_no_thread_remains():
+    launch(dist.barrier, 2)
+    before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
+    for _ in range(3):
+        launch(dist.barrier, 2)
+    launch(form_a_group_and_look, 2, init=False)
+    if before:
+        assert len(set(os.listdir("/proc/self/fd")) - before) <= 1  # the listing's own
+    assert not [t for t in threading.enumerate() if t.name == "dtcourse-tcp-store"]

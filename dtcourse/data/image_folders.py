@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from dtcourse.data.storage import Opener, local
+
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -37,6 +39,7 @@ class ImageFolder(Dataset):
         *,
         size: int = 64,
         transform: Callable[[Image.Image], Any] | None = None,
+        opener: Opener = local,
     ) -> None:
         root = Path(path)
         if not root.is_dir():
@@ -60,7 +63,7 @@ class ImageFolder(Dataset):
                     "put one in, or remove the folder"
                 )
             self.samples += [(file, index) for file in files]
-        self.root, self.size, self.transform = root, size, transform
+        self.root, self.size, self.transform, self.opener = root, size, transform, opener
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -80,7 +83,7 @@ class ImageFolder(Dataset):
 
         path = self.samples[index][0]
         try:
-            with Image.open(path) as image:
+            with self.opener(path) as file, Image.open(file) as image:
                 return image.convert("RGB")
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise ValueError(
@@ -107,11 +110,33 @@ def as_tensor(image: Image.Image) -> torch.Tensor:
 
 
 def image_folder(
-    path: str | Path, *, size: int = 64, transform: Callable[[Image.Image], Any] | None = None
+    path: str | Path,
+    *,
+    size: int = 64,
+    transform: Callable[[Image.Image], Any] | None = None,
+    opener: Opener = local,
 ) -> ImageFolder:
     """The images under `path`, one folder a class, each cut to (3, size, size).
 
     transform: takes the RGB picture (a PIL image) and replaces the default, scaling and cutting out the middle
+    opener: gives a path's open file (EmulatedStorage.open)
     A missing or empty folder is a ValueError now; an unreadable image is one when it is asked for, with its path.
     """
-    return ImageFolder(path, size=size, transform=transform)
+    return ImageFolder(path, size=size, transform=transform, opener=opener)
+
+
+def write_images(path: str | Path, images: torch.Tensor, labels: torch.Tensor) -> Path:
+    """Writes images as PNG files in ImageNet's layout: path/<label>/<number>.png. Returns the path.
+
+    images: float in [0, 1], (N, 1 or 3, H, W).  labels: integers, (N,).
+    """
+    from PIL import Image
+
+    root = Path(path)
+    width = len(str(int(labels.max())))
+    for number, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
+        folder = root / f"{label:0{width}d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = (image * 255).round().to(torch.uint8).permute(1, 2, 0).squeeze(2).numpy()
+        Image.fromarray(pixels).save(folder / f"{number:06d}.png")
+    return root

@@ -2,74 +2,117 @@
 
 torch's DataLoader reads ahead: when a checkpoint is written, its workers have taken samples that nobody has trained
 on. So the position is counted where batches are handed out, not where indices are read.
+
+Worker processes are seeded by (seed, epoch, position, rank). torch draws their seed from the rank's own random state,
+which all ranks have often set alike: then the augmentations of all ranks would be the same ones.
 """
 
 from __future__ import annotations
 
+import contextlib
+import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from dtcourse.data.sampler import DistributedSampler
+from dtcourse.data.token_batches import TokenBatchSampler
 
 
 class ResumableLoader:
     """Batches of one replica; `state_dict()` at any moment says which samples have been handed out.
 
-    batch_size: of this replica.  options: DataLoader's own (num_workers, pin_memory, collate_fn, ...).
-    A batch counts as used when the next one is asked for, or when `state_dict` is called after it was handed out.
+    sampler:    DistributedSampler with a batch_size, or TokenBatchSampler, which makes batches itself, without
+    batch_size: of this replica
+    options:    DataLoader's own (num_workers, pin_memory, collate_fn, drop_last, ...)
+    The position counts steps in which all replicas take part, so it is the same on each of them after each step. A batch
+    counts as soon as it is handed out: save the position after the optimizer's step, with the weights.
     """
 
     def __init__(
-        self, dataset: Dataset[Any], sampler: DistributedSampler, batch_size: int, **options: Any
+        self,
+        dataset: Dataset[Any],
+        sampler: DistributedSampler | TokenBatchSampler,
+        batch_size: int | None = None,
+        **options: Any,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size is at least 1; got {batch_size}")
-        self.dataset, self.sampler, self.batch_size, self.options = (
-            dataset,
-            sampler,
-            batch_size,
-            options,
+        self.dataset, self.sampler, self.batch_size = dataset, sampler, batch_size
+        self.drop_last = bool(options.get("drop_last"))
+        self._generator = options.setdefault("generator", torch.Generator())
+        if isinstance(sampler, TokenBatchSampler):
+            if batch_size is not None:
+                raise ValueError(f"{sampler} decides how large a batch is: leave batch_size out")
+            self._loader = DataLoader(dataset, batch_sampler=sampler, **options)
+        else:
+            if batch_size is None or batch_size < 1:
+                raise ValueError(f"batch_size is at least 1; got {batch_size}")
+            self._loader = DataLoader(dataset, batch_size, sampler=sampler, **options)
+        self._over = (
+            False  # the epoch has been read to its end here, not in the run that was resumed
         )
-        self._options_of_torch = {"batch_size": batch_size, "sampler": sampler, **options}
 
     def __len__(self) -> int:
         """Batches that are left in this epoch."""
         samples = len(self.sampler)
-        if self.options.get("drop_last"):
-            return samples // self.batch_size
-        return -(-samples // self.batch_size)
+        if self.batch_size is None:
+            return samples  # the sampler's items are batches
+        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        """The rest of this epoch. RuntimeError, with what to do, where a worker process dies."""
-        left = len(self.sampler)
-        batches = iter(DataLoader(self.dataset, **self._options_of_torch))
+        """The rest of this epoch; after its end, the same epoch again (call set_epoch for another order).
+
+        RuntimeError, with what to do, where a worker process dies.
+        """
+        if self._over:
+            self.sampler.restart()
+            self._over = False
+        s = self.sampler
+        seeds = random.Random(f"{s.seed} {s.epoch} {s.consumed} {s.rank}")
+        self._generator.manual_seed(seeds.getrandbits(63))
+        batches = iter(self._loader)
         while True:
             try:
                 batch = next(batches)
             except StopIteration:
-                return
-            except RuntimeError as error:
-                if "worker" not in str(error):
+                break
+            except (RuntimeError, ConnectionError, EOFError) as error:
+                # An exception of the dataset itself reads "Caught ... in DataLoader worker process".
+                lost = not isinstance(error, RuntimeError) and self._loader.num_workers > 0
+                if not lost and "DataLoader worker (pid" not in str(error):
                     raise
+                _stop(batches)
                 raise RuntimeError(
                     f"a worker process of the data loader died ({error}). Out of memory, or a crash in a decoder? "
                     "Run with num_workers=0 to see the error where it happens; state_dict() is where to resume."
                 ) from error
-            size = min(self.batch_size, left)
-            left -= size
-            self.sampler.advance(size)
+            # Whole batches, also where this replica's last one is smaller: the position is that of all replicas.
+            s.advance(1 if self.batch_size is None else self.batch_size)
             yield batch
+        s.finish()
+        self._over = True
 
     def set_epoch(self, epoch: int) -> None:
-        """See DistributedSampler.set_epoch."""
+        """See Position.set_epoch."""
         self.sampler.set_epoch(epoch)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """The position after the batch that was handed out last."""
         return self.sampler.state_dict()
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on after that batch."""
         self.sampler.load_state_dict(state)
+        self._over = False
+
+
+def _stop(batches: Any) -> None:
+    """Ends the workers that live. torch reports a dead one from a signal handler, which would go off again with each
+    other child that ends, wherever this process is then; so let it go off here, and be done with.
+    """
+    with contextlib.suppress(RuntimeError):
+        time.sleep(0.1)
+    with contextlib.suppress(RuntimeError, AttributeError):
+        batches._shutdown_workers()

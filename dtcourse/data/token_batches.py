@@ -8,13 +8,17 @@ same number of tokens.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch.utils.data import Sampler
+
+from dtcourse.data.position import Position
 
 
-class TokenBatchSampler:
-    """Lists of indices for DataLoader(batch_sampler=...).
+class TokenBatchSampler(Position, Sampler[list[int]]):
+    """Lists of indices for DataLoader(batch_sampler=...) and ResumableLoader.
 
     lengths: tokens of each sequence.  Raises ValueError where one alone is longer than max_tokens, and names it.
     Within groups of `pool` batches the lengths are sorted; the order of sequences into pools and of batches is
@@ -25,29 +29,44 @@ class TokenBatchSampler:
         self, lengths: Sequence[int], max_tokens: int, num_replicas: int = 1, rank: int = 0, seed: int = 0,
         pool: int = 50,
     ) -> None:  # fmt: skip
-        if not lengths:
+        self.lengths = [int(n) for n in lengths]
+        if not self.lengths:
             raise ValueError("there are no sequences to batch")
-        longest = max(range(len(lengths)), key=lambda i: lengths[i])
-        if lengths[longest] > max_tokens:
-            raise ValueError(
-                f"sequence {longest} has {lengths[longest]} tokens, more than a batch may hold ({max_tokens}): "
-                "truncate it, or raise max_tokens"
-            )
-        if not 0 <= rank < num_replicas:
-            raise ValueError(f"rank is 0 to num_replicas - 1; got rank {rank} of {num_replicas}")
-        self.lengths, self.max_tokens, self.seed, self.pool = list(lengths), max_tokens, seed, pool
-        self.num_replicas, self.rank = num_replicas, rank
-        self.epoch, self.consumed = 0, 0
+        if pool < 1:
+            raise ValueError(f"pool is at least 1 batch; got {pool}")
+        for worst in (min, max):
+            i = worst(range(len(self.lengths)), key=self.lengths.__getitem__)
+            if self.lengths[i] < 1:
+                raise ValueError(f"sequence {i} has {self.lengths[i]} tokens: leave it out")
+            if self.lengths[i] > max_tokens:
+                raise ValueError(
+                    f"sequence {i} has {self.lengths[i]} tokens, more than a batch may hold ({max_tokens}): "
+                    "truncate it, or raise max_tokens"
+                )
+        self.max_tokens, self.pool = max_tokens, pool
+        digest = zlib.crc32(repr(self.lengths).encode())
+        super().__init__(0, num_replicas, rank, seed, {
+            "total": len(self.lengths), "max_tokens": max_tokens, "pool": pool, "lengths": digest,
+        })  # fmt: skip
+        self._made: tuple[int, list[list[int]]] = (-1, [])
+        self.places = len(self.batches())
 
     def set_epoch(self, epoch: int) -> None:
-        """Another epoch has other batches, and starts at its beginning."""
-        if epoch != self.epoch:
-            self.consumed = 0
-        self.epoch = epoch
+        super().set_epoch(epoch)
+        self.places = len(self.batches())  # another order packs otherwise
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        super().load_state_dict(state)
+        self.places = len(self.batches())
 
     def batches(self) -> list[list[int]]:
         """All batches of this epoch, in order: the same on every replica, whatever their number."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        if self._made[0] != self.epoch:
+            self._made = (self.epoch, self._make())
+        return self._made[1]
+
+    def _make(self) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
         shuffled = torch.randperm(len(self.lengths), generator=generator).tolist()
         mean = sum(self.lengths) / len(self.lengths)
         pool = max(1, int(self.pool * self.max_tokens / mean))
@@ -79,25 +98,3 @@ class TokenBatchSampler:
         left = batches[self.consumed :]
         extra = -len(left) % self.num_replicas
         return left + [batches[i % len(batches)] for i in range(extra)]
-
-    def advance(self, batches: int = 1) -> None:
-        """Every replica has used so many more."""
-        self.consumed += batches * self.num_replicas
-
-    def state_dict(self) -> dict[str, int]:
-        """The position, valid for any number of replicas."""
-        return {
-            "epoch": self.epoch,
-            "consumed": self.consumed,
-            "seed": self.seed,
-            "total": len(self.lengths),
-        }
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes on from there. ValueError where the state belongs to other data."""
-        for name, mine in (("total", len(self.lengths)), ("seed", self.seed)):
-            if state[name] != mine:
-                raise ValueError(
-                    f"the saved position has {name} {state[name]}, this sampler has {mine}"
-                )
-        self.epoch, self.consumed = state["epoch"], state["consumed"]

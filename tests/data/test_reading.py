@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -15,10 +17,13 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data import DistributedSampler as TorchSampler
 
 from dtcourse import launch
+from dtcourse.data.cache import Cached
+from dtcourse.data.image_folders import image_folder, write_images
 from dtcourse.data.loader import ResumableLoader
-from dtcourse.data.prefetch import Cached, Prefetcher
+from dtcourse.data.prefetch import Prefetcher
 from dtcourse.data.sampler import DistributedSampler
 from dtcourse.data.shards import ShardedStream, write_shards
+from dtcourse.data.storage import EmulatedStorage
 from dtcourse.data.token_batches import TokenBatchSampler
 from dtcourse.launch import RankFailure
 
@@ -81,10 +86,16 @@ def test_resumed_on_another_number_of_ranks_nothing_is_lost_and_nothing_read_twi
     assert Counter(read) == Counter(range(total))
 
 
-@given(total=sizes, ranks=replicas)
-def test_as_many_samples_for_each_as_pytorchs_sampler_gives(total, ranks):
-    for r, mine in enumerate(samplers(total, ranks)):
-        assert len(mine) == len(TorchSampler(range(total), ranks, r))
+@given(total=sizes, ranks=replicas, epoch=st.integers(0, 3), seed=st.integers(0, 3))
+def test_the_indices_are_those_of_pytorchs_sampler(total, ranks, epoch, seed):
+    for padding in ("repeat", "drop"):
+        if padding == "drop" and total < ranks:
+            continue
+        for r, mine in enumerate(samplers(total, ranks, padding=padding, seed=seed)):
+            theirs = TorchSampler(range(total), ranks, r, seed=seed, drop_last=padding == "drop")
+            mine.set_epoch(epoch)
+            theirs.set_epoch(epoch)
+            assert list(mine) == list(theirs)
 
 
 def test_epochs_differ_and_repeat():
@@ -298,5 +309,105 @@ def test_cached_samples_are_made_once(tmp_path):
         for _ in range(2):
             assert [cache[i].item() for i in range(4)] == [0, 1, 2, 3]
     assert (in_memory.made, on_disk.made, other.made) == (4, 4, 0)
+    assert (in_memory.hits, on_disk.hits, other.hits) == (4, 4, 8)
     assert Cached(data, tmp_path, "v2")[0] is not None
     assert len(list(tmp_path.iterdir())) == 5, "another key, another file, and no half-written ones"
+
+
+def test_a_cache_on_disk_needs_a_key_and_leaves_nothing_half_written(tmp_path):
+    with pytest.raises(ValueError, match="key says which dataset"):
+        Cached([1, 2], tmp_path)
+    with pytest.raises(ValueError, match="capacity"):
+        Cached([1, 2], tmp_path, "v1", capacity=1)
+    with pytest.raises(Exception, match=r"local object|pickle"):
+        Cached([lambda: 0], tmp_path, "v1")[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_cache_keeps_what_it_has_and_hits_its_share():
+    n, capacity = 400, 100
+    cache = Cached(list(range(n)), capacity=capacity)
+    sampler = DistributedSampler(n, 1, 0)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        cache.hits = 0
+        assert [cache[i] for i in sampler] == list(sampler)
+        assert cache.hits == (capacity if epoch else 0), "a share of 1/4, exactly"
+
+
+def test_several_threads_read_at_the_same_time_and_the_order_stays():
+    """Each read waits until as many as there are threads are under way: with fewer at once it would never end."""
+    together = threading.Barrier(4, timeout=10)
+
+    def read(i):
+        together.wait()
+        return i
+
+    assert list(Prefetcher(range(16), depth=8, transform=read, threads=4)) == list(range(16))
+
+
+def test_a_read_that_fails_among_others_arrives_in_its_place():
+    def read(i):
+        if i == 3:
+            raise OSError("disk")
+        return i
+
+    stream = iter(Prefetcher(range(8), depth=4, transform=read, threads=4))
+    assert [next(stream) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(OSError, match="disk"):
+        next(stream)
+    with pytest.raises(ValueError, match="threads is at least 1"):
+        Prefetcher([], threads=0)
+
+
+# --- storage --------------------------------------------------------------------------------------------------------
+
+
+def test_storage_counts_and_gives_the_files_own_bytes(tmp_path):
+    for i in range(3):
+        (tmp_path / f"{i}").write_bytes(bytes([i]) * 1000)
+    storage = EmulatedStorage()
+    for i in range(3):
+        with storage.open(tmp_path / f"{i}") as file:
+            assert file.read(10) + file.read() == bytes([i]) * 1000
+    assert (storage.opens, storage.bytes) == (3, 3000)
+    copy = pickle.loads(pickle.dumps(storage))
+    assert (copy.latency, copy.opens) == (0.0, 0)
+    storage.reset()
+    assert (storage.opens, storage.bytes) == (0, 0)
+    with pytest.raises(ValueError, match="latency is 0 s or more"):
+        EmulatedStorage(latency=-1)
+
+
+def test_images_and_shards_are_read_through_it(tmp_path):
+    write_images(tmp_path / "png", torch.rand(6, 1, 8, 8), torch.arange(6))
+    storage = EmulatedStorage()
+    images = image_folder(tmp_path / "png", size=8, opener=storage.open)
+    assert len([x for x, _ in images]) == 6
+    files = [path.read_bytes() for path, _ in images.samples]
+    assert (storage.opens, storage.bytes) == (6, sum(map(len, files)))
+    (shard,) = write_shards(({"png": f} for f in files), tmp_path, per_shard=6)
+    storage.reset()
+    assert len(list(ShardedStream([shard], opener=storage.open))) == 6
+    assert (storage.opens, storage.bytes) == (1, shard.stat().st_size)
+
+
+@pytest.mark.timing
+def test_readers_at_the_same_time_hide_latency_and_share_bandwidth(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(20_000))
+
+    def seconds(storage, threads):
+        def read(_):
+            with storage.open(tmp_path / "file") as file:
+                return file.read()
+
+        start = time.monotonic()
+        list(Prefetcher(range(8), 8, read, threads))
+        return time.monotonic() - start
+
+    late = EmulatedStorage(latency=0.03)
+    assert 8 * 0.03 <= seconds(late, 1) < 1.5 * 8 * 0.03
+    assert 0.03 <= seconds(late, 8) < 3 * 0.03
+    narrow = EmulatedStorage(bandwidth=1e6)  # 20 ms a file, however many read
+    for threads in (1, 8):
+        assert 8 * 0.02 <= seconds(narrow, threads) < 1.5 * 8 * 0.02

@@ -1,5 +1,9 @@
 """Predictions before anything runs: what machines are, what links carry, what a step will take.
 
-hardware.py    published figures of accelerators and links, each with its source
-topology.py    networks as graphs: hops, bisection, oversubscription
+hardware.py     published figures of accelerators and links, each with its source
+topology.py     networks as graphs: hops, bisection, oversubscription
+states.py       bytes of parameters, gradients and optimizer states, for each precision and ZeRO stage
+activations.py  bytes that a Transformer's forward pass keeps, tensor by tensor
+memory.py       the plan of a step's memory from both: does it fit?
+tracing.py      the same for any module, by running its step on tensors that have no memory
 """

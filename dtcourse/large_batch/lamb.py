@@ -5,7 +5,9 @@
     r = m_hat / (sqrt(v_hat) + eps)   u = r + decay * w
     w = w - lr * |w| / |u| * u        (the ratio is 1 where either norm is 0)
 
-As LARS does for SGD, it bounds how far a layer moves in a step by its own length, whatever Adam proposes.
+As LARS does for SGD, it ties how far a layer moves in a step to its own length: lr * |w|, whatever Adam proposes.
+The paper's algorithm adapts every tensor; the authors' code for BERT leaves biases and normalisation parameters
+(one-dimensional here) to plain Adam without decay, and so does this. Memory: as Adam, two vectors of the parameters' size.
 """
 
 from __future__ import annotations
@@ -16,16 +18,21 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from dtcourse.large_batch.lars import norm
+
 
 class LAMB(Optimizer):
     """Adam with decoupled weight decay and a trust ratio for each parameter tensor.
 
-    max_trust: clips |w| to this before the ratio (phi of the paper, 10 in the authors' code); None leaves it.
+    max_weight_norm: |w| counts as at most this in the ratio: the paper's phi, for which it gives no value
+        (pytorch-lamb takes 10). None: phi(|w|) = |w|.
+    adapt_one_dimensional: also adapt and decay biases and normalisation parameters.
     """
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
-        weight_decay: float = 0.0, bias_correction: bool = True, max_trust: float | None = None,
+        weight_decay: float = 0.0, bias_correction: bool = True, max_weight_norm: float | None = None,
+        adapt_one_dimensional: bool = False,
     ) -> None:  # fmt: skip
         if lr < 0 or weight_decay < 0:
             raise ValueError(f"lr and weight_decay are 0 or more; got {lr} and {weight_decay}")
@@ -33,7 +40,8 @@ class LAMB(Optimizer):
             raise ValueError(f"betas lie in [0, 1); got {betas}")
         defaults = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-            "bias_correction": bias_correction, "max_trust": max_trust,
+            "bias_correction": bias_correction, "max_weight_norm": max_weight_norm,
+            "adapt_one_dimensional": adapt_one_dimensional,
         }  # fmt: skip
         super().__init__(params, defaults)
 
@@ -63,9 +71,13 @@ class LAMB(Optimizer):
         if group["bias_correction"]:
             m_hat = m / (1 - beta1 ** state["step"])
             v_hat = v / (1 - beta2 ** state["step"])
-        u = m_hat / (v_hat.sqrt() + group["eps"]) + group["weight_decay"] * w
-        w_norm, u_norm = w.norm(), u.norm()
-        if group["max_trust"] is not None:
-            w_norm = w_norm.clamp(max=group["max_trust"])
+        u = m_hat / (v_hat.sqrt() + group["eps"])
+        if w.dim() < 2 and not group["adapt_one_dimensional"]:
+            w.sub_(group["lr"] * u)
+            return
+        u = u + group["weight_decay"] * w
+        w_norm, u_norm = norm(w), norm(u)
+        if group["max_weight_norm"] is not None:
+            w_norm = w_norm.clamp(max=group["max_weight_norm"])
         ratio = torch.where((w_norm > 0) & (u_norm > 0), w_norm / u_norm, torch.ones_like(w_norm))
         w.sub_(u * (group["lr"] * ratio))

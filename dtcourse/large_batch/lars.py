@@ -7,8 +7,13 @@ differs by orders of magnitude between layers: a rate that suits one tears anoth
     velocity   = momentum * velocity + lr * local rate * (g + decay * w)
     w          = w - velocity
 
-so that no layer moves by more than a share `trust` of its own length in a step. Biases and normalisation parameters
-(one-dimensional) are left out, as the authors' code does: their norms say little.
+so that without momentum a step moves a layer by at most lr * trust of its own length, whatever its gradient.
+Biases and normalisation parameters (one-dimensional) take plain SGD without decay, as the authors' code has it: their
+norms say little. The velocity holds the rate, as the paper has it: a change of rate acts on what comes, not on
+what is under way (timm and apex multiply later; at a constant rate the two are the same).
+
+Memory: one more vector of the parameters' size. A layer's norms are over the whole layer: where weights are sharded
+over ranks, sum the squares over the ranks first, as clipping.py does.
 """
 
 from __future__ import annotations
@@ -74,6 +79,11 @@ def trust_ratio(
     w: torch.Tensor, g: torch.Tensor, decay: float, trust: float, eps: float = 1e-9
 ) -> torch.Tensor:
     """Trust * |w| / (|g| + decay * |w|), and 1 where either norm is zero (a layer that starts at zero must move)."""
-    w_norm, g_norm = w.norm(), g.norm()
+    w_norm, g_norm = norm(w), norm(g)
     ratio = trust * w_norm / (g_norm + decay * w_norm + eps)
     return torch.where((w_norm > 0) & (g_norm > 0), ratio, torch.ones_like(ratio))
+
+
+def norm(x: torch.Tensor) -> torch.Tensor:
+    """The 2-norm in float32 at least: in fp16 the norm of a large layer is infinite, that of small gradients 0."""
+    return torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))

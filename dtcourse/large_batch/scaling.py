@@ -52,7 +52,8 @@ class GradualWarmup(LRScheduler):
     """Raises every group's rate linearly from `start_factor` of it to all of it in `steps` steps, then hands over.
 
     optimizer's rates are the ones to reach. after: a scheduler of the same optimizer to step once the rate is there
-    (build it first). Goyal et al. start from base_lr / ranks: start_factor = 1 / ranks.
+    (build it first; its steps count from then on). Goyal et al. start from the rate of one worker: start_factor =
+    1 / ranks. With 0 the first step moves nothing.
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class GradualWarmup(LRScheduler):
             raise ValueError(f"a warm-up takes at least one step; got {steps}")
         if not 0.0 <= start_factor <= 1.0:
             raise ValueError(f"start_factor is a share of the rate, 0 to 1; got {start_factor}")
+        if after is not None and after.optimizer is not optimizer:
+            raise ValueError("`after` is a schedule of another optimizer: build it on this one")
         self.steps, self.start_factor, self.after = steps, start_factor, after
         super().__init__(optimizer)
 
@@ -96,34 +99,43 @@ class GradualWarmup(LRScheduler):
             self.after.load_state_dict(after)
 
 
-class BatchSchedule:
+class BatchSchedule(LRScheduler):
     """Grows the batch instead of lowering the rate (Smith et al., arXiv 1711.00489).
 
-    milestones: steps at which the batch is multiplied by `factor`; maximum: the largest batch.
+    The noise of SGD grows with rate / batch, so twice the batch stands for half the rate. Where `maximum` stops the
+    batch, the optimizer's rate falls by what is missing; before that it stays as it is.
+
+    milestones: steps at which the batch is multiplied by `factor`; maximum: the largest batch, over all ranks.
     `schedule.accumulation(ranks, micro_batch)` says how many micro-batches make the batch of this step.
     """
 
     def __init__(
-        self, batch: int, milestones: Sequence[int], factor: int = 2, maximum: int | None = None
-    ) -> None:
+        self, optimizer: Optimizer, batch: int, milestones: Sequence[int], factor: int = 2, maximum: int | None = None
+    ) -> None:  # fmt: skip
         if batch < 1 or factor < 1:
             raise ValueError(f"batch and factor are at least 1; got {batch} and {factor}")
         if list(milestones) != sorted(set(milestones)):
             raise ValueError(f"milestones are steps in rising order; got {list(milestones)}")
-        self.initial, self.milestones, self.factor, self.maximum = (
-            batch,
-            list(milestones),
-            factor,
-            maximum,
-        )
-        self.last_step = 0
+        if maximum is not None and maximum < batch:
+            raise ValueError(f"maximum is at least the first batch, {batch}; got {maximum}")
+        self.initial, self.milestones, self.factor = batch, list(milestones), factor
+        self.maximum = maximum
+        super().__init__(optimizer)
+
+    @property
+    def wanted(self) -> int:
+        """The batch of this step if nothing stopped it."""
+        passed = sum(step <= self.last_epoch for step in self.milestones)
+        return self.initial * self.factor**passed
 
     @property
     def batch(self) -> int:
         """Samples in this step, over all ranks."""
-        passed = sum(step <= self.last_step for step in self.milestones)
-        batch = self.initial * self.factor**passed
-        return batch if self.maximum is None else min(batch, self.maximum)
+        return self.wanted if self.maximum is None else min(self.wanted, self.maximum)
+
+    def get_lr(self) -> list[float]:
+        """The rates of this step, one a group: lower by what the batch could not grow."""
+        return [base * self.batch / self.wanted for base in self.base_lrs]
 
     def accumulation(self, ranks: int, micro_batch: int) -> int:
         """Micro-batches of each rank in this step. ValueError where the batch does not divide."""
@@ -133,15 +145,3 @@ class BatchSchedule:
                 f"a batch of {self.batch} is no multiple of {ranks} ranks times {micro_batch}"
             )
         return whole
-
-    def step(self) -> None:
-        """One optimizer step has been taken."""
-        self.last_step += 1
-
-    def state_dict(self) -> dict[str, int]:
-        """Where the schedule stands."""
-        return {"last_step": self.last_step}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Goes on from there."""
-        self.last_step = state_dict["last_step"]

@@ -3,22 +3,30 @@
 In the order in which to read them:
 
     naive.py           average the gradients after backward, one all-reduce a parameter, nothing overlapped
+    consistency.py     are the replicas still the same?
+    threads.py         nn.DataParallel: replicas in the threads of one process, and what that costs
     per_parameter.py   start each all-reduce from a hook, as soon as its gradient is ready
     buckets.py         many gradients in one message
-    ddp.py             DistributedDataParallel: buckets, overlap, no_sync, unused parameters, hooks
+    ddp.py             DistributedDataParallel: buckets, overlap, no_sync, hooks
+    unused.py          parameters that the loss does not depend on
     join.py            ranks that run out of data before the others
     sync_batchnorm.py  batch statistics over all ranks
 """
 
+from dtcourse.data_parallel.consistency import ReplicasDiffer, check_replicas
 from dtcourse.data_parallel.ddp import DistributedDataParallel
 from dtcourse.data_parallel.naive import average_gradients, broadcast_model
 from dtcourse.data_parallel.per_parameter import PerParameterDataParallel
 from dtcourse.data_parallel.sync_batchnorm import SyncBatchNorm
+from dtcourse.data_parallel.threads import DataParallel
 
 __all__ = [
+    "DataParallel",
     "DistributedDataParallel",
     "PerParameterDataParallel",
+    "ReplicasDiffer",
     "SyncBatchNorm",
     "average_gradients",
     "broadcast_model",
+    "check_replicas",
 ]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dtcourse import device
-from dtcourse.data_parallel.threads import DataParallel
+from dtcourse.data_parallel import DataParallel
 from dtcourse.verify import CASES, NotEqual, compare, gradients_of, one_process
 
 

@@ -1,0 +1,66 @@
+"""Are the replicas still the same? One checksum a tensor, compared over the ranks.
+
+After the start data parallelism never sends weights again: replicas stay equal because they started equal and took the
+same steps. A forgotten broadcast, a step that one rank skipped, or a flipped bit breaks that, and no loss curve shows
+it: gradients are averaged as before, only they are gradients of different models.
+
+The checksum is over the bits: every element's bits, as a whole number, times an odd factor of its place, summed modulo
+2^64. So any single changed element changes it, and so do two that change places. 8 bytes a tensor travel, not the model.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dtcourse.data_parallel.naive import Group
+
+_FACTOR = 0x1E3779B97F4A7C15  # odd, and without a pattern
+_PART = 1 << 20  # elements at a time: the numbers below take 24 bytes for each
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class ReplicasDiffer(RuntimeError):
+    """Ranks hold different values. .tensors: names of the parameters and buffers; .ranks: those unlike rank 0."""
+
+    def __init__(self, tensors: list[str], ranks: list[int], total: int) -> None:
+        self.tensors, self.ranks = tensors, ranks
+        names = ", ".join(tensors[:5]) + (", ..." if len(tensors) > 5 else "")
+        super().__init__(
+            f"{len(tensors)} of {total} tensors are not the same on all ranks: {names}. Unlike rank 0's: those of "
+            f"rank {', '.join(map(str, ranks))}. Did all ranks start from the same weights, and take every step?"
+        )
+
+
+def checksum(tensor: torch.Tensor) -> torch.Tensor:
+    """A number of 64 bits that depends on every bit of `tensor` and on its place: shape (), int64."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    bits = tensor.detach().contiguous().flatten().view(_BITS[tensor.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for start in range(0, bits.numel(), _PART):
+        part = bits[start : start + _PART].long()
+        places = torch.arange(start, start + part.numel(), device=tensor.device)
+        total += (part * (2 * places + 1) * _FACTOR).sum()  # whole numbers of 64 bits wrap round
+    return total
+
+
+def check_replicas(model: nn.Module, group: Group = None) -> None:
+    """Raises ReplicasDiffer on every rank unless parameters and buffers are the same on all, bit for bit.
+
+    All ranks must call it. Each sends its 8 bytes a tensor to every other one.
+    """
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    if not tensors:
+        return
+    mine = torch.stack([checksum(t) for t in tensors.values()])
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, mine, group=group)
+    other = torch.stack(everyone) != everyone[0]  # (ranks, tensors)
+    if other.any():
+        names = [
+            name for name, differs in zip(tensors, other.any(0).tolist(), strict=True) if differs
+        ]
+        ranks = other.any(1).nonzero().flatten().tolist()
+        raise ReplicasDiffer(names, ranks, len(tensors))

@@ -17,7 +17,7 @@ All ranks together send (p - 1) N elements of gradients and (p - 1) N of paramet
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -73,8 +73,9 @@ class ShardedDataParallel(nn.Module):
         self.broadcast_buffers = broadcast_buffers
         self.require_backward_grad_sync = True
         self._bucket_bytes = int(bucket_cap_mb * (1 << 20))
-        self._trained = [p for p in module.parameters() if p.requires_grad]
-        self._names = {p: name for name, p in module.named_parameters()}
+        self._trained: list[torch.Tensor] = [p for p in module.parameters() if p.requires_grad]
+        self._names: dict[torch.Tensor, str] = {p: name for name, p in module.named_parameters()}
+        self._under_way = False  # a backward is
         self._check_parameters()
         with torch.no_grad():
             for tensor in [*module.parameters(), *module.buffers()]:
@@ -83,7 +84,8 @@ class ShardedDataParallel(nn.Module):
         # The best guess before the first backward: gradients become ready in the reverse of the order of definition.
         self._plan(list(reversed(self._trained)))
         self._planned_for_good = False
-        self._local: set[nn.Parameter] = set()  # .grad is this rank's own, from inside no_sync
+        self._order: list[torch.Tensor] = []  # in which gradients became ready, once known
+        self._local: set[torch.Tensor] = set()  # .grad is this rank's own, from inside no_sync
         self._start_anew()
         for parameter in self._trained:
             parameter.register_hook(partial(self._set_aside, parameter))
@@ -106,7 +108,7 @@ class ShardedDataParallel(nn.Module):
 
     # --- backward -------------------------------------------------------------------------------------------
 
-    def _set_aside(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
+    def _set_aside(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Before a new gradient is added to .grad: a mean of earlier micro-batches is not to be averaged again."""
         if parameter.grad is None or parameter in self._local:
             return
@@ -118,7 +120,7 @@ class ShardedDataParallel(nn.Module):
         self._kept[parameter] = parameter.grad
         parameter.grad = None
 
-    def _gradient_is_ready(self, parameter: nn.Parameter) -> None:
+    def _gradient_is_ready(self, parameter: torch.Tensor) -> None:
         """The hook: backward has finished this parameter's gradient."""
         if not self.require_backward_grad_sync:
             self._local.add(parameter)
@@ -128,7 +130,7 @@ class ShardedDataParallel(nn.Module):
             Variable._execution_engine.queue_callback(self._finish_backward)
         self._fill(parameter, parameter.grad)
 
-    def _fill(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
+    def _fill(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
         """Copies a gradient into its bucket, drops it, and sends all buckets whose turn it is."""
         if gradient is not None and gradient.layout != torch.strided:
             raise ValueError(
@@ -136,7 +138,7 @@ class ShardedDataParallel(nn.Module):
                 "with sparse=False"
             )
         number, slot = self._place[parameter]
-        if self._flat[number] is None:
+        if number not in self._flat:
             self._flat[number] = self._buckets[number].empty()
         view = self._buckets[number].views(self._flat[number])[slot]
         if gradient is None:
@@ -153,9 +155,7 @@ class ShardedDataParallel(nn.Module):
 
     def _send(self, number: int) -> None:
         bucket, flat = self._buckets[number], self._flat[number]
-        work = dist.reduce(
-            flat, group=self.process_group, group_dst=bucket.owner, async_op=True
-        )
+        work = dist.reduce(flat, group=self.process_group, group_dst=bucket.owner, async_op=True)
         self._sent.append((number, work))
         while sum(self._buckets[n].nbytes for n, _ in self._sent) > 2 * self._bucket_bytes:
             if len(self._sent) == 1:
@@ -167,7 +167,7 @@ class ShardedDataParallel(nn.Module):
         number, work = self._sent.popleft()
         work.wait()
         if self._buckets[number].owner != self.rank:
-            self._flat[number] = None
+            del self._flat[number]
             events.instant("free gradients", "memory", bytes=self._buckets[number].nbytes)
 
     def _finish_backward(self) -> None:
@@ -191,10 +191,8 @@ class ShardedDataParallel(nn.Module):
         used = self._used_somewhere(ready)
         while self._sent:
             self._arrived()
-        for number, bucket in enumerate(self._buckets):
-            flat = self._flat[number]
-            if flat is None:
-                continue
+        for number, flat in self._flat.items():  # the owner's
+            bucket = self._buckets[number]
             for parameter, mean in zip(bucket.tensors, bucket.views(flat), strict=True):
                 if parameter in self._kept:
                     mean += self._kept[parameter]
@@ -202,7 +200,7 @@ class ShardedDataParallel(nn.Module):
                     parameter.grad = mean
         self._start_anew()
 
-    def _used_somewhere(self, mine: set[nn.Parameter]) -> set[torch.Tensor]:
+    def _used_somewhere(self, mine: set[torch.Tensor]) -> set[torch.Tensor]:
         """Parameters that have a gradient on at least one rank; the others must not be updated at all."""
         if not self.find_unused_parameters:
             return set(self._trained)
@@ -213,14 +211,13 @@ class ShardedDataParallel(nn.Module):
 
     # --- buckets --------------------------------------------------------------------------------------------
 
-    def _plan(self, order: list[nn.Parameter]) -> None:
+    def _plan(self, order: Sequence[torch.Tensor]) -> None:
         self._buckets = in_buckets(order, self.optimizer.owner.__getitem__, self._bucket_bytes)
         self._place = {
             parameter: (number, slot)
             for number, bucket in enumerate(self._buckets)
             for slot, parameter in enumerate(bucket.tensors)
         }
-        self._order: list[nn.Parameter] = []
 
     def _plan_once(self) -> None:
         """After the first whole backward: buckets in the order in which rank 0's gradients became ready."""
@@ -235,11 +232,13 @@ class ShardedDataParallel(nn.Module):
 
     def _start_anew(self) -> None:
         """Nothing is under way: no bucket has memory."""
-        self._flat: list[torch.Tensor | None] = [None] * len(self._buckets)
+        self._flat: dict[int, torch.Tensor] = {}  # by bucket: those that hold memory now
         self._missing = [len(bucket.tensors) for bucket in self._buckets]
-        self._next = 0  # the bucket to send next: the same order on every rank, whatever is ready first here
+        self._next = (
+            0  # the bucket to send next: the same order on every rank, whatever is ready first here
+        )
         self._sent: deque[tuple[int, dist.Work]] = deque()
-        self._ready: list[nn.Parameter] = []
+        self._ready: list[torch.Tensor] = []
         self._kept: dict[torch.Tensor, torch.Tensor] = {}  # means of earlier backwards
         self._under_way = False
 

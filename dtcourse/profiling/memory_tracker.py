@@ -165,7 +165,7 @@ class MemoryTracker(TorchDispatchMode):
             for p in model.parameters():
                 if p.requires_grad:
                     hook = p.register_post_accumulate_grad_hook(
-                        lambda p: p.grad is not None and self.mark([p.grad], "gradients")
+                        lambda p: self.mark([p.grad] if p.grad is not None else [], "gradients")
                     )
                     self._handles.append(hook)
         if self._optimizer is not None:

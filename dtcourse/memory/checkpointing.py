@@ -197,11 +197,14 @@ class _KeepInputs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(*tensors)
-        return anchor.new_empty(0)
+        return anchor.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         raise AssertionError("its output is not used")
+
+
+_ANCHOR = torch.empty(0, requires_grad=True)  # without it there might be no node to save in
 
 
 def _keep_inputs(
@@ -210,8 +213,7 @@ def _keep_inputs(
     """Returns a function that gives args and kwargs back."""
     values = [*args, *kwargs.values()]
     places = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
-    anchor = torch.empty(0, requires_grad=True)  # without it there would be no node to save in
-    node = _KeepInputs.apply(anchor, *(values[i] for i in places)).grad_fn
+    node = _KeepInputs.apply(_ANCHOR, *(values[i] for i in places)).grad_fn
     others = [None if isinstance(value, torch.Tensor) else value for value in values]
     names, positional = list(kwargs), len(args)
 

@@ -128,7 +128,8 @@ class _Kept:
                     f"the output of {operation}, which the policy keeps, was changed in place afterwards: leave "
                     "the operation to the recompute, or change a copy"
                 )
-        tensors = tuple(t for t, _ in self._tensors)
+        # New tensors each time: autograd makes what it gets here part of the recompute's graph, which holds the region.
+        tensors = tuple(None if t is None else t.detach() for t, _ in self._tensors)
         return tensors if self._many else tensors[0]
 
 

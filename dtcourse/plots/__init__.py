@@ -13,6 +13,7 @@ from dtcourse.plots.bar_pictures import bars, bytes_by_rank, memory_bars
 from dtcourse.plots.grid_pictures import heatmap, images
 from dtcourse.plots.interaction import Interactive, interactive, timeline_explorer
 from dtcourse.plots.line_pictures import curves, loss_curves
+from dtcourse.plots.live import LiveMonitor, live_monitor
 from dtcourse.plots.message_data import Chunk, Message, from_replay
 from dtcourse.plots.messages import message_grid, message_step, message_stepper
 from dtcourse.plots.scaling import amdahl, efficiency, fit_serial_fraction, gustafson, speedup
@@ -41,6 +42,7 @@ __all__ = [
     "RANK_COLORS",
     "Chunk",
     "Interactive",
+    "LiveMonitor",
     "Message",
     "Picture",
     "Table",
@@ -62,6 +64,7 @@ __all__ = [
     "interactive",
     "kind_color",
     "label_lines",
+    "live_monitor",
     "loss_curves",
     "memory_bars",
     "message_grid",

@@ -1,6 +1,13 @@
-"""Measuring what a step really does: where its bytes live, and what its time is spent on.
+"""Measuring what a step really does: what its time is spent on, and where its bytes live.
 
+monitor.py           times the steps of a training loop, live and as a report
+report.py            throughput, percentiles and the split of the step, as a table and as JSON
+kernels.py           what torch.profiler saw, as a Timeline
 memory.py            what a model holds: parameters, gradients, optimizer states, buffers, saved activations
-memory_tracker.py    every storage of a step from birth to death
-memory_history.py    what the tracker saw, as data: the curve, the peak and what was alive at it, a trace for an allocator
+memory_tracker.py    every storage of a step from birth to death: the curve, the peak, and what was alive at it
 """
+
+from dtcourse.profiling.monitor import Monitor
+from dtcourse.profiling.report import Report, Step
+
+__all__ = ["Monitor", "Report", "Step"]

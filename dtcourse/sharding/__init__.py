@@ -5,9 +5,27 @@ In the order in which to read them:
     partition.py       who owns which parameter
     zero1.py           ZeroRedundancyOptimizer: optimizer states on their owner (P_os)
     zero2.py           ShardedDataParallel: gradients on their owner as well (P_os+g)
+    flat_parameter.py  parameters laid end to end, of which each rank keeps an equal part
+    unit.py            what is gathered, freed and reduced together; schedule.py says when
+    fully_shard.py     fully_shard: parameters as well (P_os+g+p), in PyTorch's shape; policies.py, its options
+    state_dict.py      the sharded model's state, whole; checkpoint.py: in parts, on disk
 """
 
+from dtcourse.sharding.fully_shard import FSDPModule, fully_shard
+from dtcourse.sharding.policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from dtcourse.sharding.state_dict import full_gradients, full_state_dict, load_full_state_dict
 from dtcourse.sharding.zero1 import ZeroRedundancyOptimizer
 from dtcourse.sharding.zero2 import ShardedDataParallel
 
-__all__ = ["ShardedDataParallel", "ZeroRedundancyOptimizer"]
+__all__ = [
+    "CPUOffloadPolicy",
+    "FSDPModule",
+    "MixedPrecisionPolicy",
+    "OffloadPolicy",
+    "ShardedDataParallel",
+    "ZeroRedundancyOptimizer",
+    "full_gradients",
+    "full_state_dict",
+    "fully_shard",
+    "load_full_state_dict",
+]

@@ -1,0 +1,291 @@
+"""A unit's parameters as one flat tensor, of which each rank keeps one equal part.
+
+    weight (2, 3)      bias (2,)   padding          3 ranks: 9 elements, 3 each
+    w w w w w w        b b         0
+    rank 0 | rank 1 |  rank 2      |
+
+The parameters are laid end to end and padded to a multiple of the ranks, so one all-gather brings all of them, straight
+into place, and one reduce-scatter takes all their gradients. A rank's part may begin and end in the middle of a matrix:
+it is even to the element, whatever the shapes. While the flat is whole, each parameter is a view into it; while it is not,
+its storage is empty, and the model holds a ShardedParameter in each parameter's place: the elements that this rank keeps.
+What is laid together has one dtype and one requires_grad (fully_shard makes several flats where a unit mixes them).
+
+Source: Zhao et al., PyTorch FSDP (VLDB 2023, arXiv 2304.11277), section 3.2.1; Rajbhandari et al., ZeRO (arXiv 1910.02054), P_os+g+p.
+A rank holds ceil(n / p) of the n elements, and n + padding of them while the flat is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def padded_size(elements: int, ranks: int) -> int:
+    """The least multiple of `ranks` that holds `elements`, and not 0: every rank has a part."""
+    return -(-max(elements, 1) // ranks) * ranks
+
+
+def part_of(start: int, end: int, rank: int, part: int) -> tuple[int, int]:
+    """What rank `rank` keeps of the elements start..end of a flat in parts of `part`: (from, to) within its own part."""
+    low, high = rank * part, (rank + 1) * part
+    first, last = max(start, low), min(end, high)
+    return (first - low, last - low) if first < last else (0, 0)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One parameter's place in the flat."""
+
+    name: str
+    shape: torch.Size
+    start: int
+    end: int
+    holders: tuple[tuple[nn.Module, str], ...]
+    """The modules and attributes that hold it: several for a tied parameter."""
+
+
+# What needs a whole parameter. On a part of one it fails with a message about shapes, or returns a wrong result.
+_NEEDS_WHOLE = frozenset(
+    {
+        F.linear, F.bilinear, F.embedding, F.embedding_bag, F.conv1d, F.conv2d, F.conv3d, F.layer_norm, F.group_norm,
+        F.batch_norm, F.rms_norm, F.prelu, F.scaled_dot_product_attention, torch.matmul, torch.mm, torch.bmm, torch.addmm,
+        torch.einsum, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__, torch.Tensor.mm,
+    }
+)  # fmt: skip
+
+
+class ShardedParameter(nn.Parameter):
+    """The elements of one parameter that this rank keeps, shape (n,), where n may be 0: what the optimizer updates.
+
+    Computing with it outside its module's forward, where it would have to be whole, is an error that says so.
+    """
+
+    place: Place
+    unit_name = ""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in _NEEDS_WHOLE:
+                raise RuntimeError(_not_whole(args))
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.grad_fn is not None:
+                raise RuntimeError(_not_whole(args))
+        return result
+
+
+class FreedParameter(nn.Parameter):
+    """What a whole parameter is while its storage is empty: only its shape, dtype and the like may be asked for."""
+
+    place: Place
+    unit_name = ""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") not in ("__get__", "size", "dim", "numel", "stride"):
+            raise RuntimeError(_not_whole(args))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def _not_whole(args: Any) -> str:
+    found = [a for a in args if isinstance(a, (ShardedParameter, FreedParameter))]
+    which = "a parameter"
+    if found:
+        place = found[0].place
+        unit = found[0].unit_name or "the model"
+        which = f"{place.name} {list(place.shape)} of {unit}"
+    return (
+        f"{which} is sharded, and was used as if it were whole: it is, while the forward and the backward of its "
+        "module run. Call the module itself (model(x), not model.forward(x)), gather it with module.unshard() before "
+        "and free it with module.reshard() after, or apply fully_shard to the module that uses it."
+    )
+
+
+class FlatParameter:
+    """Parameters of one dtype and one requires_grad: this rank's part, and the whole while it is gathered.
+
+    named:   the parameters with the names and holders that their places get
+    ranks, rank: of the group that shares them out
+    compute_dtype: what the whole is gathered and computed in
+    device:  where the whole is
+    """
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, nn.Parameter, tuple[tuple[nn.Module, str], ...]]],
+        ranks: int,
+        rank: int,
+        compute_dtype: torch.dtype | None,
+        reduce_dtype: torch.dtype | None,
+        device: torch.device,
+    ) -> None:
+        self.places: list[Place] = []
+        start = 0
+        for name, parameter, holders in named:
+            end = start + parameter.numel()
+            self.places.append(Place(name, parameter.shape, start, end, holders))
+            start = end
+        first = named[0][1]
+        self.elements, self.rank = start, rank
+        self.padded = padded_size(start, ranks)
+        self.part = self.padded // ranks
+        self.dtype, self.trains = first.dtype, first.requires_grad
+        floating = self.dtype.is_floating_point
+        self.compute_dtype = (compute_dtype if floating else None) or self.dtype
+        self.reduce_dtype = reduce_dtype or self.compute_dtype
+        self.device = device
+
+        self.whole = torch.empty(self.padded, dtype=self.compute_dtype, device=device)
+        # The views are of another alias (.data), so that writing the whole again, with the same values, does not count as
+        # a change of what autograd saved in forward.
+        same_memory = self.whole.data
+        self.views = [
+            nn.Parameter(same_memory[p.start : p.end].view(p.shape), requires_grad=self.trains)
+            for p in self.places
+        ]
+        for view, place in zip(self.views, self.places, strict=True):
+            view.place = place
+        self.gradients: torch.Tensor | None = None  # whole, not yet sent
+        self.arrived: set[int] = set()  # the places that have a gradient in there
+        self.free()
+
+    # --- this rank's part -----------------------------------------------------------------------------------
+
+    def pack(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Whole parameters, laid end to end and padded: shape (padded,)."""
+        flat = torch.zeros(self.padded, dtype=self.dtype, device=self.device)
+        for place, parameter in zip(self.places, parameters, strict=True):
+            flat[place.start : place.end].copy_(parameter.detach().reshape(-1))
+        return flat
+
+    def keep(self, shard: torch.Tensor) -> None:
+        """Makes `shard`, shape (part,), this rank's part, and new ShardedParameters of it."""
+        self.shard = shard
+        self.sharded: list[ShardedParameter] = []
+        for place in self.places:
+            a, b = self.mine(place)
+            parameter = ShardedParameter(shard[a:b], requires_grad=self.trains)
+            parameter.place, parameter.unit_name = place, ""
+            self.sharded.append(parameter)
+        self._addresses = [p.data_ptr() for p in self.sharded]
+
+    def mine(self, place: Place) -> tuple[int, int]:
+        """What this rank keeps of a parameter: (from, to) within its part; empty is (0, 0)."""
+        return part_of(place.start, place.end, self.rank, self.part)
+
+    def check(self, unit: str) -> None:
+        """Raises ValueError if a parameter is no longer the piece of the shard that it was made as."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for parameter, address in zip(self.sharded, self._addresses, strict=True):
+                if (
+                    parameter.data_ptr() != address
+                    or parameter.dtype != self.dtype
+                    or parameter.device != self.shard.device
+                ):
+                    raise ValueError(
+                        f"{parameter.place.name} of {unit} was moved or converted after fully_shard (it is "
+                        f"{parameter.dtype} on {parameter.device}; the shard is {self.dtype} on {self.shard.device}). "
+                        "Move and convert the model first, shard it then; for another dtype in computation use mp_policy."
+                    )
+                if parameter.requires_grad != self.trains:
+                    raise ValueError(
+                        f"requires_grad of {parameter.place.name} of {unit} changed after fully_shard from {self.trains} "
+                        f"to {parameter.requires_grad}: freeze and unfreeze before sharding, since the two are laid apart."
+                    )
+
+    # --- the whole --------------------------------------------------------------------------------------------
+
+    def allocate(self) -> torch.Tensor:
+        """Gives the whole its memory, and returns it to be written."""
+        self.whole.untyped_storage().resize_(self.padded * self.whole.element_size())
+        return self.whole
+
+    def free(self) -> None:
+        """Takes the whole's memory away. The views stay, and autograd's references to them, until it is gathered again."""
+        for view in self.views:
+            view.__class__ = FreedParameter
+        self.whole.untyped_storage().resize_(0)
+
+    def show_whole(self) -> None:
+        """The model's parameters become the views into the whole."""
+        for view, place in zip(self.views, self.places, strict=True):
+            view.__class__ = nn.Parameter
+            for module, attribute in place.holders:
+                module._parameters[attribute] = view
+
+    def show_shard(self) -> None:
+        """The model's parameters become this rank's part."""
+        for parameter, place in zip(self.sharded, self.places, strict=True):
+            for module, attribute in place.holders:
+                module._parameters[attribute] = parameter
+
+    # --- gradients --------------------------------------------------------------------------------------------
+
+    def on_gradient(self, callback: Callable[[int], Any]) -> None:
+        """Has callback(index) run when backward has a view's gradient."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for index, view in enumerate(self.views):
+                view.register_post_accumulate_grad_hook(lambda _, index=index: callback(index))
+
+    def collect(self, index: int, scale: float) -> None:
+        """Moves the gradient of a view, times `scale`, into the flat of gradients, and frees it there."""
+        view, place = self.views[index], self.places[index]
+        gradient, view.grad = view.grad, None
+        assert gradient is not None, "the hook runs when there is one"
+        if gradient.is_sparse:
+            raise ValueError(
+                f"the gradient of {place.name} is sparse; a shard is dense: use sparse=False"
+            )
+        if self.gradients is None:
+            self.gradients = torch.empty(self.padded, dtype=self.reduce_dtype, device=self.device)
+        target = self.gradients[place.start : place.end].view(place.shape)
+        if index in self.arrived:  # another micro-batch, not sent before
+            target.add_(gradient.to(target.dtype), alpha=scale)
+        elif gradient.dtype == target.dtype:
+            # Divide before the sum, not after: half-precision sums over many ranks would overflow.
+            torch.mul(gradient, scale, out=target)
+        else:
+            target.copy_(gradient).mul_(scale)
+        self.arrived.add(index)
+
+    def take_gradients(self) -> tuple[torch.Tensor, set[int]]:
+        """The flat of gradients, zero where none came, and the places that had one; the next backward starts another."""
+        gradients = self.gradients
+        if gradients is None:
+            gradients = torch.zeros(self.padded, dtype=self.reduce_dtype, device=self.device)
+        else:
+            gradients[self.elements :].zero_()
+            for index, place in enumerate(self.places):
+                if index not in self.arrived:
+                    gradients[place.start : place.end].zero_()
+        arrived = self.arrived
+        self.gradients, self.arrived = None, set()
+        return gradients, arrived
+
+    def add_gradient(self, shard: torch.Tensor, arrived: set[int]) -> None:
+        """Adds this rank's part of the mean gradients, shape (part,), to the ShardedParameters' .grad.
+
+        A parameter that no rank's loss depends on keeps the gradient it had, None at first, as in one process. Where this
+        rank did not use it, the others did not either if all that came is zero.
+        """
+        shard = shard.to(device=self.shard.device, dtype=self.dtype)
+        with torch._C.DisableTorchFunctionSubclass():
+            for index, (place, parameter) in enumerate(zip(self.places, self.sharded, strict=True)):
+                a, b = self.mine(place)
+                mine = shard[a:b]
+                if index not in arrived and not mine.any():
+                    continue
+                if parameter.grad is None:
+                    parameter.grad = mine
+                else:
+                    parameter.grad.add_(mine)

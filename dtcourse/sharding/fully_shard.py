@@ -1,0 +1,330 @@
+"""Fully sharded data parallelism (ZeRO-3): parameters, gradients and optimizer states cut into p parts, one a rank.
+
+    for block in model.blocks:
+        fully_shard(block)                       # inner modules first: each is gathered and freed as one unit
+    fully_shard(model)                           # then the root, which takes what is left
+    optimizer = torch.optim.AdamW(model.parameters())   # after: it updates this rank's parts
+    loss(model(x), y).backward()                 # and the rest is as always
+
+Hooks gather a unit's parameters before its forward and again before its backward, free them after, and reduce-scatter its
+gradients as soon as they are ready. The model stays what it is: names, class and code. This file sets the hooks; what a unit
+does is in unit.py, when it does it in schedule.py, and how parameters lie in a flat in flat_parameter.py.
+Sources: Rajbhandari et al., ZeRO (arXiv 1910.02054), P_os+g+p; Zhao et al., PyTorch FSDP (arXiv 2304.11277).
+
+n parameters on p ranks with mixed-precision Adam: 16 n / p bytes a rank (parameter, gradient, two moments, 4 each),
+and for a moment the two largest units whole. A step sends 3 (p - 1) / p n elements a rank, 1.5 times as many as DDP: n
+gathered in forward, n again in backward, n reduced. With reshard_after_forward=False 2 (p - 1) / p n, as DDP, and n whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves, tree_map
+
+from dtcourse import device
+from dtcourse.sharding.clipping import clip_sharded
+from dtcourse.sharding.flat_parameter import FlatParameter, ShardedParameter
+from dtcourse.sharding.policies import MixedPrecisionPolicy, OffloadPolicy, Ranks, ranks_of
+from dtcourse.sharding.schedule import Schedule
+from dtcourse.sharding.unit import Named, Unit
+from dtcourse.sharding.whole_model import check_same_on_all_ranks, materialise, share_buffers
+
+
+def fully_shard(
+    module: nn.Module,
+    mesh: DeviceMesh | None = None,
+    reshard_after_forward: bool | None = True,
+    mp_policy: MixedPrecisionPolicy | None = None,
+    offload_policy: OffloadPolicy | None = None,
+) -> nn.Module:
+    """Makes the parameters of `module` that no inner unit has into a unit, in place, and returns the module.
+
+    mesh:     one axis: parameters are cut over its ranks. Two axes (replicate, shard): cut over the second, held alike over
+              the first (hybrid sharding). Default: all ranks
+    reshard_after_forward: True frees the parameters after forward and gathers them again for backward; False keeps them
+              in between; None is True but for the outermost unit
+    mp_policy: dtypes of computation and reduction; the parameters' own are those of storage
+    offload_policy: CPUOffloadPolicy() keeps shards, gradients and optimizer states in host memory
+
+    The first rank's values become everyone's, of parameters and buffers alike. A model on the meta device is given
+    memory here, unit by unit, by its modules' reset_parameters. The module gets the methods of FSDPModule.
+
+    Raises ValueError for a module that is sharded already or holds a parameter of another unit, for models that differ
+    between ranks, and for a mesh of more than two axes.
+    """
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"fully_shard takes a module; got {type(module).__name__}")
+    if isinstance(module, FSDPModule):
+        raise ValueError(f"{type(module).__name__} is sharded already: call fully_shard on it once")
+    if reshard_after_forward not in (True, False, None):
+        raise ValueError(
+            f"reshard_after_forward is True, False or None; got {reshard_after_forward!r}"
+        )
+    ranks = ranks_of(mesh)
+    mine = _modules_of_unit(module)
+    named = _parameters_of(mine)
+    check_same_on_all_ranks(named, ranks)
+    originals = materialise(named, mine, device.current(), first=_is_first(ranks))
+    share_buffers(mine.values(), ranks, device.current())
+    unit = Unit(
+        module,
+        originals,
+        ranks,
+        reshard_after_forward,
+        mp_policy or MixedPrecisionPolicy(),
+        offload_policy or OffloadPolicy(),
+    )
+    for name, original, _ in named:
+        _retire(original, name)
+    _become_fsdp(module, unit)
+    for flat in unit.flats:
+        if flat.trains:
+            flat.on_gradient(partial(_gradient_is_ready, unit, flat))
+    module.register_forward_pre_hook(partial(_before_forward, unit), prepend=True, with_kwargs=True)
+    module.register_forward_hook(partial(_after_forward, unit), always_call=True)
+    return module
+
+
+class FSDPModule:
+    """What a sharded module can do besides being called. Names are PyTorch's."""
+
+    _fsdp: Unit
+
+    def __new__(cls, *args: Any, **keywords: Any) -> Any:
+        """A slice of a sharded nn.Sequential, say, is a plain one."""
+        plain = next(c for c in cls.__mro__ if not issubclass(c, FSDPModule))
+        made = plain.__new__(plain)
+        made.__init__(*args, **keywords)
+        return made
+
+    def unshard(self) -> None:
+        """Gathers this module's own parameters (not those of inner units), until reshard() or its next forward."""
+        self._fsdp.finish_gather()
+        self._fsdp.kept_by_user = True
+
+    def reshard(self) -> None:
+        """Frees them again."""
+        self._fsdp.free()
+
+    def set_requires_gradient_sync(
+        self, requires_gradient_sync: bool, *, recurse: bool = True
+    ) -> None:
+        """False: backwards keep whole gradients on the rank, n elements of them; the next True one sends their sum."""
+        for unit in _units(self, recurse):
+            unit.sync = requires_gradient_sync
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Changes what was said to fully_shard."""
+        for unit in _units(self, recurse):
+            unit.reshard_after_forward = reshard_after_forward
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards inside keep their gradients on the rank; the next one outside sends the sum."""
+        before = {unit: unit.sync for unit in _units(self, True)}
+        self.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            for unit, sync in before.items():
+                unit.sync = sync
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """As torch.nn.utils.clip_grad_norm_, of the whole model's gradients, of which each rank holds a part.
+
+        torch's own function sees this rank's part only, and each rank would clip by another norm.
+        """
+        return clip_sharded(_units(self, True), max_norm, norm_type, error_if_nonfinite)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """What model.to(...) and .half() call: fine where it changes nothing."""
+        for unit in _units(self, recurse):
+            for flat in unit.flats:
+                probe = flat.shard[:0]
+                after = fn(probe)
+                if (after.dtype, after.device) != (probe.dtype, probe.device):
+                    raise ValueError(
+                        f"the model was to become {after.dtype} on {after.device} after fully_shard; its shards are "
+                        f"{probe.dtype} on {probe.device}. Convert and move it first, shard it then."
+                    )
+        return super()._apply(fn, recurse)  # type: ignore[misc]
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError(
+            "a sharded model is not copied: its hooks belong to one model. Build another and load this one's state"
+        )
+
+
+# --- hooks -----------------------------------------------------------------------------------------------------
+
+
+def _before_forward(unit: Unit, module: nn.Module, args: Any, keywords: Any) -> tuple[Any, Any]:
+    """Gathers, and casts floating-point inputs to the dtype of computation."""
+    unit.schedule = unit.schedule or _schedule_of(module)
+    unit.schedule.enter(unit)
+    dtype = unit.mp_policy.param_dtype
+    if dtype is not None and unit.mp_policy.cast_forward_inputs:
+        args, keywords = tree_map(partial(_cast, dtype), (args, keywords))
+    inputs = [t for t in tree_leaves((args, keywords)) if _has_backward(t)]
+    if inputs and torch.is_grad_enabled() and not unit.in_backward:
+        unit.calls += 1
+        torch.autograd.graph.register_multi_grad_hook(inputs, partial(_inputs_are_ready, unit))
+    return args, keywords
+
+
+def _after_forward(unit: Unit, module: nn.Module, args: Any, output: Any) -> Any:
+    """Frees, and sees to it that backward begins by gathering again. Runs after a failed forward too."""
+    if unit.mp_policy.output_dtype is not None:
+        output = tree_map(partial(_cast, unit.mp_policy.output_dtype), output)
+    results = [t for t in tree_leaves(output) if _has_backward(t)]
+    if results and torch.is_grad_enabled() and not unit.in_backward:
+        hook = partial(_outputs_gradient_came, unit)
+        torch.autograd.graph.register_multi_grad_hook(results, hook, mode="any")
+    unit.schedule.leave(unit, backward_will_come=bool(results))
+    return output
+
+
+def _outputs_gradient_came(unit: Unit, gradient: torch.Tensor) -> None:
+    unit.schedule.before_backward(unit)
+
+
+def _gradient_is_ready(unit: Unit, flat: FlatParameter, index: int) -> None:
+    flat.collect(index, 1.0 / unit.ranks.size)
+    unit.schedule.gradient_is_ready(unit)
+
+
+def _inputs_are_ready(unit: Unit, gradients: Any) -> None:
+    """Backward has passed one forward of this unit; after the last of them nothing in it is needed any more."""
+    unit.calls -= 1
+    if unit.calls == 0 and unit.in_backward:
+        unit.schedule.after_backward(unit)
+
+
+def _cast(dtype: torch.dtype, value: Any) -> Any:
+    floating = isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+    return value.to(dtype) if floating else value
+
+
+def _has_backward(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+# --- making a unit ---------------------------------------------------------------------------------------------
+
+
+def _modules_of_unit(module: nn.Module) -> dict[str, nn.Module]:
+    """`module` and what is inside, but for the units inside and what is in them."""
+    found: dict[str, nn.Module] = {}
+
+    def walk(prefix: str, at: nn.Module) -> None:
+        if isinstance(at, FSDPModule) or at in found.values():
+            return
+        found[prefix] = at
+        for name, child in at.named_children():
+            walk(f"{prefix}.{name}" if prefix else name, child)
+
+    walk("", module)
+    return found
+
+
+def _parameters_of(modules: dict[str, nn.Module]) -> list[Named]:
+    """Each parameter once, under its first name, with all modules and attributes that hold it."""
+    holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    names: dict[nn.Parameter, str] = {}
+    for prefix, module in modules.items():
+        for attribute, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            name = f"{prefix}.{attribute}" if prefix else attribute
+            owner = getattr(parameter, "_sharded_as", None)
+            if isinstance(parameter, ShardedParameter) or owner is not None:
+                raise ValueError(
+                    f"{name} is the same parameter as {owner or parameter.place.name} of another unit, which is sharded "
+                    "already. Tied parameters belong to one unit: apply fully_shard to the module that holds both."
+                )
+            names.setdefault(parameter, name)
+            holders.setdefault(parameter, []).append((module, attribute))
+    return [(names[p], p, tuple(places)) for p, places in holders.items()]
+
+
+def _is_first(ranks: Ranks) -> bool:
+    """Whether this rank's values are the ones that all take."""
+    return dist.get_rank(ranks.shard) == 0
+
+
+def _become_fsdp(module: nn.Module, unit: Unit) -> None:
+    """The module's class becomes a subclass of what it was, with FSDPModule's methods."""
+    module._fsdp = unit  # type: ignore[assignment]
+    plain = type(module)
+    if plain not in _classes:
+        _classes[plain] = type(f"FSDP{plain.__name__}", (FSDPModule, plain), {})
+    module.__class__ = _classes[plain]
+
+
+_classes: dict[type, type] = {}
+
+
+def _units(module: Any, recurse: bool) -> list[Unit]:
+    if not recurse:
+        return [module._fsdp]
+    return [m._fsdp for m in module.modules() if isinstance(m, FSDPModule)]
+
+
+def _schedule_of(module: nn.Module) -> Schedule:
+    """One schedule for all units inside the module that is called first, which is the root."""
+    units = _units(module, True)
+    schedule = Schedule(module, units)
+    for unit in units:
+        unit.schedule = schedule
+    return schedule
+
+
+# --- what was built before ------------------------------------------------------------------------------------
+
+
+def _retire(original: nn.Parameter, name: str) -> None:
+    """Marks a parameter that a sharded one has replaced, so that whatever still holds it is told."""
+    original._sharded_as = name  # type: ignore[attr-defined]
+    if original.requires_grad:
+        original.register_post_accumulate_grad_hook(_backward_of_old_forward)
+    _watch_optimizers()
+
+
+def _backward_of_old_forward(original: torch.Tensor) -> None:
+    raise RuntimeError(
+        f"backward reached {original._sharded_as} as it was before fully_shard: this loss comes from a forward that ran "  # type: ignore[attr-defined]
+        "before sharding. Run the sharded model's forward first."
+    )
+
+
+def _optimizer_will_step(optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
+    stale = [
+        p._sharded_as
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if hasattr(p, "_sharded_as")
+    ]
+    if stale:
+        raise ValueError(
+            f"this optimizer was built before fully_shard: it holds {len(stale)} parameters that the model no longer uses "
+            f"({', '.join(stale[:3])}{', ...' if len(stale) > 3 else ''}). Shard the model first, then build the optimizer."
+        )
+
+
+_watching: list[Any] = []
+
+
+def _watch_optimizers() -> None:
+    if not _watching:
+        _watching.append(register_optimizer_step_pre_hook(_optimizer_will_step))

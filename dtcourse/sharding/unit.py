@@ -1,0 +1,204 @@
+"""A unit: the parameters of one module that are gathered, freed and reduced together.
+
+    SHARDED  --start_gather-->  GATHERING  --finish_gather-->  WHOLE  --free-->  SHARDED
+
+Both transfers are asynchronous. start_gather gives the whole its memory and starts an all-gather; whoever needs the
+parameters calls finish_gather, which waits for what is still missing. start_reduce starts the reduce-scatter of the
+gradients; finish_reduce waits, and adds this rank's part of the mean to the shards' .grad. With hybrid sharding the
+part is then all-reduced among the ranks that hold the same one, which is asynchronous as well.
+
+When to call what is schedule.py's business. Bytes: a gather and a reduce-scatter each send (p - 1) parts of n / p elements.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dtcourse import device, events
+from dtcourse.collectives.compat import all_gather_single, reduce_scatter_single
+from dtcourse.sharding.flat_parameter import FlatParameter
+from dtcourse.sharding.policies import MixedPrecisionPolicy, Ranks, is_offload
+
+SHARDED, GATHERING, WHOLE = "sharded", "gathering", "whole"
+Named = tuple[str, nn.Parameter, tuple[tuple[nn.Module, str], ...]]
+
+
+class Unit:
+    """Parameters of `module` that no inner unit has; there may be none, where the module only holds units.
+
+    named: those parameters, tied ones once, each with all its holders
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        named: Sequence[Named],
+        ranks: Ranks,
+        reshard_after_forward: bool | None,
+        mp_policy: MixedPrecisionPolicy,
+        offload_policy: Any,
+    ) -> None:
+        self.module, self.ranks, self.mp_policy = module, ranks, mp_policy
+        self.name = type(module).__name__  # until the root is known: schedule.py
+        self.reshard_after_forward = reshard_after_forward
+        self.sync = True  # whether the next backward sends its gradients
+        self.device = device.current()
+        self.offloaded = is_offload(offload_policy)
+        self.pinned = self.offloaded and offload_policy.pin_memory and device.is_gpu(self.device)
+        p, me = dist.get_world_size(ranks.shard), dist.get_rank(ranks.shard)
+        by_kind: dict[tuple[torch.dtype, bool], list[Named]] = {}
+        for item in named:
+            by_kind.setdefault((item[1].dtype, item[1].requires_grad), []).append(item)
+        dtypes = mp_policy.param_dtype, mp_policy.reduce_dtype
+        self.flats: list[FlatParameter] = []
+        for group in by_kind.values():
+            flat = FlatParameter(group, p, me, *dtypes, self.device)
+            flat.keep(self._from_rank_0(flat, [parameter for _, parameter, _ in group]))
+            flat.show_shard()
+            self.flats.append(flat)
+
+        self.trains = sum(len(flat.places) for flat in self.flats if flat.trains)
+        self.freezes = any(not flat.trains for flat in self.flats)
+
+        self.state = SHARDED
+        self.kept_by_user = False  # gathered by unshard(): only the user, or a forward, frees it
+        self._arriving: list[tuple[Any, torch.Tensor]] = []
+        # Schedule's notes on this backward pass.
+        self.in_backward = False
+        self.waiting = 0  # gradients still to come
+        self.calls = 0  # forwards whose inputs' gradients are still to come
+        self.innermost = True  # no other unit inside
+        self.schedule: Any = None
+        self._since: dict[str, float] = {}
+
+    def _from_rank_0(self, flat: FlatParameter, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        """This rank's part of the first rank's parameters: every rank starts as that one did."""
+        shard = torch.empty(flat.part, dtype=flat.dtype, device=self.device)
+        parts = None
+        if dist.get_rank(self.ranks.shard) == 0:
+            parts = list(flat.pack(parameters).split(flat.part))
+        dist.scatter(shard, parts, group=self.ranks.shard, group_src=0)
+        if self.ranks.replicate is not None:
+            dist.broadcast(shard, group=self.ranks.replicate, group_src=0)
+        if self.offloaded:
+            host = torch.empty(shard.shape, dtype=shard.dtype, pin_memory=self.pinned)
+            return host.copy_(shard)
+        return shard
+
+    def rename(self, name: str) -> None:
+        """The name of the unit in its model, for events and errors."""
+        self.name = name or type(self.module).__name__
+        for flat in self.flats:
+            for parameter in (*flat.sharded, *flat.views):
+                parameter.unit_name = self.name
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is gathered from forward to backward."""
+        return self.reshard_after_forward is False
+
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of the gathered parameters, padding included."""
+        return sum(flat.padded * flat.compute_dtype.itemsize for flat in self.flats)
+
+    # --- parameters -------------------------------------------------------------------------------------------
+
+    def start_gather(self) -> None:
+        """Starts to bring the parameters together; does nothing where they are, or are on their way."""
+        if self.state != SHARDED:
+            return
+        self.state = GATHERING
+        if self.flats:
+            events.instant(f"gather {self.name}", "memory", bytes=self.whole_bytes)
+        with torch.no_grad():
+            for flat in self.flats:
+                flat.check(self.name)
+                # A copy where storage and computation differ in dtype or device; the shard itself where not.
+                part = flat.shard.to(self.device, flat.compute_dtype, non_blocking=self.pinned)
+                work = all_gather_single(
+                    flat.allocate(), part, group=self.ranks.shard, async_op=True
+                )
+                self._arriving.append((work, part))
+
+    def finish_gather(self) -> None:
+        """Waits until the parameters are whole, and puts them into the module."""
+        self.start_gather()
+        if self.state == WHOLE:
+            return
+        if self._arriving:
+            with events.span(f"wait for {self.name}", "wait"):
+                for work, _ in self._arriving:
+                    work.wait()
+        self._arriving.clear()
+        for flat in self.flats:
+            flat.show_whole()
+        self.state = WHOLE
+
+    def free(self) -> None:
+        """Puts the shards back into the module, and gives the memory of the whole back."""
+        self.kept_by_user = False
+        if self.state == SHARDED:
+            return
+        self.finish_gather()  # what is under way must have landed before its memory goes
+        for flat in self.flats:
+            flat.show_shard()
+            flat.free()
+        self.state = SHARDED
+        if self.flats:
+            events.instant(f"free {self.name}", "memory", bytes=self.whole_bytes)
+
+    # --- the timeline -----------------------------------------------------------------------------------------
+
+    def begun(self, what: str) -> None:
+        """Notes the start of this unit's computation, where no other unit's runs inside."""
+        if self.innermost and events.recording():
+            self._since.setdefault(what, time.monotonic())
+
+    def ended(self, what: str) -> None:
+        """Records the computation as an event."""
+        if what in self._since:
+            events.add(f"{what} {self.name}", "compute", self._since.pop(what), time.monotonic())
+
+    # --- gradients --------------------------------------------------------------------------------------------
+
+    def start_reduce(self) -> list[Reduction]:
+        """Starts to sum the gradients over the ranks. They leave this unit: the next backward finds it empty."""
+        flats = [flat for flat in self.flats if flat.trains]
+        return [Reduction(flat, self.ranks, self.name) for flat in flats]
+
+
+class Reduction:
+    """The mean gradients of one flat, on their way to the ranks' parts."""
+
+    def __init__(self, flat: FlatParameter, ranks: Ranks, name: str) -> None:
+        self.flat, self.ranks, self.name = flat, ranks, name
+        gradients, self.arrived = flat.take_gradients()
+        self._gradients: torch.Tensor | None = gradients  # must live until it is sent
+        self.part = torch.empty(flat.part, dtype=gradients.dtype, device=gradients.device)
+        self._work = reduce_scatter_single(self.part, gradients, group=ranks.shard, async_op=True)
+
+    def finish_scatter(self) -> None:
+        """Waits for the reduce-scatter and frees the whole gradients; starts the all-reduce across, if there is one."""
+        if self._gradients is None:
+            return
+        with events.span(f"wait for gradients of {self.name}", "wait"):
+            self._work.wait()
+        self._gradients = None
+        self._work = None
+        if self.ranks.replicate is not None:
+            self._work = dist.all_reduce(self.part, group=self.ranks.replicate, async_op=True)
+
+    def finish(self) -> None:
+        """Waits for all of it, and adds the part to the shards' .grad."""
+        self.finish_scatter()
+        if self._work is not None:
+            self._work.wait()
+        with torch.no_grad():
+            self.flat.add_gradient(self.part, self.arrived)

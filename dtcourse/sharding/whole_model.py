@@ -1,0 +1,87 @@
+"""What fully_shard does with a model before it is cut up: the same on all ranks, on the right device, with memory.
+
+A model too large for one rank is built on the meta device, where parameters have shapes and no memory:
+
+    with torch.device("meta"):
+        model = Transformer(config)
+    fully_shard(model)          # the first rank fills one unit at a time, by reset_parameters, and deals it out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dtcourse.sharding.policies import Ranks
+from dtcourse.sharding.unit import Named
+
+
+def check_same_on_all_ranks(named: list[Named], ranks: Ranks) -> None:
+    """Raises ValueError, naming ranks and shapes, unless every rank's unit has the same parameters."""
+    mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p, _ in named]
+    for group in filter(None, (ranks.shard, ranks.replicate)):
+        everyone: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(everyone, mine, group=group)
+        for rank, theirs in enumerate(everyone):
+            if theirs == everyone[0]:
+                continue
+            pairs = zip(everyone[0], theirs, strict=False)
+            a, b = next(
+                ((_words(a), _words(b)) for a, b in pairs if a != b),
+                (f"{len(everyone[0])} parameters", f"{len(theirs)}"),
+            )
+            raise ValueError(
+                f"the ranks shard different modules: rank 0 has {a}, rank {rank} has {b}. Build the same model on every "
+                "rank, and call fully_shard in the same order."
+            )
+
+
+def materialise(
+    named: list[Named], modules: dict[str, nn.Module], where: torch.device, first: bool
+) -> list[Named]:
+    """The parameters to cut up. Those on the meta device get memory and values on the first rank, the only one read."""
+    empty = {p for _, p, _ in named if p.is_meta}
+    if not empty:
+        return named
+    made = {
+        p: nn.Parameter(torch.empty_like(p, device=where), p.requires_grad) for p in empty if first
+    }
+    for name, module in modules.items():
+        own = [p for p in module._parameters.values() if p is not None]
+        for attribute, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                module._buffers[attribute] = torch.empty_like(buffer, device=where)
+        if first and any(p in empty for p in own):
+            if not hasattr(module, "reset_parameters"):
+                raise ValueError(
+                    f"{name or 'the module'} ({type(module).__name__}) is on the meta device and has no reset_parameters "
+                    "to give its parameters values: add one, or build the model on the CPU"
+                )
+            for attribute, p in module._parameters.items():
+                if p in made:
+                    module._parameters[attribute] = made[p]
+    if first:
+        for module in modules.values():
+            if any(p in set(made.values()) for p in module._parameters.values()):
+                module.reset_parameters()  # type: ignore[operator]
+    return [(name, made.get(p, p), holders) for name, p, holders in named]
+
+
+def share_buffers(modules: Iterable[nn.Module], ranks: Ranks, where: torch.device) -> None:
+    """Every rank gets the first rank's buffers (running statistics), on the device."""
+    for module in modules:
+        for name, buffer in module._buffers.items():
+            if buffer is None:
+                continue
+            buffer = module._buffers[name] = buffer.to(where)
+            for group in filter(None, (ranks.shard, ranks.replicate)):
+                dist.broadcast(buffer, group=group, group_src=0)
+
+
+def _words(parameter: tuple[str, tuple[int, ...], str, bool]) -> str:
+    name, shape, dtype, trains = parameter
+    return f"{name} {list(shape)} {dtype.removeprefix('torch.')}{'' if trains else ' (frozen)'}"

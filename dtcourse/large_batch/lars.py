@@ -63,7 +63,8 @@ class LARS(Optimizer):
         return loss
 
     def _update(self, w: torch.Tensor, g: torch.Tensor, group: dict[str, Any]) -> None:
-        decay, local_rate = group["weight_decay"], 1.0
+        decay = group["weight_decay"]
+        local_rate: float | torch.Tensor = 1.0
         if w.dim() > 1 or group["adapt_one_dimensional"]:
             local_rate = trust_ratio(w, g, decay, group["trust"], group["eps"])
         else:

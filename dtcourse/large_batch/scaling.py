@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -72,7 +73,7 @@ class GradualWarmup(LRScheduler):
         self.steps, self.start_factor, self.after = steps, start_factor, after
         super().__init__(optimizer)
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | torch.Tensor]:
         """The rates of this step, one a group."""
         done = min(1.0, self.last_epoch / self.steps)
         factor = self.start_factor + (1.0 - self.start_factor) * done
@@ -133,7 +134,7 @@ class BatchSchedule(LRScheduler):
         """Samples in this step, over all ranks."""
         return self.wanted if self.maximum is None else min(self.wanted, self.maximum)
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | torch.Tensor]:
         """The rates of this step, one a group: lower by what the batch could not grow."""
         return [base * self.batch / self.wanted for base in self.base_lrs]
 

@@ -26,7 +26,7 @@ def plain_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None
 ) -> Tensor:
     """softmax(scale q k^T) v as one writes it down: holds all L x S scores. Arguments as `memory_efficient_attention`'s."""
-    scale = _checked_scale(q, k, v, scale)
+    scale = check_inputs(q, k, v, scale)
     scores_LS = q @ k.mT * scale
     if causal:
         scores_LS = scores_LS.masked_fill(
@@ -55,7 +55,7 @@ def memory_efficient_attention(
     Returns (..., queries, dim of v) in q's dtype. Half-precision inputs are multiplied and added up in float32.
     Raises ValueError, with the shapes, where they do not fit.
     """
-    scale = _checked_scale(q, k, v, scale)
+    scale = check_inputs(q, k, v, scale)
     if min(block_q, block_k) < 1:
         raise ValueError(f"a tile is at least 1 x 1; got block_q={block_q}, block_k={block_k}")
     return MemoryEfficientAttention.apply(q, k, v, causal, scale, block_q, block_k)
@@ -206,7 +206,7 @@ def _no_autocast(q: Tensor) -> Any:
     return torch.autocast(q.device.type, enabled=False)
 
 
-def _checked_scale(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float:
+def check_inputs(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float:
     """Raises ValueError if the three do not fit together; else the scale, 1 / sqrt(dim) by default."""
     shapes = f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if q.dim() not in (3, 4) or k.dim() != q.dim() or v.dim() != q.dim():

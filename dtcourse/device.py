@@ -76,6 +76,32 @@ def peak_memory(device: torch.device | None = None) -> int:
     return torch.cuda.max_memory_allocated(device or current()) if is_gpu(device) else 0
 
 
+def memory_reserved(device: torch.device | None = None) -> int:
+    """Bytes that PyTorch's caching allocator holds of a GPU, in use or not; 0 on a CPU."""
+    return torch.cuda.memory_reserved(device or current()) if is_gpu(device) else 0
+
+
+def memory_segments(device: torch.device | None = None) -> list[list[tuple[int, bool]]]:
+    """What the caching allocator holds of a GPU: its segments, each as blocks (bytes, in use) by address.
+
+    From torch.cuda's memory snapshot; empty on a CPU, whose allocator keeps no such books.
+    """
+    if not is_gpu(device):
+        return []
+    index = (device or current()).index or 0
+    return [
+        [(block["size"], block["state"] != "inactive") for block in segment["blocks"]]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == index
+    ]
+
+
+def empty_cache(device: torch.device | None = None) -> None:
+    """Gives segments that no tensor uses back to the GPU; nothing on a CPU."""
+    if is_gpu(device):
+        torch.cuda.empty_cache()
+
+
 def reset_peak_memory(device: torch.device | None = None) -> None:
     """Starts a new measurement of `peak_memory`."""
     if is_gpu(device):

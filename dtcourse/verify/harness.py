@@ -45,26 +45,29 @@ def on_ranks(
     samples: int = SAMPLES,
     after_backward: Callable[[nn.Module], Any] = lambda model: None,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+    read: Callable[[nn.Module], Gradients] | None = None,
 ) -> Steps:
     """The same training, data parallel, to be called inside a rank.
 
     wrap:           plain model -> what is trained (its parameters are the plain model's)
     after_backward: called with what `wrap` returned, where the technique wants a call before the optimizer's step
     optimizer:      what `wrap` returned -> its optimizer, where that is part of the technique; default plain SGD
+    read:           what `wrap` returned -> whole gradients by the plain model's names, where ranks keep parts of them
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     model = case.build(0 if rank == 0 else 1000 + rank)  # rank 0's start is the one that must count
     torch.manual_seed(1000 + rank)  # and no rank shares its random state with another
     wrapped = wrap(model)
     return _train(
-        wrapped, model, case, steps, samples, rank, size, micro_batches, after_backward, optimizer
-    )
+        wrapped, model, case, steps, samples, rank, size, micro_batches, after_backward, optimizer, read
+    )  # fmt: skip
 
 
 def _train(
     wrapped: nn.Module, model: nn.Module, case: Case, steps: int, samples: int, rank: int, size: int,
     micro_batches: int, after_backward: Callable[[nn.Module], Any] = lambda model: None,
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+    read: Callable[[nn.Module], Gradients] | None = None,
 ) -> Steps:  # fmt: skip
     if samples % (size * micro_batches):
         raise ValueError(
@@ -91,7 +94,7 @@ def _train(
                 loss.backward()
             total += loss.item()
         after_backward(wrapped)
-        gradients.append(gradients_of(model))
+        gradients.append(read(wrapped) if read is not None else gradients_of(model))
         losses.append(total)
         optimizer.step()
     return Steps(gradients, losses, {n: p.detach().clone() for n, p in model.named_parameters()})

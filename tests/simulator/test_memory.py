@@ -330,7 +330,9 @@ def test_mistakes_are_named(wrong, message):
 @pytest.mark.parametrize("attention", activations.ATTENTION)
 @pytest.mark.parametrize("checkpointing", activations.CHECKPOINTING)
 @pytest.mark.parametrize("precision", ["fp32", "bf16 only", "bf16 autocast"])
-def test_on_a_gpu_activations_and_the_allocators_peak(precision, checkpointing, attention):
+def test_on_a_gpu_activations_and_the_allocators_peak(
+    precision, checkpointing, attention, record_property
+):
     on = device.for_rank(0)
     shape = config(d_model=256, n_layers=4, vocab=1024, max_length=512)
     options = {"precision": precision, "attention": attention, "checkpointing": checkpointing}
@@ -344,5 +346,10 @@ def test_on_a_gpu_activations_and_the_allocators_peak(precision, checkpointing, 
         transformer_parameters(shape), shape, optimizer="sgd", batch=4, sequence=512, on=str(on),
         **options,
     )  # fmt: skip
+    peak = device.peak_memory(on) - before
+    record_property("predicted peak", predicted.total)
+    record_property("allocator's peak", peak)
+    record_property("predicted activations", predicted.bytes["activations"])
+    record_property("measured activations", measured.activation_bytes)
     assert predicted.bytes["activations"] == pytest.approx(measured.activation_bytes, rel=0.1)
-    assert predicted.total == pytest.approx(device.peak_memory(on) - before, rel=0.1)
+    assert predicted.total == pytest.approx(peak, rel=0.1)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import weakref
-
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
+from dtcourse import device
 from dtcourse.memory import attention
 from dtcourse.memory.attention import memory_efficient_attention, plain_attention
 from dtcourse.models import Transformer, TransformerConfig
+from dtcourse.profiling.memory import SavedTensors
+from dtcourse.profiling.memory_tracker import MemoryTracker
 
 
 def inputs(leading, L, S, E, V=None, dtype=torch.double, seed=0):
@@ -30,7 +30,7 @@ def output_and_gradients(function, q, k, v, seed=1, **options):
     """The output and its three gradients, for one random gradient of the output."""
     out = function(q, k, v, **options)
     make = torch.Generator().manual_seed(seed)
-    grad_out = torch.randn(out.shape, generator=make, dtype=torch.double).to(out.dtype)
+    grad_out = torch.randn(out.shape, generator=make, dtype=torch.double).to(out)
     return out.detach(), *torch.autograd.grad(out, (q, k, v), grad_out)
 
 
@@ -160,21 +160,6 @@ def test_in_a_transformer_with_grouped_queries_every_gradient_is_the_same():
 # --- memory -------------------------------------------------------------------------------------------------------
 
 
-def saved_bytes(function, *tensors, **options):
-    """Bytes that autograd keeps for backward, each storage once."""
-    saved = {}
-
-    def keep(x):
-        saved[x.untyped_storage().data_ptr()] = x.untyped_storage()
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        out = function(*tensors, **options)
-    total = sum(storage.nbytes() for storage in saved.values())
-    del out
-    return total
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("causal", [False, True])
 def test_it_saves_queries_keys_values_output_and_one_number_a_query(dtype, causal):
@@ -182,39 +167,18 @@ def test_it_saves_queries_keys_values_output_and_one_number_a_query(dtype, causa
     tensors = inputs((B, H), L, S, E, V, dtype=dtype)
     size = dtype.itemsize
     expected = size * B * H * (L * E + S * E + S * V + L * V) + 4 * B * H * L
-    assert saved_bytes(memory_efficient_attention, *tensors, causal=causal) == expected
-
-
-class Peak(TorchDispatchMode):
-    """The most bytes that were live at once in storages that were made inside."""
-
-    def __init__(self):
-        super().__init__()
-        self.live = self.peak = 0
-        self.known = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for x in tree_leaves(result):
-            if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in self.known:
-                storage = x.untyped_storage()
-                key, size = storage._cdata, storage.nbytes()
-                self.known.add(key)
-                self.live += size
-                self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self.gone, key, size)
-        return result
-
-    def gone(self, key, size):
-        self.known.discard(key)
-        self.live -= size
+    with SavedTensors() as saved:
+        out = memory_efficient_attention(*tensors, causal=causal)
+    assert saved.bytes == expected
+    assert len(saved.rows) == 5
+    del out
 
 
 def peak_bytes(function, length, **options):
     q, k, v = inputs((1,), length, length, 8, dtype=torch.float32)
-    with Peak() as peak:
+    with MemoryTracker(inputs=[q, k, v]) as tracker:
         function(q, k, v, causal=True, **options).sum().backward()
-    return peak.peak
+    return tracker.peak.bytes
 
 
 def test_peak_memory_grows_with_the_length_and_the_plain_forms_with_its_square():
@@ -229,8 +193,6 @@ def test_peak_memory_grows_with_the_length_and_the_plain_forms_with_its_square()
 
 def test_causal_tiles_above_the_diagonal_are_not_computed():
     """Products of tiles, counted: with n tiles a side, n (n + 1) / 2 of n^2."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     q, k, v = inputs((1,), 64, 64, 4, dtype=torch.float32)
     counts = {}
     for causal in (False, True):
@@ -242,6 +204,20 @@ def test_causal_tiles_above_the_diagonal_are_not_computed():
         counts[causal] = forward, counter.get_total_flops()
     assert counts[False] == (4 * 64 * 64 * 4, 10 * 64 * 64 * 4)
     assert counts[True] == tuple(flops * 36 // 64 for flops in counts[False])
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_numbers_are_pytorchs_and_the_peak_is_linear():
+    where, peaks = device.for_rank(0), []
+    for n in (512, 1024, 2048):
+        tensors = [x.detach().to(where).requires_grad_() for x in inputs((1, 2), n, n, 32)]
+        theirs = output_and_gradients(sdpa, *tensors, causal=True)
+        before = device.memory_allocated(where)
+        device.reset_peak_memory(where)
+        ours = output_and_gradients(memory_efficient_attention, *tensors, causal=True)
+        peaks.append(device.peak_memory(where) - before)
+        assert_same(ours, theirs, atol=1e-11)
+    assert peaks[2] - peaks[1] == pytest.approx(2 * (peaks[1] - peaks[0]), rel=0.05)
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 In the order in which to read them:
 
     mixed_precision.py    16-bit parameters in the model, float32 master weights in the optimizer
-    autocast.py           float32 parameters, 16-bit arithmetic: which operation runs in which type
+    autocasting.py        float32 parameters, 16-bit arithmetic: which operation runs in which type
     loss_scaling.py       static and dynamic loss scaling, so that float16 gradients do not vanish
     overflow.py           name the module where half precision overflows
     checkpointing.py      forget activations, compute them again in backward
@@ -15,6 +15,7 @@ In the order in which to read them:
     allocator.py          what a caching allocator does, and how it fragments
 """
 
+from dtcourse.memory.autocasting import autocast
 from dtcourse.memory.checkpointing import checkpoint, checkpoint_sequential, square_root_segments
 from dtcourse.memory.loss_scaling import GradScaler, StaticLossScaler
 from dtcourse.memory.mixed_precision import MasterWeights
@@ -26,6 +27,7 @@ __all__ = [
     "GradScaler",
     "MasterWeights",
     "StaticLossScaler",
+    "autocast",
     "checkpoint",
     "checkpoint_sequential",
     "square_root_segments",

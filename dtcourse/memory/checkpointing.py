@@ -25,6 +25,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from dtcourse import device
+from dtcourse.memory import autocasting
 from dtcourse.memory.selective import CheckpointError, KeptOutputs, Policy
 
 
@@ -227,9 +228,9 @@ def _keep_inputs(
 
 
 def _autocast_now() -> list[Callable[[], Any]]:
-    """Contexts that set torch.autocast as it is set now, for the CPU and for this rank's device."""
+    """Contexts that set autocast, ours and PyTorch's, as it is set now, for the CPU and for this rank's device."""
     cached = torch.is_autocast_cache_enabled()
-    contexts: list[Callable[[], Any]] = []
+    contexts: list[Callable[[], Any]] = [autocasting.as_now()]
     for kind in sorted({"cpu", device.current().type}):
         enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         contexts.append(

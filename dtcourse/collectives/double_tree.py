@@ -26,12 +26,11 @@ of the trees is the one that NCCL uses, read off the bits of a rank's number.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed import ReduceOp, Work
+from torch.distributed import Work
 
 from dtcourse.collectives import forms, p2p
 from dtcourse.collectives.chunks import (
@@ -297,44 +296,6 @@ def _times(sent: Sent, times: int) -> Sent:
 
 # --- torch.distributed's calls ---------------------------------------------------------------------------------
 
-
-def all_reduce(
-    tensor: torch.Tensor,
-    op: Any = ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-    *,
-    chunk_bytes: int = CHUNK_BYTES,
-) -> Work | None:
-    """Combines all ranks' tensors, in place on every rank."""
-    steps = partial(all_reduce_steps, chunk_bytes=chunk_bytes)
-    return forms.all_reduce(steps, tensor, op, group, async_op)
-
-
-def broadcast(
-    tensor: torch.Tensor,
-    src: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_src: int | None = None,
-    *,
-    chunk_bytes: int = CHUNK_BYTES,
-) -> Work | None:
-    """Copies the root's tensor to all ranks, chunk by chunk down two trees."""
-    steps = partial(broadcast_steps, chunk_bytes=chunk_bytes)
-    return forms.broadcast(steps, tensor, src, group, async_op, group_src)
-
-
-def reduce(
-    tensor: torch.Tensor,
-    dst: int | None = None,
-    op: Any = ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-    group_dst: int | None = None,
-    *,
-    chunk_bytes: int = CHUNK_BYTES,
-) -> Work | None:
-    """Combines all ranks' tensors into the root's; the others stay as they are."""
-    steps = partial(reduce_steps, chunk_bytes=chunk_bytes)
-    return forms.reduce(steps, tensor, dst, op, group, async_op, group_dst)
+all_reduce = forms.all_reduce(all_reduce_steps)
+broadcast = forms.broadcast(broadcast_steps)
+reduce = forms.reduce(reduce_steps)

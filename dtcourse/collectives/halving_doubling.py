@@ -25,7 +25,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.distributed import ReduceOp, Work
 
 from dtcourse.collectives import forms, p2p, tree
 from dtcourse.collectives.chunks import (
@@ -326,83 +325,12 @@ def _sizes(bounds: Sequence[int]) -> list[int]:
 
 # --- torch.distributed's calls ---------------------------------------------------------------------------------
 
-
-def all_reduce(
-    tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
-) -> Work | None:
-    """Combines all ranks' tensors, in place on every rank."""
-    return forms.all_reduce(all_reduce_steps, tensor, op, group, async_op)
-
-
-def doubling_all_reduce(
-    tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
-) -> Work | None:
-    """all_reduce by recursive doubling alone: fewer messages, more bytes."""
-    return forms.all_reduce(doubling_all_reduce_steps, tensor, op, group, async_op)
-
-
-def reduce_scatter(
-    output: torch.Tensor,
-    input_list: list[torch.Tensor],
-    op: Any = ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-) -> Work | None:
-    """Rank r's output becomes all ranks' input_list[r], combined."""
-    return forms.reduce_scatter(reduce_scatter_steps, output, input_list, op, group, async_op)
-
-
-def reduce_scatter_single(
-    output: torch.Tensor,
-    input: torch.Tensor,  # noqa: A002
-    op: Any = ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-) -> Work | None:
-    """Rank r's output becomes block r (of p) of all ranks' inputs, combined."""
-    return forms.reduce_scatter_single(reduce_scatter_steps, output, input, op, group, async_op)
-
-
-def all_gather(
-    tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False
-) -> Work | None:
-    """tensor_list[r] becomes rank r's tensor, on all ranks."""
-    return forms.all_gather(all_gather_steps, tensor_list, tensor, group, async_op)
-
-
-def all_gather_single(
-    output_tensor: torch.Tensor,
-    input_tensor: torch.Tensor,
-    group: Any = None,
-    async_op: bool = False,
-) -> Work | None:
-    """The output (p times the input's elements) becomes all inputs in rank order."""
-    return forms.all_gather_single(all_gather_steps, output_tensor, input_tensor, group, async_op)
-
-
-def broadcast(
-    tensor: torch.Tensor,
-    src: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_src: int | None = None,
-) -> Work | None:
-    """Copies the root's tensor to all ranks. src: global rank; group_src: group rank."""
-    return forms.broadcast(broadcast_steps, tensor, src, group, async_op, group_src)
-
-
-def reduce(
-    tensor: torch.Tensor,
-    dst: int | None = None,
-    op: Any = ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-    group_dst: int | None = None,
-) -> Work | None:
-    """Combines all ranks' tensors into the root's; the others stay as they are."""
-    return forms.reduce(reduce_steps, tensor, dst, op, group, async_op, group_dst)
-
-
-def barrier(group: Any = None, async_op: bool = False) -> Work | None:
-    """Returns when every rank of the group has come."""
-    return forms.barrier(barrier_steps, group, async_op)
+all_reduce = forms.all_reduce(all_reduce_steps)
+doubling_all_reduce = forms.all_reduce(doubling_all_reduce_steps)
+reduce_scatter = forms.reduce_scatter(reduce_scatter_steps)
+reduce_scatter_single = forms.reduce_scatter_single(reduce_scatter_steps)
+all_gather = forms.all_gather(all_gather_steps)
+all_gather_single = forms.all_gather_single(all_gather_steps)
+broadcast = forms.broadcast(broadcast_steps)
+reduce = forms.reduce(reduce_steps)
+barrier = forms.barrier(barrier_steps)

@@ -20,12 +20,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch.distributed import ReduceOp, Work
 
 from dtcourse.collectives import forms, p2p, ring, tree
 from dtcourse.collectives.chunks import Sent, blocks_of, even_bounds
@@ -192,119 +190,11 @@ def all_reduce_sent(elements: int, ranks: int, rank: int, node_size: int) -> tup
 
 # --- torch.distributed's calls ---------------------------------------------------------------------------------
 
-
-def all_reduce(
-    tensor: torch.Tensor,
-    op: Any = ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-    *,
-    node_size: int | None = None,
-    inside: ModuleType = ring,
-    between: ModuleType = ring,
-) -> Work | None:
-    """Combines all ranks' tensors, in place on every rank."""
-    steps = partial(all_reduce_steps, node_size=node_size, inside=inside, between=between)
-    return forms.all_reduce(steps, tensor, op, group, async_op)
-
-
-def reduce_scatter(
-    output: torch.Tensor,
-    input_list: list[torch.Tensor],
-    op: Any = ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-    *,
-    node_size: int | None = None,
-    inside: ModuleType = ring,
-    between: ModuleType = ring,
-) -> Work | None:
-    """Rank r's output becomes all ranks' input_list[r], combined."""
-    steps = partial(reduce_scatter_steps, node_size=node_size, inside=inside, between=between)
-    return forms.reduce_scatter(steps, output, input_list, op, group, async_op)
-
-
-def reduce_scatter_single(
-    output: torch.Tensor,
-    input: torch.Tensor,  # noqa: A002
-    op: Any = ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-    *,
-    node_size: int | None = None,
-    inside: ModuleType = ring,
-    between: ModuleType = ring,
-) -> Work | None:
-    """Rank r's output becomes block r (of p) of all ranks' inputs, combined."""
-    steps = partial(reduce_scatter_steps, node_size=node_size, inside=inside, between=between)
-    return forms.reduce_scatter_single(steps, output, input, op, group, async_op)
-
-
-def all_gather(
-    tensor_list: list[torch.Tensor],
-    tensor: torch.Tensor,
-    group: Any = None,
-    async_op: bool = False,
-    *,
-    node_size: int | None = None,
-    inside: ModuleType = ring,
-    between: ModuleType = ring,
-) -> Work | None:
-    """tensor_list[r] becomes rank r's tensor, on all ranks."""
-    steps = partial(all_gather_steps, node_size=node_size, inside=inside, between=between)
-    return forms.all_gather(steps, tensor_list, tensor, group, async_op)
-
-
-def all_gather_single(
-    output_tensor: torch.Tensor,
-    input_tensor: torch.Tensor,
-    group: Any = None,
-    async_op: bool = False,
-    *,
-    node_size: int | None = None,
-    inside: ModuleType = ring,
-    between: ModuleType = ring,
-) -> Work | None:
-    """The output (p times the input's elements) becomes all inputs in rank order."""
-    steps = partial(all_gather_steps, node_size=node_size, inside=inside, between=between)
-    return forms.all_gather_single(steps, output_tensor, input_tensor, group, async_op)
-
-
-def broadcast(
-    tensor: torch.Tensor,
-    src: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_src: int | None = None,
-    *,
-    node_size: int | None = None,
-    inside: ModuleType = tree,
-    between: ModuleType = tree,
-) -> Work | None:
-    """Copies the root's tensor to all ranks. src: global rank; group_src: group rank."""
-    steps = partial(broadcast_steps, node_size=node_size, inside=inside, between=between)
-    return forms.broadcast(steps, tensor, src, group, async_op, group_src)
-
-
-def reduce(
-    tensor: torch.Tensor,
-    dst: int | None = None,
-    op: Any = ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-    group_dst: int | None = None,
-    *,
-    node_size: int | None = None,
-    inside: ModuleType = tree,
-    between: ModuleType = tree,
-) -> Work | None:
-    """Combines all ranks' tensors into the root's; the others stay as they are."""
-    steps = partial(reduce_steps, node_size=node_size, inside=inside, between=between)
-    return forms.reduce(steps, tensor, dst, op, group, async_op, group_dst)
-
-
-def barrier(
-    group: Any = None, async_op: bool = False, *, node_size: int | None = None
-) -> Work | None:
-    """Returns when every rank of the group has come."""
-    return forms.barrier(partial(barrier_steps, node_size=node_size), group, async_op)
+all_reduce = forms.all_reduce(all_reduce_steps)
+reduce_scatter = forms.reduce_scatter(reduce_scatter_steps)
+reduce_scatter_single = forms.reduce_scatter_single(reduce_scatter_steps)
+all_gather = forms.all_gather(all_gather_steps)
+all_gather_single = forms.all_gather_single(all_gather_steps)
+broadcast = forms.broadcast(broadcast_steps)
+reduce = forms.reduce(reduce_steps)
+barrier = forms.barrier(barrier_steps)

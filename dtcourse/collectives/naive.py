@@ -20,9 +20,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed import ReduceOp, Work
 
-from dtcourse.collectives import forms, p2p
+from dtcourse.collectives import forms, p2p, personal_forms
 from dtcourse.collectives.chunks import NOTHING, TAG, Sent, blocks_of, message, scratch, token
 from dtcourse.collectives.reduce_ops import Reduction
 
@@ -199,126 +198,15 @@ def _times(sent: Sent, times: int) -> Sent:
 
 # --- torch.distributed's calls ---------------------------------------------------------------------------------
 
-
-def broadcast(
-    tensor: torch.Tensor,
-    src: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_src: int | None = None,
-) -> Work | None:
-    """Copies the root's tensor to all ranks. src: global rank; group_src: group rank."""
-    return forms.broadcast(broadcast_steps, tensor, src, group, async_op, group_src)
-
-
-def reduce(
-    tensor: torch.Tensor,
-    dst: int | None = None,
-    op: Any = ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-    group_dst: int | None = None,
-) -> Work | None:
-    """Combines all ranks' tensors into the root's; the others stay as they are."""
-    return forms.reduce(reduce_steps, tensor, dst, op, group, async_op, group_dst)
-
-
-def all_reduce(
-    tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
-) -> Work | None:
-    """Combines all ranks' tensors, in place on every rank."""
-    return forms.all_reduce(all_reduce_steps, tensor, op, group, async_op)
-
-
-def scatter(
-    tensor: torch.Tensor,
-    scatter_list: list[torch.Tensor] | None = None,
-    src: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_src: int | None = None,
-) -> Work | None:
-    """Rank r's tensor becomes the root's scatter_list[r]."""
-    return forms.scatter(scatter_steps, tensor, scatter_list, src, group, async_op, group_src)
-
-
-def gather(
-    tensor: torch.Tensor,
-    gather_list: list[torch.Tensor] | None = None,
-    dst: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_dst: int | None = None,
-) -> Work | None:
-    """The root's gather_list[r] becomes rank r's tensor."""
-    return forms.gather(gather_steps, tensor, gather_list, dst, group, async_op, group_dst)
-
-
-def all_gather(
-    tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False
-) -> Work | None:
-    """tensor_list[r] becomes rank r's tensor, on all ranks."""
-    return forms.all_gather(all_gather_steps, tensor_list, tensor, group, async_op)
-
-
-def all_gather_single(
-    output_tensor: torch.Tensor,
-    input_tensor: torch.Tensor,
-    group: Any = None,
-    async_op: bool = False,
-) -> Work | None:
-    """The output (p times the input's elements) becomes all inputs in rank order."""
-    return forms.all_gather_single(all_gather_steps, output_tensor, input_tensor, group, async_op)
-
-
-def reduce_scatter(
-    output: torch.Tensor,
-    input_list: list[torch.Tensor],
-    op: Any = ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-) -> Work | None:
-    """Rank r's output becomes all ranks' input_list[r], combined."""
-    return forms.reduce_scatter(reduce_scatter_steps, output, input_list, op, group, async_op)
-
-
-def reduce_scatter_single(
-    output: torch.Tensor,
-    input: torch.Tensor,  # noqa: A002
-    op: Any = ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-) -> Work | None:
-    """Rank r's output becomes block r (of p) of all ranks' inputs, combined."""
-    return forms.reduce_scatter_single(reduce_scatter_steps, output, input, op, group, async_op)
-
-
-def all_to_all(
-    output_tensor_list: list[torch.Tensor],
-    input_tensor_list: list[torch.Tensor],
-    group: Any = None,
-    async_op: bool = False,
-) -> Work | None:
-    """Rank r's output_tensor_list[s] becomes rank s's input_tensor_list[r]; sizes may differ."""
-    return forms.all_to_all(
-        all_to_all_steps, output_tensor_list, input_tensor_list, group, async_op
-    )
-
-
-def all_to_all_single(
-    output: torch.Tensor,
-    input: torch.Tensor,  # noqa: A002
-    output_split_sizes: list[int] | None = None,
-    input_split_sizes: list[int] | None = None,
-    group: Any = None,
-    async_op: bool = False,
-) -> Work | None:
-    """The same with rows of one tensor; the sizes count rows along dim 0."""
-    return forms.all_to_all_single(
-        all_to_all_steps, output, input, output_split_sizes, input_split_sizes, group, async_op
-    )
-
-
-def barrier(group: Any = None, async_op: bool = False) -> Work | None:
-    """Returns when every rank of the group has come."""
-    return forms.barrier(barrier_steps, group, async_op)
+broadcast = forms.broadcast(broadcast_steps)
+reduce = forms.reduce(reduce_steps)
+all_reduce = forms.all_reduce(all_reduce_steps)
+scatter = personal_forms.scatter(scatter_steps)
+gather = personal_forms.gather(gather_steps)
+all_gather = forms.all_gather(all_gather_steps)
+all_gather_single = forms.all_gather_single(all_gather_steps)
+reduce_scatter = forms.reduce_scatter(reduce_scatter_steps)
+reduce_scatter_single = forms.reduce_scatter_single(reduce_scatter_steps)
+all_to_all = personal_forms.all_to_all(all_to_all_steps)
+all_to_all_single = personal_forms.all_to_all_single(all_to_all_steps)
+barrier = forms.barrier(barrier_steps)

@@ -20,9 +20,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed import Work
 
-from dtcourse.collectives import forms, p2p
+from dtcourse.collectives import p2p, personal_forms
 from dtcourse.collectives.chunks import TAG, Sent, blocks_of, message, total
 
 
@@ -58,28 +57,5 @@ def all_to_all_uneven_sent(blocks: Sequence[int], rank: int) -> Sent:
 
 # --- torch.distributed's calls ---------------------------------------------------------------------------------
 
-
-def all_to_all(
-    output_tensor_list: list[torch.Tensor],
-    input_tensor_list: list[torch.Tensor],
-    group: Any = None,
-    async_op: bool = False,
-) -> Work | None:
-    """Rank r's output_tensor_list[s] becomes rank s's input_tensor_list[r]; sizes may differ."""
-    return forms.all_to_all(
-        all_to_all_steps, output_tensor_list, input_tensor_list, group, async_op
-    )
-
-
-def all_to_all_single(
-    output: torch.Tensor,
-    input: torch.Tensor,  # noqa: A002
-    output_split_sizes: list[int] | None = None,
-    input_split_sizes: list[int] | None = None,
-    group: Any = None,
-    async_op: bool = False,
-) -> Work | None:
-    """The same with rows of one tensor; the sizes count rows along dim 0."""
-    return forms.all_to_all_single(
-        all_to_all_steps, output, input, output_split_sizes, input_split_sizes, group, async_op
-    )
+all_to_all = personal_forms.all_to_all(all_to_all_steps)
+all_to_all_single = personal_forms.all_to_all_single(all_to_all_steps)

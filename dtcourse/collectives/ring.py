@@ -17,12 +17,11 @@ Paper: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.distributed import ReduceOp, Work
+from torch.distributed import Work
 
 from dtcourse.collectives import forms, p2p
 from dtcourse.collectives.chunks import (
@@ -258,98 +257,10 @@ def _blocks(elements: int, ranks: int, without: int, itemsize: int, chunk_bytes:
 
 # --- torch.distributed's calls ---------------------------------------------------------------------------------
 
-
-def all_reduce(
-    tensor: torch.Tensor,
-    op: Any = ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-    *,
-    chunk_bytes: int = CHUNK_BYTES,
-) -> Work | None:
-    """Combines all ranks' tensors, in place on every rank."""
-    steps = partial(all_reduce_steps, chunk_bytes=chunk_bytes)
-    return forms.all_reduce(steps, tensor, op, group, async_op)
-
-
-def reduce_scatter(
-    output: torch.Tensor,
-    input_list: list[torch.Tensor],
-    op: Any = ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-    *,
-    chunk_bytes: int = CHUNK_BYTES,
-) -> Work | None:
-    """Rank r's output becomes all ranks' input_list[r], combined."""
-    steps = partial(reduce_scatter_steps, chunk_bytes=chunk_bytes)
-    return forms.reduce_scatter(steps, output, input_list, op, group, async_op)
-
-
-def reduce_scatter_single(
-    output: torch.Tensor,
-    input: torch.Tensor,  # noqa: A002
-    op: Any = ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-    *,
-    chunk_bytes: int = CHUNK_BYTES,
-) -> Work | None:
-    """Rank r's output becomes block r (of p) of all ranks' inputs, combined."""
-    steps = partial(reduce_scatter_steps, chunk_bytes=chunk_bytes)
-    return forms.reduce_scatter_single(steps, output, input, op, group, async_op)
-
-
-def all_gather(
-    tensor_list: list[torch.Tensor],
-    tensor: torch.Tensor,
-    group: Any = None,
-    async_op: bool = False,
-    *,
-    chunk_bytes: int = CHUNK_BYTES,
-) -> Work | None:
-    """tensor_list[r] becomes rank r's tensor, on all ranks."""
-    steps = partial(all_gather_steps, chunk_bytes=chunk_bytes)
-    return forms.all_gather(steps, tensor_list, tensor, group, async_op)
-
-
-def all_gather_single(
-    output_tensor: torch.Tensor,
-    input_tensor: torch.Tensor,
-    group: Any = None,
-    async_op: bool = False,
-    *,
-    chunk_bytes: int = CHUNK_BYTES,
-) -> Work | None:
-    """The output (p times the input's elements) becomes all inputs in rank order."""
-    steps = partial(all_gather_steps, chunk_bytes=chunk_bytes)
-    return forms.all_gather_single(steps, output_tensor, input_tensor, group, async_op)
-
-
-def broadcast(
-    tensor: torch.Tensor,
-    src: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_src: int | None = None,
-    *,
-    chunk_bytes: int = CHUNK_BYTES,
-) -> Work | None:
-    """Copies the root's tensor to all ranks, chunk by chunk along the ring."""
-    steps = partial(broadcast_steps, chunk_bytes=chunk_bytes)
-    return forms.broadcast(steps, tensor, src, group, async_op, group_src)
-
-
-def reduce(
-    tensor: torch.Tensor,
-    dst: int | None = None,
-    op: Any = ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-    group_dst: int | None = None,
-    *,
-    chunk_bytes: int = CHUNK_BYTES,
-) -> Work | None:
-    """Combines all ranks' tensors into the root's; the others stay as they are."""
-    steps = partial(reduce_steps, chunk_bytes=chunk_bytes)
-    return forms.reduce(steps, tensor, dst, op, group, async_op, group_dst)
+all_reduce = forms.all_reduce(all_reduce_steps)
+reduce_scatter = forms.reduce_scatter(reduce_scatter_steps)
+reduce_scatter_single = forms.reduce_scatter_single(reduce_scatter_steps)
+all_gather = forms.all_gather(all_gather_steps)
+all_gather_single = forms.all_gather_single(all_gather_steps)
+broadcast = forms.broadcast(broadcast_steps)
+reduce = forms.reduce(reduce_steps)

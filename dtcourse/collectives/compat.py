@@ -22,5 +22,6 @@ def find(module: Any, name: str) -> Callable[..., Any] | None:
     return getattr(module, name, None) or getattr(module, _OLDER.get(name, name), None)
 
 
-all_gather_single = find(dist, "all_gather_single")
-reduce_scatter_single = find(dist, "reduce_scatter_single")
+# Every torch has one of the two names.
+all_gather_single: Any = find(dist, "all_gather_single")
+reduce_scatter_single: Any = find(dist, "reduce_scatter_single")

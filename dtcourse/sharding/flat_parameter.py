@@ -240,7 +240,8 @@ class FlatParameter:
     def collect(self, index: int, scale: float) -> None:
         """Moves the gradient of a view, times `scale`, into the flat of gradients, and frees it there."""
         view, place = self.views[index], self.places[index]
-        gradient, view.grad = view.grad, None
+        with torch._C.DisableTorchFunctionSubclass():  # it may have been freed by now
+            gradient, view.grad = view.grad, None
         assert gradient is not None, "the hook runs when there is one"
         if gradient.is_sparse:
             raise ValueError(

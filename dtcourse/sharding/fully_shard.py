@@ -176,10 +176,11 @@ def _before_forward(unit: Unit, module: nn.Module, args: Any, keywords: Any) -> 
     dtype = unit.mp_policy.param_dtype
     if dtype is not None and unit.mp_policy.cast_forward_inputs:
         args, keywords = tree_map(partial(_cast, dtype), (args, keywords))
-    inputs = [t for t in tree_leaves((args, keywords)) if _has_backward(t)]
-    if inputs and torch.is_grad_enabled() and not unit.in_backward:
-        unit.calls += 1
-        torch.autograd.graph.register_multi_grad_hook(inputs, partial(_inputs_are_ready, unit))
+    if torch.is_grad_enabled() and not unit.in_backward:
+        unit.calls += 1  # where no input has a gradient, backward never tells that it is through: better late than early
+        inputs = [t for t in tree_leaves((args, keywords)) if _has_backward(t)]
+        if inputs:
+            torch.autograd.graph.register_multi_grad_hook(inputs, partial(_inputs_are_ready, unit))
     return args, keywords
 
 
@@ -208,7 +209,7 @@ def _inputs_are_ready(unit: Unit, gradients: Any) -> None:
     """Backward has passed one forward of this unit; after the last of them nothing in it is needed any more."""
     unit.calls -= 1
     if unit.calls == 0 and unit.in_backward:
-        unit.schedule.after_backward(unit)
+        unit.schedule.inputs_are_ready(unit)
 
 
 def _cast(dtype: torch.dtype, value: Any) -> Any:

@@ -52,6 +52,9 @@ class Schedule:
         ] = []  # the order in which units will be asked for in backward, from the end
         self._before: dict[Unit, Unit] = {}  # what backward needs after a unit
         self._ahead: Unit | None = None  # fetched, or to be fetched, ahead of its use
+        self._passed: list[
+            Unit
+        ] = []  # backward is through with them, but for gradients that may still come
         self._reductions: list[Reduction] = []
         self._called_back = False
 
@@ -106,13 +109,13 @@ class Schedule:
 
     def _begin(self) -> None:
         """A new forward of the whole. What an earlier one left gathered may be older than the optimizer's last step."""
-        self._trip, self._left, self._ahead = [], [], None
+        self._trip, self._left, self._ahead, self._passed = [], [], None, []
         self._called_back = False
         for reduction in self._reductions:  # of a backward that failed half-way
             reduction.finish_scatter()
         self._reductions.clear()
         for unit in self.units:
-            unit.in_backward, unit.calls = False, 0
+            unit.in_backward = False
             if not unit.kept_by_user:
                 unit.free()
 
@@ -121,6 +124,10 @@ class Schedule:
     def before_backward(self, unit: Unit) -> None:
         """Backward has come to a unit's output: its parameters must be whole, and the unit before it comes."""
         self._call_back()
+        for other in self._passed:  # what has not come by now is no part of this loss
+            if other.in_backward and other is not unit:
+                self.after_backward(other)
+        self._passed.clear()
         if not unit.in_backward:
             unit.in_backward, unit.waiting = True, unit.trains
         unit.finish_gather()
@@ -135,8 +142,15 @@ class Schedule:
         if unit.waiting == 0:
             self.gradients_are_ready(unit)
             # A frozen parameter may be needed up to the unit's input; one with a gradient is not needed after it.
-            if not unit.freezes:
+            if not unit.freezes or unit in self._passed:
                 self.after_backward(unit)
+
+    def inputs_are_ready(self, unit: Unit) -> None:
+        """Backward has passed a unit. Its last gradients may still be a moment away: of its parameters, or of none."""
+        if unit.waiting == 0:
+            self.after_backward(unit)
+        else:
+            self._passed.append(unit)
 
     def gradients_are_ready(self, unit: Unit) -> None:
         """All of a unit's gradients are in its flats: they leave, beside the backward of the other units."""
@@ -177,7 +191,7 @@ class Schedule:
 
     def _finish_backward(self) -> None:
         """Backward is over: whatever has not left yet leaves now; wait for all of it."""
-        self._called_back, self._ahead = False, None
+        self._called_back, self._ahead, self._passed = False, None, []
         for unit in self.units:
             if unit.in_backward:
                 self.after_backward(unit)

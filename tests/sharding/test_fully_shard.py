@@ -31,7 +31,7 @@ def one_unit(model):
 def each_layer(model, **options):
     """A unit a layer, as PyTorch's users do; the embedding of "tied" and its output layer stay with the root."""
     for layer in model.children():
-        if not isinstance(layer, nn.Embedding) and not getattr(layer, "bias", None) is None:
+        if not isinstance(layer, nn.Embedding) and getattr(layer, "bias", None) is not None:
             fully_shard(layer, **options)
     return fully_shard(model, **options)
 
@@ -50,7 +50,7 @@ def as_torch(model):
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.detach(), src=0)
     for layer in model.children():
-        if not isinstance(layer, nn.Embedding) and not getattr(layer, "bias", None) is None:
+        if not isinstance(layer, nn.Embedding) and getattr(layer, "bias", None) is not None:
             torch_fully_shard(layer)
     return torch_fully_shard(model)
 
@@ -68,33 +68,396 @@ def torch_on_ranks(case, micro_batches, samples):
     )
 
 
-def train_all(micro_batches, samples, cases=tuple(CASES), wrappers=tuple(WRAPPERS), steps=3):
+def train_all(steps=2):
     """Every wrapper on every case, and PyTorch's, in one launch: a launch a combination would take a minute."""
     out = {}
-    for case in cases:
-        for name in wrappers:
-            out[case, name] = on_ranks(
-                WRAPPERS[name], CASES[case], steps, micro_batches, samples, read=full_gradients
-            ).gradients
-        out[case, "PyTorch's"] = torch_on_ranks(case, micro_batches, samples).gradients
+    for case in CASES:
+        for name, wrap in WRAPPERS.items():
+            for micro_batches in (1, 2, 8) if name == "a unit a layer" else (1,):
+                samples = 96 if micro_batches == 8 else 24
+                out[case, name, samples, micro_batches] = on_ranks(
+                    wrap, CASES[case], steps, micro_batches, samples, read=full_gradients
+                ).gradients
+        out[case, "PyTorch's", 24, 2] = on_ranks(
+            as_torch, CASES[case], steps, 2, read=torch_gradients
+        ).gradients
     return out
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("micro_batches", [1, 2, 8])
-def test_gradients_equal_one_process_and_pytorchs(world_size, micro_batches):
-    samples = 96 if micro_batches == 8 else 24
-    wrappers = list(WRAPPERS) if micro_batches == 2 else ["one unit", "a unit a layer"]
-    run = launch(train_all, world_size, micro_batches, samples, wrappers=wrappers)
-    for case in CASES:
-        truth = one_process(CASES[case], samples=samples).gradients
-        for name in [*wrappers, "PyTorch's"]:
-            for step, (got, expected) in enumerate(zip(run[0][case, name], truth, strict=True)):
-                compare(got, expected, what=f"{case}, {name}, step {step}: gradient")
-    assert all(
-        run[world_size - 1][case, name][2][n] is None
-        or torch.equal(run[world_size - 1][case, name][2][n], g)
-        for (case, name), steps in run[0].items()
-        for n, g in steps[2].items()
-        if g is not None
-    ), "every rank gathers the same"
+def test_gradients_equal_one_process_and_pytorchs(world_size):
+    run = launch(train_all, world_size)
+    truth = {(c, n): one_process(CASES[c], 2, n).gradients for c in CASES for n in (24, 96)}
+    for (case, name, samples, micro_batches), steps in run[0].items():
+        for step, (got, expected) in enumerate(zip(steps, truth[case, samples], strict=True)):
+            what = f"{case}, {name}, {micro_batches} micro-batches, step {step}: gradient"
+            compare(got, expected, what=what)
+            last = run[world_size - 1][case, name, samples, micro_batches][step]
+            compare(last, got, tolerance=0.0, what=f"on the last rank, {what}")
+
+
+def test_the_harness_sees_a_scale_error():
+    def summed(model):
+        for p in model.parameters():
+            p.grad.mul_(dist.get_world_size())
+
+    def step():
+        return on_ranks(each_layer, CASES["mlp"], 1, after_backward=summed, read=full_gradients)
+
+    with pytest.raises(NotEqual, match="2 times too large"):
+        compare(launch(step, 2)[0].gradients[0], one_process(CASES["mlp"], 1).gradients[0])
+
+
+# --- the same model, trained in one process and on ranks, in one launch ------------------------------------------
+
+
+def trained(model, optimizer_of, steps=3, clip=None, amount=8, rank=0, size=1):
+    """Full-precision training on random vectors; returns losses and norms."""
+    optimizer = optimizer_of(model)
+    seen = []
+    for step in range(steps):
+        x, y = CASES["mlp"].batch(amount, step)
+        x, y = x.chunk(size)[rank], y.chunk(size)[rank]
+        optimizer.zero_grad()
+        CASES["mlp"].loss(model(x), y).backward()
+        if clip is not None:
+            clipper = getattr(model, "clip_grad_norm_", None)
+            norm = (
+                clipper(*clip)
+                if clipper
+                else torch.nn.utils.clip_grad_norm_(model.parameters(), *clip)
+            )
+            seen.append(float(norm))
+        optimizer.step()
+    return seen
+
+
+def two_groups(kind, **options):
+    def make(model):
+        weights = [p for n, p in model.named_parameters() if n.endswith("weight")]
+        biases = [p for n, p in model.named_parameters() if n.endswith("bias")]
+        return kind([{"params": weights, "weight_decay": 0.1}, {"params": biases}], **options)
+
+    return make
+
+
+OPTIMIZERS = {
+    "SGD, momentum": two_groups(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "AdamW": two_groups(torch.optim.AdamW, lr=0.01),
+    "AdamW, foreach": two_groups(torch.optim.AdamW, lr=0.01, foreach=True),
+    "AdamW, fused": two_groups(torch.optim.AdamW, lr=0.01, fused=True),
+    "Adagrad": two_groups(torch.optim.Adagrad, lr=0.1),
+}
+
+
+def test_any_elementwise_optimizer_and_clipping_as_in_one_process():
+    def step():
+        out = {}
+        for name, optimizer_of in OPTIMIZERS.items():
+            for clip in (None, (0.05,), (0.05, float("inf")), (1e9, 1.0)):
+                model = each_layer(CASES["mlp"].build(0))
+                rank, size = dist.get_rank(), dist.get_world_size()
+                norms = trained(model, optimizer_of, clip=clip, rank=rank, size=size, amount=12)
+                out[name, clip] = norms, full_state_dict(model)
+        return out
+
+    for (name, clip), (norms, state) in launch(step, 3)[1].items():
+        model = CASES["mlp"].build(0)
+        expected = trained(model, OPTIMIZERS[name], clip=clip, amount=12)
+        assert norms == pytest.approx(expected, rel=1e-4), (name, clip)
+        compare(state, model.state_dict(), tolerance=1e-4, what=f"{name}, clipped {clip}: value")
+
+
+class Twice(nn.Module):
+    """One layer applied twice, a result in a dict, a second input."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.norm = nn.BatchNorm1d(6)
+        self.norm.running_mean.fill_(dist.get_rank() if dist.is_initialized() else 0)
+
+    def forward(self, x, scale=None):
+        x = self.norm(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
+        return {"logits": [self.out(x if scale is None else x * scale)]}
+
+
+def used_oddly(model):
+    """Gradients of: two forwards and one backward; forwards and backwards crossed; evaluation in between."""
+    x, _ = CASES["mlp"].batch(8, 0)
+    first, second = model(x)["logits"][0], model(2 * x, scale=torch.tensor(0.5))["logits"][0]
+    (first * second).sum().backward()
+    first, second = model(x)["logits"][0], model(3 * x)["logits"][0]
+    with torch.no_grad():
+        evaluated = model(x)["logits"][0]
+    first.square().sum().backward()
+    second.square().sum().backward()
+    return evaluated
+
+
+def test_used_in_odd_orders():
+    def step(keep):
+        model = each_layer(Twice(), reshard_after_forward=not keep)
+        evaluated = used_oddly(model)
+        return full_gradients(model), evaluated, model.norm.running_mean.clone()
+
+    plain = Twice()
+    evaluated = used_oddly(plain)
+    expected = {n: p.grad for n, p in plain.named_parameters()}
+    for keep in (False, True):
+        gradients, result, mean = launch(step, 2, keep)[1]
+        compare(gradients, expected)
+        assert torch.allclose(result, evaluated, atol=1e-5)
+        assert torch.allclose(mean, plain.norm.running_mean), "the first rank's buffers count"
+
+
+def test_values_are_fresh_after_a_step_although_kept():
+    """A forward without a backward must not leave parameters behind that the next step's forward would take."""
+
+    def step():
+        model = each_layer(CASES["mlp"].build(0), reshard_after_forward=False)
+        updated = list(model.parameters())
+        x, _ = CASES["mlp"].batch(4, 0)
+        model(x)  # gathered, and kept for a backward that does not come
+        with torch.no_grad():
+            for p in updated:
+                p.zero_()
+        return model(x).abs().max().item()
+
+    assert launch(step, 2)[0] == 0.0
+
+
+class Recomputed(nn.Module):
+    """Blocks whose activations are computed again in backward; one checkpoint holds two units."""
+
+    def __init__(self, reentrant, plain=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4))
+        self.out = nn.Linear(6, 3)
+        self.reentrant, self.plain = reentrant, plain
+
+    def run(self, function, x):
+        if self.plain:
+            return function(x)
+        return checkpoint(function, x, use_reentrant=self.reentrant)
+
+    def forward(self, x):
+        x = self.run(self.blocks[0], x.requires_grad_())
+        x = self.run(self.blocks[1], x)
+        x = self.run(lambda x: self.blocks[3](self.blocks[2](x)), x)
+        return self.out(x)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_with_activation_checkpointing(reentrant):
+    def step():
+        model = Recomputed(reentrant)
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+        for i in range(2):
+            model.zero_grad()
+            x, y = CASES["mlp"].batch(8, i)
+            CASES["mlp"].loss(model(x), y).backward()
+        return full_gradients(model), [unit.state for unit in units_of(model)]
+
+    plain = Recomputed(reentrant, plain=True)
+    x, y = CASES["mlp"].batch(8, 1)
+    CASES["mlp"].loss(plain(x), y).backward()
+    gradients, states = launch(step, 2)[1]
+    compare(gradients, {n: p.grad for n, p in plain.named_parameters()})
+    assert set(states) == {"sharded"}
+
+
+def units_of(model):
+    return [m._fsdp for m in model.modules() if hasattr(m, "_fsdp")]
+
+
+def test_mixed_precision_is_pytorchs():
+    def step():
+        seen = {}
+
+        def look(module, args):
+            seen.setdefault("weight", module.weight.dtype)
+            seen.setdefault("input", args[0].dtype)
+
+        inner = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32)
+        results = []
+        for shard in (fully_shard, torch_fully_shard):
+            model = CASES["mlp"].build(0)
+            for layer in (model[0], model[2]):
+                shard(layer, mp_policy=inner)
+            shard(model, mp_policy=policy)
+            if shard is fully_shard:
+                model[4].register_forward_pre_hook(look)
+            x, y = CASES["mlp"].batch(8, dist.get_rank())
+            output = model(x)
+            CASES["mlp"].loss(output, y).backward()
+            read = full_gradients if shard is fully_shard else torch_gradients
+            results.append((read(model), output.detach()))
+            if shard is fully_shard:
+                seen["kept"] = {p.dtype for p in model.parameters()}
+                seen["gradient"] = {p.grad.dtype for p in model.parameters()}
+        return results, seen
+
+    (mine, theirs), seen = launch(step, 2)[0]
+    compare(mine[0], theirs[0], tolerance=1e-6)
+    assert torch.equal(mine[1], theirs[1]) and mine[1].dtype == torch.float32
+    assert seen == {
+        "weight": torch.bfloat16, "input": torch.bfloat16,
+        "kept": {torch.float32}, "gradient": {torch.float32},
+    }  # fmt: skip
+
+
+def test_hybrid_sharding_over_two_axes():
+    def step(shape):
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+        steps = on_ranks(
+            lambda m: each_layer(m, mesh=mesh), CASES["mlp"], 2, 2, read=full_gradients
+        )
+        model = each_layer(CASES["mlp"].build(0), mesh=mesh)
+        norms = trained(model, lambda m: torch.optim.SGD(m.parameters(), 0.1), clip=(0.1,), amount=8,
+                        rank=dist.get_rank(), size=dist.get_world_size())  # fmt: skip
+        held = sum(p.numel() for p in model.parameters())
+        return steps.gradients, norms, held, full_state_dict(model)
+
+    truth = one_process(CASES["mlp"], 2).gradients
+    plain = CASES["mlp"].build(0)
+    norms = trained(plain, lambda m: torch.optim.SGD(m.parameters(), 0.1), clip=(0.1,))
+    for shape in ((2, 2), (1, 2), (2, 1)):
+        run = launch(step, shape[0] * shape[1], shape)
+        for gradients, clipped, _, state in run:
+            for got, expected in zip(gradients, truth, strict=True):
+                compare(got, expected, what=f"mesh {shape}: gradient")
+            assert clipped == pytest.approx(norms, rel=1e-4)
+            compare(state, plain.state_dict(), tolerance=1e-4)
+        whole = sum(p.numel() for p in plain.parameters())
+        assert sum(r[2] for r in run) == whole * shape[0], "each part is held once a replica"
+
+
+def test_offload_keeps_shards_gradients_and_states_on_the_host():
+    def step():
+        model = each_layer(CASES["mlp"].build(0), offload_policy=CPUOffloadPolicy())
+        optimizer = torch.optim.AdamW(model.parameters())
+        trained(model, lambda m: optimizer, 1)
+        tensors = [t for s in optimizer.state.values() for t in s.values()]
+        tensors += list(model.parameters()) + [p.grad for p in model.parameters()]
+        return {t.device.type for t in tensors}
+
+    assert launch(step, 2)[0] == {"cpu"}
+
+
+def test_a_model_without_memory_is_filled_unit_by_unit():
+    def step():
+        with torch.device("meta"):
+            model = CASES["mlp"].build(0)
+        torch.manual_seed(dist.get_rank())
+        each_layer(model)
+        held = sum(p.numel() for p in model.parameters())
+        x, y = CASES["mlp"].batch(4, 0)
+        CASES["mlp"].loss(model(x), y).backward()
+        return full_state_dict(model), held
+
+    run = launch(step, 3)
+    plain = CASES["mlp"].build(0)
+    torch.manual_seed(0)
+    for layer in (plain[0], plain[2], plain[4]):
+        layer.reset_parameters()
+    compare(run[2][0], plain.state_dict(), tolerance=0.0)
+    assert sum(r[1] for r in run) == sum(p.numel() for p in plain.parameters())
+
+
+def test_dtypes_and_frozen_parameters_mixed_in_one_unit():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b = nn.Linear(3, 5), nn.Linear(5, 2, dtype=torch.float64)
+            self.scale = nn.Parameter(torch.tensor(2.0))
+            self.nothing = nn.Parameter(torch.empty(0, 4))
+            self.a.bias.requires_grad_(False)
+
+        def forward(self, x):
+            return self.b((self.a(x) * self.scale).double()) + self.nothing.sum()
+
+    def step():
+        model = fully_shard(Mixed())
+        model(torch.ones(2, 3)).sum().backward()
+        return (
+            full_gradients(model),
+            len(model._fsdp.flats),
+            model.training,
+            isinstance(model, Mixed),
+        )
+
+    plain = Mixed()
+    plain(torch.ones(2, 3)).sum().backward()
+    gradients, flats, *_, same_class = launch(step, 3)[2]
+    assert (flats, same_class) == (3, True)  # float32; float32, frozen; float64
+    expected = {n: p.grad for n, p in plain.named_parameters()}
+    compare(gradients, expected)
+
+
+def test_a_frozen_first_layer_is_there_until_backward_has_passed_it():
+    """It has no gradient of its own; backward needs its values last, to reach what lies before it."""
+
+    class Adapter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.base, self.adapter = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.base.requires_grad_(False)
+
+        def forward(self, x):
+            return self.adapter(self.base(x))
+
+    def build():
+        return nn.Sequential(nn.Linear(3, 4), Adapter(), Adapter(), nn.Linear(4, 1))
+
+    def step():
+        model = build()
+        for part in model:
+            fully_shard(part)
+        fully_shard(model)
+        model(torch.ones(2, 3)).sum().backward()
+        return full_gradients(model)
+
+    def seeded():
+        torch.manual_seed(5)
+        return step()
+
+    torch.manual_seed(5)
+    plain = build()
+    plain(torch.ones(2, 3)).sum().backward()
+    compare(launch(seeded, 2)[1], {n: p.grad for n, p in plain.named_parameters()})
+
+
+def test_a_transformer_with_a_tied_head_and_units_inside_units():
+    config = TransformerConfig(vocab=13, d_model=12, n_layers=2, n_heads=3, max_length=8)
+
+    def build():
+        torch.manual_seed(0)
+        return Transformer(config)
+
+    def step():
+        model = build()
+        for block in model.blocks:
+            fully_shard(block.mlp)
+            fully_shard(block)
+        fully_shard(model)
+        for _ in range(2):
+            model.zero_grad()
+            model(tokens()).float().square().mean().backward()
+        return full_gradients(model), full_state_dict(model)
+
+    def tokens():
+        return torch.arange(16).view(2, 8) % 13
+
+    plain = build()
+    plain(tokens()).square().mean().backward()
+    gradients, state = launch(step, 2)[0]
+    compare(gradients, {n: p.grad for n, p in plain.named_parameters()})
+    copy.deepcopy(plain).load_state_dict(state)  # strict: the tied names are there too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -184,9 +185,7 @@ def run(
                     folder / path.name,
                     given,
                     timeout=timeout,
-                    on_cell=lambda done, total, task=task: progress.update(
-                        task, completed=done, total=total
-                    ),
+                    on_cell=partial(_advance, progress, task),
                 )
                 seconds, error = outcome.seconds, outcome.error
             except ValueError as problem:
@@ -258,3 +257,7 @@ def topics(
     console.print(
         f"{taught} of {len(entries)} topics are taught; {len(entries) - taught} are missing."
     )
+
+
+def _advance(progress: Any, task: Any, done: int, total: int) -> None:
+    progress.update(task, completed=done, total=total)

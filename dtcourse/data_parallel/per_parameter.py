@@ -37,6 +37,7 @@ class PerParameterDataParallel(nn.Module):
     def _start(self, parameter: torch.Tensor) -> None:
         """Backward has just finished this parameter's gradient."""
         gradient = parameter.grad
+        assert gradient is not None, "the hook runs after it has been accumulated"
         work = dist.all_reduce(gradient, group=self.group, async_op=True)
         self._pending.append((work, gradient))
 

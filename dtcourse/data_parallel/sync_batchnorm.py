@@ -110,6 +110,8 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     @torch.no_grad()
     def _follow(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
         assert self.num_batches_tracked is not None, "counted wherever statistics are tracked"
+        assert self.running_mean is not None, "and kept"
+        assert self.running_var is not None, "both of them"
         self.num_batches_tracked += 1
         momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         unbiased = variance * (count / (count - 1)).to(variance.dtype)

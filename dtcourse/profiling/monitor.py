@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,7 +73,7 @@ class Monitor:
 
         samples, tokens: how many a batch has; default: the length of its first tensor, and no tokens
         """
-        if self.total is None and hasattr(batches, "__len__"):
+        if self.total is None and isinstance(batches, Sized):
             self.total = len(batches)
         iterator = iter(batches)
         for number in itertools.count():

@@ -16,12 +16,11 @@ from typing import Any
 @cache
 def published(name: str) -> dict[str, Any]:
     """One file of published figures, as it is: "hw_specs", "nccl_measured_busbw", "zero_1910.02054", ..."""
-    file = files("dtcourse.simulator") / "published" / f"{name}.json"
+    folder = files("dtcourse.simulator") / "published"
+    file = folder / f"{name}.json"
     if not file.is_file():
         known = sorted(
-            f.name.removesuffix(".json")
-            for f in (file.parent).iterdir()
-            if f.name.endswith(".json")
+            f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith(".json")
         )
         raise ValueError(f"there are no published figures {name!r}; there are {', '.join(known)}")
     return json.loads(file.read_text())

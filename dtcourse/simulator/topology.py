@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import networkx
 
@@ -78,7 +79,7 @@ class Topology:
 
         halves = []
         for axis in range(axes):
-            order = sorted(hosts, key=lambda host, axis=axis: turned(host, axis))
+            order = sorted(hosts, key=partial(turned, axis=axis))
             halves += [tuple((order + order)[i : i + half]) for i in range(len(hosts))]
         return halves
 
@@ -147,7 +148,7 @@ def tree(depth: int, arity: int, bandwidth: float) -> Topology:
     graph.add_node("switch", kind="switch")
     level = ["switch"]
     for d in range(1, depth + 1):
-        below = []
+        below: list[str] = []
         for above in level:
             for i in range(arity):
                 name = f"host {len(below)}" if d == depth else f"{above}.{i}"

@@ -55,15 +55,15 @@ class _Unused(nn.Module):
         return self.out(torch.tanh(self.used(x)))
 
 
-def _mlp() -> nn.Module:
+def _mlp() -> nn.Sequential:
     # Odd sizes: nothing divides evenly by 2, 3 or 4.
     return nn.Sequential(nn.Linear(6, 13), nn.Tanh(), nn.Linear(13, 7), nn.Tanh(), nn.Linear(7, 3))
 
 
 def _frozen() -> nn.Module:
     model = _mlp()
-    model[2].weight.requires_grad_(False)
-    model[0].bias.requires_grad_(False)
+    model.get_parameter("2.weight").requires_grad_(False)
+    model.get_parameter("0.bias").requires_grad_(False)
     return model
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -88,7 +88,7 @@ def _train(
             last = i == micro_batches - 1
             quiet: AbstractContextManager[Any] = nullcontext()
             if not last and hasattr(wrapped, "no_sync"):
-                quiet = wrapped.no_sync()
+                quiet = cast(Any, wrapped).no_sync()
             with quiet:
                 loss = case.loss(wrapped(x), y) / micro_batches
                 loss.backward()

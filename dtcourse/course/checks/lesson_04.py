@@ -165,7 +165,7 @@ def _train_alone(
     for step in range(len(batches[0])):
         optimizer.zero_grad()
         losses = [nn.functional.mse_loss(net(x), y) for x, y in (own[step] for own in batches)]
-        (scale * sum(losses) / len(losses)).backward()
+        (scale * torch.stack(losses).mean()).backward()
         optimizer.step()
     return [p.detach() for p in net.parameters()]
 

@@ -27,70 +27,22 @@ from torch.overrides import TorchFunctionMode
 from dtcourse import device
 
 # By name, so that torch.matmul, Tensor.matmul and x @ y are one.
-LOWER = frozenset(
-    [
-        "linear",
-        "matmul",
-        "__matmul__",
-        "__rmatmul__",
-        "mm",
-        "bmm",
-        "addmm",
-        "addbmm",
-        "baddbmm",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_transpose1d",
-        "conv_transpose2d",
-        "conv_transpose3d",
-        "scaled_dot_product_attention",
-        "einsum",
-    ]
-)
-FLOAT32 = frozenset(
-    [
-        "mse_loss",
-        "l1_loss",
-        "smooth_l1_loss",
-        "huber_loss",
-        "cross_entropy",
-        "nll_loss",
-        "kl_div",
-        "binary_cross_entropy_with_logits",
-        "poisson_nll_loss",
-        "cosine_embedding_loss",
-        "hinge_embedding_loss",
-        "margin_ranking_loss",
-        "triplet_margin_loss",
-        "prod",
-        "quantile",
-        "cdist",
-    ]
-)
+LOWER = frozenset({
+    "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "addbmm", "baddbmm", "einsum",
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+    "scaled_dot_product_attention",
+})  # fmt: skip
+FLOAT32 = frozenset({
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "cross_entropy", "nll_loss", "kl_div",
+    "binary_cross_entropy_with_logits", "poisson_nll_loss", "cosine_embedding_loss", "hinge_embedding_loss",
+    "margin_ranking_loss", "triplet_margin_loss", "prod", "quantile", "cdist",
+})  # fmt: skip
 # A CPU's kernels compute these in float32 inside and round what they put out; a GPU's inputs are cast up.
-FLOAT32_ON_GPU = frozenset(
-    [
-        "softmax",
-        "log_softmax",
-        "layer_norm",
-        "group_norm",
-        "softplus",
-        "exp",
-        "log",
-        "pow",
-        "__pow__",
-        "sum",
-        "cumsum",
-        "cumprod",
-        "norm",
-        "rsqrt",
-        "reciprocal",
-    ]
-)
-WIDEST = frozenset(
-    ["cat", "concat", "stack", "hstack", "vstack"]
-)  # several tensors that must agree
+FLOAT32_ON_GPU = frozenset({
+    "softmax", "log_softmax", "layer_norm", "group_norm", "softplus", "exp", "log", "pow", "__pow__", "sum",
+    "cumsum", "cumprod", "norm", "rsqrt", "reciprocal",
+})  # fmt: skip
+WIDEST = frozenset({"cat", "concat", "stack", "hstack", "vstack"})  # tensors that must agree
 
 
 class autocast(TorchFunctionMode):

@@ -28,6 +28,8 @@ LOW_PRECISION = (torch.float16, torch.bfloat16)
 class MasterWeights(Optimizer):
     """An optimizer over float32 copies of 16-bit parameters. Schedulers, loss scalers and clipping see the copies.
 
+    Where a step may be skipped, gradients are forgotten by this optimizer's zero_grad: the model's knows no masters.
+
     params:          as any optimizer's: parameters, named parameters, or groups. float32 parameters (say, of norms)
                      are their own master; frozen ones are left alone.
     optimizer_class: any torch optimizer;  kwargs: its arguments
@@ -91,6 +93,9 @@ class MasterWeights(Optimizer):
             )
         loss = self._inner.step(evaluate)
         self._round_into_model()
+        for parameter, master in self._masters.items():
+            if master is not parameter:
+                master.grad = None  # used up: model.zero_grad() would not know of it
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -131,9 +131,11 @@ class Schedule:
         if not unit.in_backward:
             unit.in_backward, unit.waiting = True, unit.trains
         unit.finish_gather()
-        unit.begun("backward")
-        self._ahead = self._before.get(unit)
+        following = self._before.get(unit)
+        if following is not None and following.state == SHARDED:
+            self._ahead = following
         self._fetch_ahead()
+        unit.begun("backward")
 
     def gradient_is_ready(self, unit: Unit) -> None:
         """One more of a unit's gradients is in its flat."""

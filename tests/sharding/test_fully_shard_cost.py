@@ -1,0 +1,304 @@
+"""What fully_shard costs: bytes sent, bytes held, what happens beside what. Counted, and held against the formulas."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dtcourse import events, launch
+from dtcourse.collectives import ring, traffic
+from dtcourse.collectives.network import EmulatedNetwork
+from dtcourse.data_parallel import DistributedDataParallel
+from dtcourse.sharding import MixedPrecisionPolicy, fully_shard
+from dtcourse.sharding.flat_parameter import padded_size
+from dtcourse.sharding.schedule import Schedule
+from dtcourse.sharding.unit import Reduction
+
+WIDTHS = (5, 11, 7, 13, 3)  # nothing divides by 2, 3 or 4: every unit is padded
+
+
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(a, b) for a, b in pairwise(WIDTHS)])
+
+
+def sharded(model, **options):
+    for layer in model:
+        fully_shard(layer, **options)
+    return fully_shard(model, **options)
+
+
+def sizes():
+    """Elements of each unit."""
+    return [sum(p.numel() for p in layer.parameters()) for layer in layers()]
+
+
+# --- bytes sent -------------------------------------------------------------------------------------------------
+
+
+def count_step(options, dtype=None):
+    """(messages, bytes) that this rank sends in a training step, by operation and phase."""
+    policy = MixedPrecisionPolicy(param_dtype=dtype) if dtype else None
+    model = sharded(layers(), mp_policy=policy, **options)
+    x = torch.ones(4, WIDTHS[0])
+    model(x).float().sum().backward()  # the first step learns the order, and sends as much
+    with traffic.counting() as counted:
+        model(x).float().sum().backward()
+    return {
+        (operation, phase): (
+            counted.messages_sent(operation=operation, phase=phase),
+            counted.bytes_sent(operation=operation, phase=phase),
+        )
+        for operation in ("all_gather", "reduce_scatter")
+        for phase in ("forward", "backward")
+    }, counted.bytes_sent()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_a_step_sends_what_the_formula_says(world_size):
+    def step():
+        return [
+            count_step({}),
+            count_step({"reshard_after_forward": False}),
+            count_step({}, torch.bfloat16),
+        ]
+
+    run = launch(step, world_size, backend="ring")
+    for rank in range(world_size):
+        for (counts, total), gathers, itemsize in zip(run[rank], (2, 1, 2), (4, 4, 2), strict=True):
+            wholes = [padded_size(n, world_size) for n in sizes()]
+            gathered = [ring.all_gather_sent(n, world_size, rank, itemsize) for n in wholes]
+            reduced = [ring.reduce_scatter_sent(n, world_size, rank, itemsize) for n in wholes]
+            gather = (
+                sum(s.messages for s in gathered),
+                itemsize * sum(s.elements for s in gathered),
+            )
+            reduce = (sum(s.messages for s in reduced), itemsize * sum(s.elements for s in reduced))
+            assert counts["all_gather", "forward"] == gather
+            assert counts["all_gather", "backward"] == (gather if gathers == 2 else (0, 0))
+            assert counts["reduce_scatter", "forward"] == (0, 0)
+            assert counts["reduce_scatter", "backward"] == reduce
+            assert total == gathers * gather[1] + reduce[1], "and nothing else is sent"
+            # In words: (gathers + 1) (p - 1) / p n, padding included.
+            assert total == (gathers + 1) * (world_size - 1) * sum(wholes) // world_size * itemsize
+
+
+def test_one_and_a_half_times_what_ddp_sends():
+    """Sizes that divide evenly, so that there is no padding and the ratio is exact."""
+
+    def build():
+        return nn.Sequential(nn.Linear(8, 12, bias=False), nn.Linear(12, 4, bias=False))
+
+    def step():
+        x, sent = torch.ones(2, 8), []
+        for model in (
+            DistributedDataParallel(build()),
+            sharded(build()),
+            sharded(build(), reshard_after_forward=False),
+        ):
+            for _ in range(2):
+                model(x).sum().backward()
+            with traffic.counting() as counted:
+                model(x).sum().backward()
+            sent.append(counted.bytes_sent())
+        return sent
+
+    for ddp, zero3, kept in launch(step, 4, backend="ring"):
+        assert zero3 == 1.5 * ddp
+        assert kept == ddp
+
+
+def test_micro_batches_without_sync_send_no_gradients():
+    def step():
+        model = sharded(layers())
+        x, reduced = torch.ones(2, WIDTHS[0]), []
+        for sync in (False, False, True):
+            model.set_requires_gradient_sync(sync)
+            with traffic.counting() as counted:
+                model(x).sum().backward()
+            reduced.append(counted.bytes_sent(operation="reduce_scatter"))
+        return reduced
+
+    first, second, last = launch(step, 2, backend="ring")[0]
+    assert (first, second) == (0, 0)
+    assert last == 4 * sum(padded_size(n, 2) for n in sizes()) // 2
+
+
+# --- bytes held -------------------------------------------------------------------------------------------------
+
+
+def all_tensor_bytes():
+    """Bytes of every storage of floating-point numbers that Python can see in this process, each once."""
+    gc.collect()
+    storages = {}
+    with torch._C.DisableTorchFunctionSubclass():
+        for thing in gc.get_objects():
+            if issubclass(type(thing), torch.Tensor) and thing.dtype.is_floating_point:
+                storage = thing.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_a_rank_holds_16_bytes_a_parameter_over_the_ranks(world_size):
+    """ZeRO's 16 Psi / N: stored in 32 bits, computed in 16, Adam's two moments. Padding is computed, not allowed for."""
+
+    def step():
+        start = all_tensor_bytes()
+        model = sharded(layers(), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+        held = [all_tensor_bytes() - start]
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(1, WIDTHS[0])).float().sum().backward()
+            held.append(all_tensor_bytes() - start)
+            optimizer.step()
+            held.append(all_tensor_bytes() - start)
+        counters = sum(s["step"].nbytes for s in optimizer.state.values())
+        # A parameter of which this rank keeps nothing has moments of no elements, and a counter all the same.
+        return held, counters
+
+    part = sum(padded_size(n, world_size) // world_size for n in sizes())
+    kept = sum(sizes())
+    run = launch(step, world_size)
+    for held, counters in run:
+        sharded_only, after_backward, after_step, *_ = held
+        assert sharded_only == 4 * part
+        assert after_backward == 8 * part
+        # The moments are of the parameters: the padding at the end of the last rank's part has none.
+        assert 16 * part - 8 * (len(sizes()) * world_size) <= after_step - counters <= 16 * part
+        assert held[3:] == [after_step, after_step]
+    assert sum(held[2] - counters for held, counters in run) == 8 * part * world_size + 8 * kept
+
+
+def test_no_more_than_two_units_are_whole():
+    """Counted where memory is given and taken; their bytes at most are those of two neighbours."""
+
+    def step():
+        model = sharded(layers(), mp_policy=MixedPrecisionPolicy(torch.bfloat16))
+        for _ in range(3):
+            model(torch.ones(1, WIDTHS[0])).float().sum().backward()
+
+    timeline = launch(step, 2, record=True).timeline
+    wholes = [2 * padded_size(n, 2) for n in sizes()]
+    neighbours = [a + b for a, b in pairwise(wholes)]
+    for rank in range(2):
+        live, peak, units = 0, 0, 0
+        most = 0
+        for event in timeline.of(rank=rank, kind="memory"):
+            sign = {"gather": 1, "free": -1}[event.name.split()[0]]
+            live, units = live + sign * event.bytes, units + sign
+            peak, most = max(peak, live), max(most, units)
+        assert (live, most) == (0, 2)
+        assert peak == max(neighbours)
+
+
+# --- what happens beside what -----------------------------------------------------------------------------------
+
+
+def test_the_next_unit_is_fetched_while_one_computes():
+    """The order of events in the second step, on a network of any speed."""
+
+    def step():
+        model = sharded(layers())
+        for _ in range(2):
+            model(torch.ones(1, WIDTHS[0])).sum().backward()
+            events.instant("step ends")
+
+    timeline = launch(step, 2, record=True).timeline
+    for rank in range(2):
+        mine = list(timeline.of(rank=rank))
+        ends = [e.start for e in mine if e.name == "step ends"]
+        second = [e for e in mine if ends[0] < e.start < ends[1]]
+        moment = {}
+        for e in second:
+            if e.kind == "compute":
+                moment[e.name, "starts"], moment[e.name, "ends"] = e.start, e.end
+            elif e.kind == "memory":
+                moment.setdefault((e.name, "forward"), e.start)
+                moment[e.name, "backward"] = e.start
+        for i in range(3):  # forward: unit i + 1 sets out before unit i has computed
+            assert moment[f"gather {i + 1}", "forward"] < moment[f"forward {i}", "ends"]
+        for i in (3, 2, 1):  # backward: unit i - 1 does
+            assert moment[f"gather {i - 1}", "backward"] < moment[f"backward {i}", "ends"]
+        order = [e.name for e in second if e.kind == "compute"]
+        assert order == [f"forward {i}" for i in range(4)] + [f"backward {i}" for i in (3, 2, 1, 0)]
+        reduces = [e.start for e in second if e.name == "reduce_scatter"]
+        assert len(reduces) == 4
+        assert sum(start < moment["backward 0", "ends"] for start in reduces) >= 3
+
+
+UNITS, WIDTH = 8, 256
+FORWARD, BACKWARD = 0.2, 0.4  # seconds of all units, waited and not computed: two cores suffice
+
+
+class Slow(torch.autograd.Function):
+    """The identity, whose two directions take a known time."""
+
+    @staticmethod
+    def forward(context, x):
+        time.sleep(FORWARD / UNITS)
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        time.sleep(BACKWARD / UNITS)
+        return gradient
+
+
+class SlowLinear(nn.Linear):
+    def forward(self, x):
+        return Slow.apply(super().forward(x))
+
+
+def timed(blocking, count=5):
+    if blocking:  # what a version without overlap would do: the test below must see it
+        Schedule._fetch_ahead = lambda self: None
+        enter = Schedule.enter
+
+        def enter_alone(self, unit):
+            self._learnt.clear()
+            enter(self, unit)
+
+        Schedule.enter = enter_alone
+        begin = Reduction.__init__
+
+        def start_and_wait(self, *args):
+            begin(self, *args)
+            self.finish_scatter()
+
+        Reduction.__init__ = start_and_wait
+    torch.manual_seed(0)
+    model = sharded(nn.Sequential(*[SlowLinear(WIDTH, WIDTH, bias=False) for _ in range(UNITS)]))
+    times = []
+    for _ in range(count):
+        dist.barrier()
+        start = time.monotonic()
+        model(torch.ones(1, WIDTH, requires_grad=True)).sum().backward()
+        times.append(time.monotonic() - start)
+        model.zero_grad()
+    return statistics.median(times[2:])
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("backend", ["ring", "gloo"])
+def test_transfers_hide_behind_computation(backend):
+    """A network on which gathering everything takes as long as forward: 1.2 s one after the other, 0.6 side by side."""
+    ranks = 2
+    whole = UNITS * WIDTH * WIDTH * 4
+    gather = FORWARD
+    network = EmulatedNetwork(latency=0.0, bandwidth=(ranks - 1) / ranks * whole / gather)
+    together = max(launch(timed, ranks, False, backend=backend, network=network))
+    one_after_the_other = max(launch(timed, ranks, True, backend=backend, network=network))
+    compute, transfers = FORWARD + BACKWARD, 3 * gather
+    # What has nothing to hide behind: the first gather of each direction, the last reduce-scatter.
+    exposed = 3 * gather / UNITS
+    assert one_after_the_other > 0.95 * (compute + transfers)
+    assert together < 1.1 * (compute + exposed)

@@ -100,7 +100,7 @@ GRIDS = {  # the middle of each optimizer's grid, and how many rates on either s
     "SGD": (0.03, 3),
     "LARS": (0.3, 2),
     "LAMB": (0.1, 2),
-    "Adam": (0.01, 2),
+    "Adam": (0.01, 3),
 }
 
 
@@ -301,8 +301,8 @@ def rate(results: dict[str, Any], name: str, method: Method, batch: int) -> floa
 
 def jobs(
     settings: Settings, names: list[str], seeds: int, results: dict[str, Any]
-) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """(key, run) of everything, in order: tuning first, then all methods seed by seed."""
+) -> Iterator[tuple[str, float, Callable[[], dict[str, Any]]]]:
+    """(key, rate, run) of everything, in order: tuning first, then all methods seed by seed."""
 
     def job(
         name: str, method: Method, batch: int, lr: float, seed: int
@@ -318,17 +318,15 @@ def jobs(
             method = Method("tuning", "tuned", optimizer)
             for lr in grid(optimizer):
                 for seed in range(TUNING_SEED, TUNING_SEED + settings.tuning_seeds):
-                    yield (
-                        key("tuning", name, optimizer, batch, lr, seed),
-                        job(name, method, batch, lr, seed),
-                    )
+                    run = job(name, method, batch, lr, seed)
+                    yield key("tuning", name, optimizer, batch, lr, seed), lr, run
     for seed in range(seeds):
         for name in names:
             small, large = batches(name, settings)
             todo = [(SMALL, small)] + [(m, b) for b in large for m in SWEEP]
             for method, batch in todo + [(m, large[-1]) for m in REPAIRS[name]]:
                 lr = rate(results, name, method, batch)
-                yield key(name, method.name, batch, seed), job(name, method, batch, lr, seed)
+                yield key(name, method.name, batch, seed), lr, job(name, method, batch, lr, seed)
 
 
 def load(path: Path, settings: Settings) -> dict[str, Any]:
@@ -377,8 +375,10 @@ def study(
     """Runs what is missing in the file at `path`; True if nothing is missing any more."""
     torch.set_num_threads(1)
     results, start = load(path, settings), time.monotonic()
-    for name, run in jobs(settings, names, seeds, results):
-        if name in results["runs"]:
+    for name, lr, run in jobs(settings, names, seeds, results):
+        if (
+            results["runs"].get(name, {}).get("lr") == lr
+        ):  # another grid may have chosen another rate
             continue
         if budget is not None and time.monotonic() - start > budget:
             return False

@@ -85,6 +85,15 @@ def test_it_measures_stops_and_goes_on(script, tiny, tmp_path, capsys):
     assert not list(path.parent.glob("*.part"))
     lines = list(script.summary(json.loads(path.read_text()), "digits"))
     assert any("small batch" in line and "difference +0.0000" in line for line in lines)
+    runs = json.loads(path.read_text())
+    runs["runs"][script.key("digits", "linear rule", 10, 0)]["lr"] = (
+        0.5  # measured with another grid
+    )
+    script.save(runs, path, 2)
+    assert script.study(path, tiny, ["digits"], seeds=2)
+    assert json.loads(path.read_text())["runs"].keys() == grown.keys()
+    again = json.loads(path.read_text())["runs"][script.key("digits", "linear rule", 10, 0)]
+    assert again["lr"] != 0.5, "measured again"
     other = script.Settings(samples=20)
     with pytest.raises(ValueError, match="another --out"):
         script.study(path, other, ["digits"], seeds=1)

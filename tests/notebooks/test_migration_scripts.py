@@ -1,0 +1,44 @@
+"""The two scripts of lesson 06 are one training: python runs the first, torchrun the second, and both print one thing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).resolve().parent.parent.parent / "lessons" / "scripts"
+
+
+def run(command: list[str]) -> list[str]:
+    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "DTCOURSE_DEVICE": "cpu"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_the_migrated_script_trains_the_same_model(tmp_path):
+    single, parallel = SCRIPTS / "06_single_device.py", SCRIPTS / "06_data_parallel.py"
+    alone = run([sys.executable, str(single), "--save", str(tmp_path / "a.pt")])
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "3",
+    ]
+    ranks = run([*torchrun, str(parallel), "--save", str(tmp_path / "b.pt")])
+    assert len(alone) == len(ranks) == 2  # one line an epoch, said once
+    for a, b in zip(alone, ranks, strict=True):
+        (loss_a, right_a), (loss_b, right_b) = ((float(t.split()[3].rstrip(",")), int(t.split()[4])) for t in (a, b))  # fmt: skip
+        assert abs(loss_a - loss_b) < 2e-3 and abs(right_a - right_b) <= 2
+    a, b = (torch.load(tmp_path / name, weights_only=True) for name in ("a.pt", "b.pt"))
+    assert a.keys() == b.keys()  # no prefix
+    for name in a:
+        assert torch.allclose(a[name].double(), b[name].double(), atol=5e-3), name

@@ -374,10 +374,7 @@ def _zero_3(
 
 
 def _layers(answer: Answer, ranks: int, sizes: list[int], **more: Any) -> tuple[Any, ...]:
-    weights = [
-        (torch.randn(b, a) / a**0.5).requires_grad_()
-        for a, b in pairwise(sizes)
-    ]
+    weights = [(torch.randn(b, a) / a**0.5).requires_grad_() for a, b in pairwise(sizes)]
     batch = torch.randn(12, sizes[0]), torch.randn(12, sizes[-1])
     x = batch[0].clone().requires_grad_()
     hidden = x

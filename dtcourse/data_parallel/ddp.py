@@ -84,6 +84,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._ready_order: list[nn.Parameter] = []
         self._rebuilt = False
         self._armed = False  # a forward has run whose backward is still to come
+        self._quiet = False  # the last forward ran inside no_sync
         self._build(list(reversed(self._parameters_with_gradient)))
         for parameter in self._parameters_with_gradient:
             parameter.register_post_accumulate_grad_hook(self._gradient_is_ready)
@@ -102,10 +103,12 @@ class DistributedDataParallel(nn.Module, Joinable):
         output = self.module(*inputs, **keywords)
         if synchronises:
             self._prepare_backward(output)
+        elif torch.is_grad_enabled():
+            self._quiet = True
         return output
 
     def _prepare_backward(self, output: Any) -> None:
-        self._armed = True
+        self._armed, self._quiet = True, False
         self._ready_order = []
         self._seen: set[nn.Parameter] = set()
         self._missing = [len(bucket.parameters()) for bucket in self._buckets]
@@ -120,7 +123,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def _gradient_is_ready(self, parameter: nn.Parameter) -> None:
         """The hook: backward has finished this parameter's gradient."""
-        if not self.require_backward_grad_sync:
+        if not self._armed and self._quiet:
             return
         if not self._armed:
             raise RuntimeError(
@@ -223,7 +226,10 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of backwards inside stay on the rank; the next one outside averages their sum."""
+        """Gradients of what runs inside stay on the rank; the next backward averages their sum.
+
+        Forward decides, as in PyTorch: it must run inside as well.
+        """
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from itertools import chain
 
 import pytest
@@ -85,6 +86,26 @@ def test_accumulation_with_no_sync_is_one_large_batch(micro_batches):
         truth = one_process(CASES[case])
         for got, expected in zip(steps.gradients, truth.gradients, strict=True):
             compare(got, expected, what=name)
+
+
+def test_forward_decides_whether_backward_averages_as_in_pytorch():
+    """All four ways to put forward and backward inside or outside no_sync()."""
+
+    def gradients(kind):
+        seen = []
+        for quiet_forward in (False, True):
+            for quiet_backward in (False, True):
+                torch.manual_seed(0)
+                model = kind(nn.Linear(2, 2))
+                with model.no_sync() if quiet_forward else nullcontext():
+                    loss = model(torch.full((1, 2), dist.get_rank() + 1.0)).sum()
+                with model.no_sync() if quiet_backward else nullcontext():
+                    loss.backward()
+                seen.append(model.module.weight.grad[0, 0].item())
+        return seen
+
+    mine, theirs = launch(lambda: (gradients(DistributedDataParallel), gradients(TorchDDP)), 2)[1]
+    assert mine == theirs == [1.5, 1.5, 2.0, 2.0]
 
 
 def test_bit_for_bit_pytorchs_own():

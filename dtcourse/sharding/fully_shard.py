@@ -35,6 +35,7 @@ from dtcourse.sharding.clipping import clip_sharded
 from dtcourse.sharding.flat_parameter import FlatParameter, ShardedParameter
 from dtcourse.sharding.policies import MixedPrecisionPolicy, OffloadPolicy, Ranks, ranks_of
 from dtcourse.sharding.schedule import Schedule
+from dtcourse.sharding.state_dict import load_full_state_dict
 from dtcourse.sharding.unit import Named, Unit
 from dtcourse.sharding.whole_model import check_same_on_all_ranks, materialise, share_buffers
 
@@ -159,6 +160,21 @@ class FSDPModule:
                         f"{probe.dtype} on {probe.device}. Convert and move it first, shard it then."
                     )
         return super()._apply(fn, recurse)  # type: ignore[misc]
+
+    def state_dict(self, *args: Any, **keywords: Any) -> Any:
+        """Refused: what is here are parts, without the shapes and names that would make sense of them elsewhere."""
+        raise RuntimeError(
+            "a sharded model's state is in parts: use sharding.full_state_dict(model) for whole tensors, or "
+            "sharding.checkpoint.save(folder, model, optimizer) for parts on disk that load on any number of ranks"
+        )
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Loads whole tensors, as sharding.load_full_state_dict does. Every rank must call it, with the same state."""
+        if not strict or assign:
+            raise ValueError(
+                "a sharded model loads all of a state, in place: strict=True, assign=False"
+            )
+        load_full_state_dict(self, state_dict)  # type: ignore[arg-type]
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise RuntimeError(
@@ -310,6 +326,15 @@ def _backward_of_old_forward(original: torch.Tensor) -> None:
 
 
 def _optimizer_will_step(optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
+    for parameter, slots in optimizer.state.items():
+        if isinstance(parameter, ShardedParameter):
+            for slot, value in slots.items():
+                if getattr(value, "ndim", 0) and value.numel() != parameter.data.numel():
+                    raise ValueError(
+                        f"the optimizer's {slot} of {parameter.place.name} has {value.numel()} elements and this rank's part "
+                        f"{parameter.data.numel()}: a state of another number of ranks, or of a whole model, was loaded. "
+                        "sharding.checkpoint saves and loads for any number of ranks."
+                    )
     stale = [
         p._sharded_as
         for group in optimizer.param_groups

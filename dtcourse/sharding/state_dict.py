@@ -106,7 +106,7 @@ def full_state_dict(model: nn.Module, only_first: bool = False) -> State:
     state = _named(gather_flats(model, lambda entry: entry.parameter.detach(), only_first))
     if only_first and dist.get_rank() != 0:
         return {}
-    persistent = _buffers(model)
+    persistent = buffers(model)
     state.update({name: buffer.detach().cpu().clone() for name, buffer in persistent.items()})
     return {name: state[name] for name in _plain_order(model) if name in state}
 
@@ -133,31 +133,41 @@ def load_full_state_dict(model: nn.Module, state: State) -> None:
                 whole = state[entry.names[0]].reshape(-1)
                 start = entry.place.start
                 entry.parameter.detach().copy_(whole[a - start : b - start])
-        for name, buffer in _buffers(model).items():
+        for name, buffer in buffers(model).items():
             buffer.copy_(state[name])
 
 
 def check_full(model: nn.Module, state: State) -> None:
     """Raises ValueError unless `state` is this model's: the same names and shapes."""
-    shapes = {name: tuple(e.place.shape) for e in entries(model) for name in e.names}
-    shapes.update({name: tuple(b.shape) for name, b in _buffers(model).items()})
-    missing, extra = sorted(shapes.keys() - state.keys()), sorted(state.keys() - shapes.keys())
-    if missing or extra:
-        raise ValueError(
-            f"this is another model's state: missing {_some(missing)}; unexpected {_some(extra)}. Nothing was loaded."
-        )
-    for name, shape in shapes.items():
-        if not isinstance(state[name], torch.Tensor) or tuple(state[name].shape) != shape:
-            got = list(getattr(state[name], "shape", [])) or type(state[name]).__name__
-            raise ValueError(
-                f"{name} is {list(shape)} in the model and {got} in the state. Nothing was loaded."
-            )
+    check_names(model, {n: tuple(getattr(t, "shape", ())) for n, t in state.items()}, "the state")
     for entry in entries(model):
         for name in entry.names[1:]:
             if not torch.equal(state[name], state[entry.names[0]]):
                 raise ValueError(
                     f"{entry.names[0]} and {name} are one parameter here, and differ in the state. Nothing was loaded."
                 )
+
+
+def check_names(
+    model: nn.Module, found: dict[str, tuple[int, ...]], where: str, ignore_empty: bool = False
+) -> None:
+    """Raises ValueError unless the shapes found are this model's, by name.
+
+    ignore_empty: parameters without elements may be missing
+    """
+    shapes = {name: tuple(e.place.shape) for e in entries(model) for name in e.names}
+    shapes.update({name: tuple(b.shape) for name, b in buffers(model).items()})
+    needed = {n for n, shape in shapes.items() if not ignore_empty or 0 not in shape}
+    missing, extra = sorted(needed - found.keys()), sorted(found.keys() - shapes.keys())
+    if missing or extra:
+        raise ValueError(
+            f"{where} is of another model: missing {_some(missing)}; unexpected {_some(extra)}. Nothing was loaded."
+        )
+    for name, shape in found.items():
+        if shape != shapes[name]:
+            raise ValueError(
+                f"{name} is {list(shapes[name])} in the model and {list(shape)} in {where}. Nothing was loaded."
+            )
 
 
 def agree(check: Callable[[], Any]) -> Any:
@@ -181,7 +191,7 @@ def _named(pairs: Iterator[tuple[Entry, torch.Tensor | None]]) -> State:
     return {name: whole for entry, whole in pairs if whole is not None for name in entry.names}
 
 
-def _buffers(model: nn.Module) -> State:
+def buffers(model: nn.Module) -> State:
     """The buffers that a plain model's state_dict has."""
     found = {}
     for prefix, module in model.named_modules():

@@ -55,8 +55,10 @@ def materialise(
         for attribute, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
                 module._buffers[attribute] = torch.empty_like(buffer, device=where)
-        if first and any(p in empty for p in own):
-            if not hasattr(module, "reset_parameters"):
+        if any(p in empty for p in own):
+            if not hasattr(
+                module, "reset_parameters"
+            ):  # on all ranks alike, or some would wait for ever
                 raise ValueError(
                     f"{name or 'the module'} ({type(module).__name__}) is on the meta device and has no reset_parameters "
                     "to give its parameters values: add one, or build the model on the CPU"

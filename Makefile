@@ -23,7 +23,7 @@ env: ## make or refresh the environment in .venv, and nothing else
 	@sh tools/setup
 
 lab: env ## open JupyterLab on lesson 01 (LAB_ARGS=... go to JupyterLab)
-	@$(python) -m jupyterlab $(root) --ServerApp.root_dir="$(CURDIR)" $(LAB_ARGS) $(lesson)
+	@$(python) -m jupyterlab $(root) --ServerApp.root_dir="$(CURDIR)" --LabApp.news_url=None $(LAB_ARGS) $(lesson)
 
 test: env ## the whole suite: unit tests, then timing, then every notebook
 	@$(python) tools/test.py

@@ -114,6 +114,7 @@ def lab(
             raise ValueError(f"there are no lessons in {home / 'lessons'}")
         path = lessons[places.numbers([lesson], lessons)[0] if lesson else min(lessons)]
     command = [sys.executable, "-m", "jupyterlab", "--notebook-dir", str(home)]
+    command.append("--LabApp.news_url=None")  # no question about news over the first lesson
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
     try:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 
@@ -136,3 +140,72 @@ def set_random_state(state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
     torch.set_rng_state(cpu)
     if gpu is not None:
         torch.cuda.set_rng_state(gpu, current())
+
+
+class SideStream:
+    """Copies beside the computation: a second CUDA stream; on a CPU one thread, since copying lets go of Python's lock.
+
+    What is handed to `run` is done in that order, each after what the computation had queued by then. `finished`, if
+    given, is told when it really ran (seconds on the monotonic clock).
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._thread = self._stream = None
+        self._untold: list[tuple[Callable[[float, float], None], Any, Any]] = []
+        if is_gpu(device):
+            self._stream = torch.cuda.Stream(device)
+            self._origin = torch.cuda.Event(enable_timing=True)
+            self._origin.record(self._stream)
+            self._origin.synchronize()
+            self._origin_time = time.monotonic()
+        else:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="side-stream")
+
+    def run(
+        self,
+        work: Callable[[], None],
+        uses: Iterable[torch.Tensor] = (),
+        finished: Callable[[float, float], None] | None = None,
+    ) -> Callable[[], None]:
+        """Starts `work`, and returns a function that makes the computation wait for it (the host only on a CPU).
+
+        uses: tensors of the computation that it reads, and that may be let go before it is done
+        """
+        if self._thread is not None:
+            return self._thread.submit(self._timed, work, finished).result
+        started, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            started.record()
+            work()
+            done.record()
+        for tensor in uses:  # its memory must not be given to others meanwhile
+            tensor.record_stream(self._stream)
+        if finished is not None:
+            self._untold.append((finished, started, done))
+        self._tell(wait=False)
+        return lambda: torch.cuda.current_stream(self.device).wait_event(done)
+
+    def synchronize(self) -> None:
+        """Waits, on the host, until everything is done, and every `finished` has been told."""
+        if self._thread is not None:
+            self._thread.submit(lambda: None).result()
+        else:
+            self._stream.synchronize()
+            self._tell(wait=True)
+
+    def _tell(self, wait: bool) -> None:
+        while self._untold and (wait or self._untold[0][2].query()):
+            finished, started, done = self._untold.pop(0)
+            finished(
+                *(self._origin_time + self._origin.elapsed_time(e) / 1e3 for e in (started, done))
+            )
+
+    @staticmethod
+    def _timed(work: Callable[[], None], finished: Callable[[float, float], None] | None) -> None:
+        start = time.monotonic()
+        with torch.no_grad():
+            work()
+        if finished is not None:
+            finished(start, time.monotonic())

@@ -19,6 +19,7 @@ from dtcourse.memory.autocasting import autocast
 from dtcourse.memory.checkpointing import checkpoint, checkpoint_sequential, square_root_segments
 from dtcourse.memory.loss_scaling import GradScaler, StaticLossScaler
 from dtcourse.memory.mixed_precision import MasterWeights
+from dtcourse.memory.offload import offload_activations
 from dtcourse.memory.oom import MemoryLimit, explain, is_out_of_memory, train_step_with_halving
 from dtcourse.memory.selective import MATMULS, CheckpointError
 
@@ -34,6 +35,7 @@ __all__ = [
     "checkpoint_sequential",
     "explain",
     "is_out_of_memory",
+    "offload_activations",
     "square_root_segments",
     "train_step_with_halving",
 ]

@@ -43,6 +43,8 @@ class DistributedDataParallel(nn.Module, Joinable):
     broadcast_buffers:      before each forward, give every rank rank 0's buffers (running statistics)
     process_group:          default: all ranks
 
+    Gradients are views into the buckets, as with PyTorch's gradient_as_bucket_view=True: held once, and overwritten by
+    the next step, so clone one that you want to keep.
     Raises ValueError if the ranks built different models, or none of the parameters needs a gradient.
     """
 

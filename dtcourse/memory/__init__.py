@@ -21,6 +21,7 @@ from dtcourse.memory.loss_scaling import GradScaler, StaticLossScaler
 from dtcourse.memory.mixed_precision import MasterWeights
 from dtcourse.memory.offload import offload_activations
 from dtcourse.memory.oom import MemoryLimit, explain, is_out_of_memory, train_step_with_halving
+from dtcourse.memory.overflow import raise_on_overflow
 from dtcourse.memory.selective import MATMULS, CheckpointError
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "explain",
     "is_out_of_memory",
     "offload_activations",
+    "raise_on_overflow",
     "square_root_segments",
     "train_step_with_halving",
 ]

@@ -22,6 +22,7 @@ from dtcourse.memory.mixed_precision import MasterWeights
 from dtcourse.memory.offload import offload_activations
 from dtcourse.memory.oom import MemoryLimit, explain, is_out_of_memory, train_step_with_halving
 from dtcourse.memory.overflow import raise_on_overflow
+from dtcourse.memory.parameter_offload import OffloadedParameters
 from dtcourse.memory.selective import MATMULS, CheckpointError
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "GradScaler",
     "MasterWeights",
     "MemoryLimit",
+    "OffloadedParameters",
     "StaticLossScaler",
     "autocast",
     "checkpoint",

@@ -90,12 +90,12 @@ class offload_activations(saved_tensors_hooks):
         self._known[key] = (
             weakref.ref(storage, lambda _: forget(key, None)), version, weakref.ref(stored)
         )  # fmt: skip
-        source = _bytes_of(storage)
+        source = bytes_of(storage)
         buffer = stored.buffer
         wait = self._stream(storage.device).run(
             lambda: buffer.write(source),
             uses=[source],
-            finished=_recorder("offload", buffer.size, stored.number),
+            finished=recorder("offload", buffer.size, stored.number),
         )
         stored.stored = wait
         self._under_way.append(wait)
@@ -144,7 +144,7 @@ class offload_activations(saved_tensors_hooks):
         stored.fetched = self._stream(stored.device).run(
             lambda: buffer.read(target),
             uses=[target],
-            finished=_recorder("fetch", buffer.size, stored.number),
+            finished=recorder("fetch", buffer.size, stored.number),
         )
         self.fetched += buffer.size
 
@@ -271,11 +271,13 @@ class _Region:
         self._file.give_back(self.size, self._offset)
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """The storage as one tensor of bytes."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _recorder(name: str, size: int, number: int) -> Callable[[float, float], None] | None:
+def recorder(name: str, size: int, number: int) -> Callable[[float, float], None] | None:
+    """Records a copy on the side stream once it has run; nothing while recording is off."""
     if not events.recording():
         return None
     more: dict[str, Any] = {"bytes": size, "lane": "side stream", "detail": {"number": number}}

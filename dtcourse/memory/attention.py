@@ -144,9 +144,8 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v. Each tile of probabilities is made again: exp(score - log-sum-exp), no second maximum."""
     L, S = q.shape[-2], k.shape[-2]
-    grad_q = torch.zeros_like(
-        q, dtype=_wide(q)
-    )  # each key tile adds to it; keys' and values' are finished one by one
+    # Each block of keys adds to the queries' gradient; its own gradients are finished one after the other.
+    grad_q = torch.zeros_like(q, dtype=_wide(q))
     grad_k, grad_v = torch.empty_like(k), torch.empty_like(v)
     with _no_autocast(q):
         # Row sums of probabilities * their gradients. Since out = probabilities @ v, no score is needed for them.

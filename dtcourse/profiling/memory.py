@@ -145,4 +145,4 @@ class SavedTensors(torch.autograd.graph.saved_tensors_hooks):
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part, where `tensor` is a DTensor (fully_shard's parameters are)."""
-    return tensor.tolocal() if hasattr(tensor, "to_local") else tensor
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

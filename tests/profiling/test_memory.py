@@ -55,6 +55,12 @@ def test_storage_bytes_counts_what_is_shared_once():
     assert storage_bytes([x, x.clone(), None]) == 800
 
 
+def test_a_dtensor_counts_this_ranks_part():
+    whole, part = torch.zeros(8), torch.zeros(2)
+    whole.to_local = lambda: part  # a DTensor's method; one needs a process group to be made
+    assert storage_bytes([whole]) == part.nbytes
+
+
 def test_saved_tensors_count_a_shared_input_once():
     x = torch.randn(16, 32, requires_grad=True)
     a, b = nn.Linear(32, 8, bias=False), nn.Linear(32, 8, bias=False)

@@ -1,13 +1,13 @@
 """A caching allocator, replayed on the sizes that a real training step asks for.
 
-Asking CUDA for memory stops the whole device for about as long as a small kernel takes, or longer; so PyTorch asks for large
+Giving memory back to CUDA waits for all running work, and asking for it takes longer than a small kernel; so PyTorch asks for large
 segments, cuts blocks out of them, and keeps what is freed for the next request. This is its algorithm (c10/cuda/CUDACachingAllocator.cpp)
 on numbers instead of memory, with its own constants: round up to 512 bytes; requests up to 1 MiB come from segments of 2 MiB,
 up to 10 MiB from 20 MiB, larger ones from their own segment rounded up to 2 MiB; take the smallest free block that fits,
 split off what is left, join free neighbours. Where the device is full, give unused segments back and try again.
 
 What it costs is fragmentation: bytes that are reserved and free, but in pieces too small for the request at hand. Expandable
-segments (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True) avoid most of it: one segment a pool, which grows by mapping pages at its end.
+segments (PYTORCH_ALLOC_CONF=expandable_segments:True) avoid most of it: one segment a pool, which grows by mapping pages at its end.
 
     allocator = CachingAllocator(capacity=16e9)
     curve = replay(tracker.history.trace(), allocator)      # a recorded step, on any machine

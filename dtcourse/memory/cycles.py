@@ -46,13 +46,19 @@ def tensors_in_cycles() -> list[InCycle]:
 
 
 def _describe(garbage: list[object]) -> list[InCycle]:
-    ours = {id(thing) for thing in garbage}
+    holders: dict[int, set[str]] = {}  # tensor -> types of what refers to it
+    owner: dict[int, str] = {}  # attributes' dict -> type of the object whose attributes they are
+    for thing in garbage:
+        for referent in gc.get_referents(thing):
+            if isinstance(referent, dict) and not isinstance(thing, dict | list | tuple):
+                owner[id(referent)] = type(thing).__name__
+            elif isinstance(referent, torch.Tensor):
+                name = owner.get(id(thing), type(thing).__name__)
+                holders.setdefault(id(referent), set()).add(name)
     found = {}
     for thing in garbage:
         for tensor in _tensors(thing):
-            storage = tensor.untyped_storage()
-            holders = [h for h in gc.get_referrers(tensor) if id(h) in ours] or [thing]
-            names = sorted({type(h).__name__ for h in holders})
+            storage, names = tensor.untyped_storage(), sorted(holders.get(id(tensor), ()))
             found.setdefault(
                 id(storage),
                 InCycle(storage.nbytes(), tuple(tensor.shape), tensor.dtype, tuple(names)),

@@ -70,12 +70,14 @@ class Plan:
         return self.spare >= 0
 
     def __str__(self) -> str:
-        text = f"{self.total / 1e9:,.2f} GB"
+        text = f"{self.total / 2**30:,.1f} GiB"
         if self.capacity is None:
             return text
         short = "fits" if self.fits else "does not fit"
-        left = "spare" if self.fits else "missing"
-        return f"{text} of {self.capacity / 1e9:,.0f} GB: {short}, {abs(self.spare) / 1e9:,.2f} GB {left}"
+        left = "to spare" if self.fits else "missing"
+        return (
+            f"{text} of {self.capacity / 2**30:,.1f} {short}, {abs(self.spare) / 2**30:,.1f} {left}"
+        )
 
 
 def plan(

@@ -295,11 +295,12 @@ def test_a_plan_says_whether_it_fits():
         _ = plan(psi).spare
 
 
-def test_the_largest_batch_fits_and_the_next_does_not():
+@pytest.mark.parametrize("capacity", [5e9, 8e9, 9.5e9, 16e9, 31e9, 80e9])
+def test_the_largest_batch_fits_and_the_next_does_not(capacity):
     shape, psi = PUBLISHED["GPT-2 small"], transformer_parameters(PUBLISHED["GPT-2 small"])
-    most = largest_batch(16e9, psi, shape, sequence=1024)
-    assert plan(psi, shape, batch=most, capacity=16e9).fits
-    assert not plan(psi, shape, batch=most + 1, capacity=16e9).fits
+    most = largest_batch(capacity, psi, shape, sequence=1024)
+    assert plan(psi, shape, batch=most, capacity=capacity).fits
+    assert not plan(psi, shape, batch=most + 1, capacity=capacity).fits
     assert largest_batch(1e9, psi, shape) == 0
 
 

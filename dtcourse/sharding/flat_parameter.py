@@ -231,33 +231,45 @@ class FlatParameter:
 
     # --- gradients --------------------------------------------------------------------------------------------
 
-    def on_gradient(self, callback: Callable[[int], Any]) -> None:
-        """Has callback(index) run when backward has a view's gradient."""
+    def on_gradient(self, callback: Callable[[], Any]) -> None:
+        """Has callback() run whenever backward has the gradient of one of the views."""
         with torch._C.DisableTorchFunctionSubclass():
-            for index, view in enumerate(self.views):
-                view.register_post_accumulate_grad_hook(lambda _, index=index: callback(index))
+            for view in self.views:
+                view.register_post_accumulate_grad_hook(lambda _: callback())
 
-    def collect(self, index: int, scale: float) -> None:
-        """Moves the gradient of a view, times `scale`, into the flat of gradients, and frees it there."""
-        view, place = self.views[index], self.places[index]
-        with torch._C.DisableTorchFunctionSubclass():  # it may have been freed by now
-            gradient, view.grad = view.grad, None
-        assert gradient is not None, "the hook runs when there is one"
-        if gradient.is_sparse:
-            raise ValueError(
-                f"the gradient of {place.name} is sparse; a shard is dense: use sparse=False"
-            )
-        if self.gradients is None:
-            self.gradients = torch.empty(self.padded, dtype=self.reduce_dtype, device=self.device)
-        target = self.gradients[place.start : place.end].view(place.shape)
-        if index in self.arrived:  # another micro-batch, not sent before
-            target.add_(gradient.to(target.dtype), alpha=scale)
-        elif gradient.dtype == target.dtype:
-            # Divide before the sum, not after: half-precision sums over many ranks would overflow.
-            torch.mul(gradient, scale, out=target)
-        else:
-            target.copy_(gradient).mul_(scale)
-        self.arrived.add(index)
+    @property
+    def has_gradients(self) -> bool:
+        """Whether there are gradients that have not been sent."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return bool(self.arrived) or any(view.grad is not None for view in self.views)
+
+    def pack_gradients(self, scale: float) -> None:
+        """Moves the views' gradients, times `scale`, into the flat of gradients; each is freed as it is moved.
+
+        All at once when the last one is there, since until then the flat would only take up memory.
+        """
+        for index, (view, place) in enumerate(zip(self.views, self.places, strict=True)):
+            with torch._C.DisableTorchFunctionSubclass():  # the view may have been freed by now
+                gradient, view.grad = view.grad, None
+            if gradient is None:
+                continue
+            if gradient.is_sparse:
+                raise ValueError(
+                    f"the gradient of {place.name} is sparse; a shard is dense: use sparse=False"
+                )
+            if self.gradients is None:
+                self.gradients = torch.empty(
+                    self.padded, dtype=self.reduce_dtype, device=self.device
+                )
+            target = self.gradients[place.start : place.end].view(place.shape)
+            if index in self.arrived:  # another micro-batch, not sent before
+                target.add_(gradient.to(target.dtype), alpha=scale)
+            elif gradient.dtype == target.dtype:
+                # Divide before the sum, not after: half-precision sums over many ranks would overflow.
+                torch.mul(gradient, scale, out=target)
+            else:
+                target.copy_(gradient).mul_(scale)
+            self.arrived.add(index)
 
     def take_gradients(self) -> tuple[torch.Tensor, set[int]]:
         """The flat of gradients, zero where none came, and the places that had one; the next backward starts another."""

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from dtcourse import device
 from dtcourse.sharding.clipping import clip_sharded
-from dtcourse.sharding.flat_parameter import FlatParameter, ShardedParameter
+from dtcourse.sharding.flat_parameter import ShardedParameter
 from dtcourse.sharding.policies import MixedPrecisionPolicy, OffloadPolicy, Ranks, ranks_of
 from dtcourse.sharding.schedule import Schedule
 from dtcourse.sharding.state_dict import load_full_state_dict
@@ -89,7 +89,7 @@ def fully_shard(
     _become_fsdp(module, unit)
     for flat in unit.flats:
         if flat.trains:
-            flat.on_gradient(partial(_gradient_is_ready, unit, flat))
+            flat.on_gradient(partial(_gradient_is_ready, unit))
     module.register_forward_pre_hook(partial(_before_forward, unit), prepend=True, with_kwargs=True)
     module.register_forward_hook(partial(_after_forward, unit), always_call=True)
     return module
@@ -216,8 +216,7 @@ def _outputs_gradient_came(unit: Unit, gradient: torch.Tensor) -> None:
     unit.schedule.before_backward(unit)
 
 
-def _gradient_is_ready(unit: Unit, flat: FlatParameter, index: int) -> None:
-    flat.collect(index, 1.0 / unit.ranks.size)
+def _gradient_is_ready(unit: Unit) -> None:
     unit.schedule.gradient_is_ready(unit)
 
 

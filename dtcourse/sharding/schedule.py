@@ -7,8 +7,8 @@
 
 While a unit computes, the next one is on its way, so its all-gather costs no time where the network is fast enough. The order
 of a forward is learnt in the first one, which fetches nothing ahead; a backward goes through it from the end. At most
-two units are in memory, one in use and one coming (and the units around them, whose modules contain theirs). A reduced
-gradient is waited for when the next unit's gradients are ready, so at most two flats of gradients are.
+two units are in memory, one in use and one coming (and the units around them, whose modules contain theirs). A flat of
+gradients is waited for when the next unit's are ready, so one of them at a time is on its way.
 
 Hooks call this: enter and leave from a module's forward, before_backward and after_backward from autograd.
 """
@@ -138,14 +138,20 @@ class Schedule:
         unit.begun("backward")
 
     def gradient_is_ready(self, unit: Unit) -> None:
-        """One more of a unit's gradients is in its flat."""
+        """One more of a unit's gradients is there."""
         self._call_back()
+        for reduction in self._reductions:
+            reduction.release_early()
         unit.waiting -= 1
-        if unit.waiting == 0:
-            self.gradients_are_ready(unit)
-            # A frozen parameter may be needed up to the unit's input; one with a gradient is not needed after it.
-            if not unit.freezes or unit in self._passed:
-                self.after_backward(unit)
+        if unit.waiting > 0:
+            return
+        # A frozen parameter may be needed up to the unit's input; one with a gradient is not needed after it.
+        through = not unit.freezes or unit in self._passed
+        if through:
+            unit.free()  # before its flat of gradients takes memory
+        self.gradients_are_ready(unit)
+        if through:
+            self.after_backward(unit)
 
     def inputs_are_ready(self, unit: Unit) -> None:
         """Backward has passed a unit. Its last gradients may still be a moment away: of its parameters, or of none."""
@@ -156,11 +162,12 @@ class Schedule:
 
     def gradients_are_ready(self, unit: Unit) -> None:
         """All of a unit's gradients are in its flats: they leave, beside the backward of the other units."""
-        if not unit.sync:
-            return
-        for reduction in self._reductions:  # at most one flat on its way, and one that fills
-            reduction.finish_scatter()
-        self._reductions += unit.start_reduce()
+        if unit.sync:
+            for reduction in self._reductions:  # one flat of gradients at a time
+                reduction.finish_scatter()
+        unit.pack_gradients()
+        if unit.sync:
+            self._reductions += unit.start_reduce()
 
     def after_backward(self, unit: Unit) -> None:
         """A unit's backward is over."""
@@ -197,7 +204,7 @@ class Schedule:
         for unit in self.units:
             if unit.in_backward:
                 self.after_backward(unit)
-            elif unit.sync and any(flat.arrived for flat in unit.flats):
+            elif unit.sync and any(flat.has_gradients for flat in unit.flats):
                 self.gradients_are_ready(unit)  # came after all, or in an earlier micro-batch
         for reduction in self._reductions:
             reduction.finish()

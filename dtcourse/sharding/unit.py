@@ -93,7 +93,7 @@ class Unit:
 
     def rename(self, name: str) -> None:
         """The name of the unit in its model, for events and errors."""
-        self.name = name or type(self.module).__name__
+        self.name = name or self.name
         for flat in self.flats:
             for parameter in (*flat.sharded, *flat.views):
                 parameter.unit_name = self.name
@@ -168,6 +168,13 @@ class Unit:
 
     # --- gradients --------------------------------------------------------------------------------------------
 
+    def pack_gradients(self) -> None:
+        """Puts what backward has brought into the flats, divided by all ranks."""
+        with torch.no_grad():
+            for flat in self.flats:
+                if flat.trains:
+                    flat.pack_gradients(1.0 / self.ranks.size)
+
     def start_reduce(self) -> list[Reduction]:
         """Starts to sum the gradients over the ranks. They leave this unit: the next backward finds it empty."""
         flats = [flat for flat in self.flats if flat.trains]
@@ -183,6 +190,14 @@ class Reduction:
         self._gradients: torch.Tensor | None = gradients  # must live until it is sent
         self.part = torch.empty(flat.part, dtype=gradients.dtype, device=gradients.device)
         self._work = reduce_scatter_single(self.part, gradients, group=ranks.shard, async_op=True)
+
+    def release_early(self) -> None:
+        """Frees the whole gradients if they have been sent by now.
+
+        Not where an all-reduce would follow: when this rank looks is chance, and ranks must call collectives in one order.
+        """
+        if self.ranks.replicate is None and self._work is not None and self._work.is_completed():
+            self.finish_scatter()
 
     def finish_scatter(self) -> None:
         """Waits for the reduce-scatter and frees the whole gradients; starts the all-reduce across, if there is one."""

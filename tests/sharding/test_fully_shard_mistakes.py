@@ -1,0 +1,235 @@
+"""What fully_shard refuses, and in which words."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from dtcourse import launch
+from dtcourse.sharding import fully_shard
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def sharded():
+    built = model()
+    fully_shard(built[0])
+    return fully_shard(built)
+
+
+X = torch.ones(1, 2)
+
+
+def moved_whole():
+    sharded().to(torch.float64)
+
+
+def moved_inside():
+    built = sharded()
+    built[2].double()  # not a unit itself: nobody is asked
+    built(X)
+
+
+def unfrozen_later():
+    built = sharded()
+    built[2].weight.requires_grad_(False)
+    built(X)
+
+
+def optimizer_before():
+    built = model()
+    optimizer = torch.optim.Adam(built.parameters())
+    fully_shard(built)
+    built(X).sum().backward()
+    optimizer.step()
+
+
+def backward_of_a_forward_before():
+    built = model()
+    loss = built(X).sum()
+    fully_shard(built)
+    loss.backward()
+
+
+def used_while_freed():
+    built = sharded()
+    F.linear(X, built[0].weight)
+
+
+def used_while_freed_without_gradients():
+    built = sharded()
+    with torch.no_grad():
+        built[2](torch.ones(1, 4))
+
+
+def used_in_another_function():
+    (sharded()[2].bias * 2).sum()
+
+
+def whole_one_kept_and_used_later():
+    built = sharded()
+    seen = []
+    built[0].register_forward_hook(lambda m, a, o: seen.append(m.weight))
+    built(X)
+    seen[0].sum()  # its memory is gone: without a guard this ends the process
+
+
+def forward_around_the_hooks():
+    sharded().forward(X)
+
+
+def tied_across_units():
+    built = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    built[1].weight = built[0].weight
+    fully_shard(built[0])
+    fully_shard(built)
+
+
+def twice():
+    fully_shard(sharded())
+
+
+def different_models():
+    fully_shard(nn.Linear(2 + dist.get_rank(), 3))
+
+
+def different_numbers():
+    fully_shard(nn.Sequential(*[nn.Linear(2, 2) for _ in range(1 + dist.get_rank())]))
+
+
+def three_axes():
+    fully_shard(model(), mesh=init_device_mesh("cpu", (1, 1, 2), mesh_dim_names=("a", "b", "c")))
+
+
+def no_reset_parameters():
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.empty(3, device="meta"))
+
+    fully_shard(Scale())
+
+
+def copied():
+    copy.deepcopy(sharded())
+
+
+def clipped_to_nothing():
+    sharded().clip_grad_norm_(0.0)
+
+
+def sparse_gradient():
+    built = fully_shard(nn.Embedding(5, 2, sparse=True))
+    built(torch.tensor([1])).sum().backward()
+
+
+MISTAKES = {
+    moved_whole: "was to become torch.float64 .* Convert and move it first",
+    moved_inside: "2.weight of Sequential was moved or converted after fully_shard",
+    unfrozen_later: "requires_grad of 2.weight .* changed after fully_shard from True to False",
+    optimizer_before: r"built before fully_shard: it holds 4 parameters .*0.weight, 0.bias, 2.weight",
+    backward_of_a_forward_before: "as it was before fully_shard: this loss comes from a forward",
+    used_while_freed: r"weight \[4, 2\] .* is sharded, and was used as if it were whole",
+    used_while_freed_without_gradients: r"2.weight \[2, 4\] .* is sharded",
+    used_in_another_function: r"2.bias \[2\] .* is sharded",
+    whole_one_kept_and_used_later: r"weight \[4, 2\] of 0 is sharded",
+    forward_around_the_hooks: r"Call the module itself \(model\(x\), not model.forward\(x\)\)",
+    tied_across_units: "1.weight is the same parameter as weight of another unit",
+    twice: "sharded already: call fully_shard on it once",
+    different_models: r"rank 0 has weight \[3, 2\] float32, rank 1 has weight \[3, 3\]",
+    different_numbers: "rank 0 has 2 parameters, rank 1 has 4",
+    three_axes: r"this one has 3: \(1, 1, 2\)",
+    no_reset_parameters: "has no reset_parameters",
+    copied: "a sharded model is not copied",
+    clipped_to_nothing: "max_norm is above 0; got 0.0",
+    sparse_gradient: "the gradient of weight is sparse",
+}
+
+
+def make(mistakes):
+    """What each mistake raises on this rank; no collective is left half-way by any of them."""
+    said = {}
+    for mistake in mistakes:
+        try:
+            mistake()
+        except (ValueError, RuntimeError) as error:
+            said[mistake.__name__] = f"{type(error).__name__}: {error}"
+    return said
+
+
+@pytest.fixture(scope="module")
+def said():
+    return list(launch(make, 2, list(MISTAKES), timeout=30))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.__name__)
+def test_it_is_refused_with_a_word_of_help(said, mistake):
+    for rank in said:
+        assert mistake.__name__ in rank, "nothing was raised"
+        assert re.search(MISTAKES[mistake], rank[mistake.__name__]), rank[mistake.__name__]
+
+
+def test_what_is_no_mistake():
+    def step():
+        built = sharded()
+        same = built.to(torch.float32).to("cpu")  # changes nothing
+        built[0].unshard()
+        whole = F.linear(X, built[0].weight).shape  # gathered by hand
+        built[0].reshard()
+        part = built[0:1]
+        decayed = sum(p.detach().square().sum() for p in built.parameters())
+        return (
+            same is built,
+            tuple(whole),
+            type(part).__name__,
+            float(decayed) > 0,
+            repr(built[2].bias),
+        )
+
+    for same, whole, part, decayed, _ in launch(step, 2):
+        assert (same, whole, part, decayed) == (True, (1, 4), "Sequential", True)
+
+
+def test_outside_a_launch():
+    with pytest.raises(ValueError, match="needs a process group"):
+        fully_shard(model())
+    with pytest.raises(ValueError, match="takes a module; got list"):
+        fully_shard([model()])
+
+
+def test_a_failed_forward_or_backward_does_not_spoil_the_next():
+    def step():
+        built = sharded()
+        expected = None
+        for trouble in ("none", "forward", "none", "backward", "none"):
+            built.zero_grad()
+            inner = built[2] if trouble == "forward" else built[0]
+
+            def fail(*_):
+                raise ArithmeticError("on purpose")
+
+            if trouble == "forward":
+                handle = inner.register_forward_pre_hook(fail)
+            elif trouble == "backward":
+                handle = inner.register_full_backward_hook(fail)
+            try:
+                built(X).sum().backward()
+            except ArithmeticError:
+                handle.remove()
+                continue
+            gradients = [p.grad.clone() for p in built.parameters()]
+            expected = expected or gradients
+            assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True)), trouble
+        return True
+
+    assert list(launch(step, 2)) == [True, True]

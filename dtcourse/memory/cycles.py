@@ -55,7 +55,7 @@ def _describe(garbage: list[object]) -> list[InCycle]:
             elif isinstance(referent, torch.Tensor):
                 name = owner.get(id(thing), type(thing).__name__)
                 holders.setdefault(id(referent), set()).add(name)
-    found = {}
+    found: dict[int, InCycle] = {}
     for thing in garbage:
         for tensor in _tensors(thing):
             storage, names = tensor.untyped_storage(), sorted(holders.get(id(tensor), ()))

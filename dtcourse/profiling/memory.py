@@ -118,7 +118,7 @@ class SavedTensors(torch.autograd.graph.saved_tensors_hooks):
         self._times: dict[int, int] = {}
         super().__init__(self._pack, lambda tensor: tensor)
 
-    def __enter__(self) -> SavedTensors:
+    def __enter__(self) -> SavedTensors:  # type: ignore[override]  # torch's returns nothing
         super().__enter__()
         return self
 

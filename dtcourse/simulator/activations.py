@@ -15,7 +15,7 @@ V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from dtcourse import device
 from dtcourse.simulator.states import Precision, precision_named
@@ -168,7 +168,7 @@ def working_bytes(
     layer's activations are free again, and with checkpointing they hold all that the block has just recomputed.
     """
     p, _ = _checked(batch, sequence, precision, attention, checkpointing, on)
-    options = {"precision": precision, "on": on}
+    options: dict[str, Any] = {"precision": precision, "on": on}
     N, D = batch * sequence, shape.d_model
     kept = {
         c: sum(
@@ -200,9 +200,9 @@ def _cast_weights(shape: Shape, p: Precision) -> list[Kept]:
 def _checked(
     batch: int, sequence: int, precision: str, attention: str, checkpointing: str, on: str | None
 ) -> tuple[Precision, bool]:
-    for name, value in (("batch", batch), ("sequence", sequence)):
-        if value < 1:
-            raise ValueError(f"{name} is at least 1; got {value}")
+    for name, count in (("batch", batch), ("sequence", sequence)):
+        if count < 1:
+            raise ValueError(f"{name} is at least 1; got {count}")
     for name, value, known in (
         ("attention", attention, ATTENTION),
         ("checkpointing", checkpointing, CHECKPOINTING),

@@ -70,14 +70,13 @@ class Plan:
         return self.spare >= 0
 
     def __str__(self) -> str:
-        text = f"{self.total / 2**30:,.1f} GiB"
+        need = f"{self.total / 2**30:,.1f}"
         if self.capacity is None:
-            return text
+            return f"{need} GiB"
         short = "fits" if self.fits else "does not fit"
         left = "to spare" if self.fits else "missing"
-        return (
-            f"{text} of {self.capacity / 2**30:,.1f} {short}, {abs(self.spare) / 2**30:,.1f} {left}"
-        )
+        have, rest = self.capacity / 2**30, abs(self.spare) / 2**30
+        return f"{need} of {have:,.1f} GiB: {short}, {rest:,.1f} {left}"
 
 
 def plan(

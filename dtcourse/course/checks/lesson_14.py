@@ -56,7 +56,7 @@ def _formula(kept_bytes: Any, cases: list[tuple[int, ...]]) -> list[Any]:
 
 def _shapes(count: int) -> list[tuple[int, ...]]:
     """(batch, sequence, width, heads, kv_heads, hidden), with fewer key-value heads than heads."""
-    shapes = []
+    shapes: list[tuple[int, ...]] = []
     for _ in range(count):
         kv_heads, group = random.choice((2, 3)), random.choice((3, 4))  # no two hints coincide
         width = kv_heads * group * random.choice((8, 16))
@@ -156,11 +156,11 @@ def _case(name: str, seed: int) -> Case:
 _CASES = ("a shared input", "views", "slices", "tied weights", "a convolution")
 
 
-def _count(saved_bytes: Any, seed: int) -> list[tuple[Any, list[torch.Tensor] | None]]:
+def _count(saved_bytes: Any, seed: int) -> list[tuple[Any, list[torch.Tensor | None]]]:
     results = []
     for name in _CASES:
         forward, known, wanted = _case(name, seed)
-        losses = []
+        losses: list[torch.Tensor] = []
 
         def remember(forward: Any = forward, losses: list = losses) -> torch.Tensor:
             losses.append(forward())
@@ -213,7 +213,7 @@ def check_backward(answer: Answer) -> None:
     for name, (_, gradients) in zip(_CASES, answer.call(_count, seed), strict=True):
         forward, _, wanted = _case(name, seed)
         forward().backward()
-        for got, tensor in zip(gradients or [], wanted, strict=True):
+        for got, tensor in zip(gradients, wanted, strict=True):
             if tensor.grad is None:  # this model does not use it
                 continue
             require(

@@ -45,7 +45,8 @@ def main(arguments=None) -> None:
         right = torch.zeros(1, device=here)
         with torch.no_grad():
             for images, labels in DataLoader(test, args.batch):
-                right += (model(images.to(here)).argmax(1) == labels.to(here)).sum()
+                logits = model(images.to(here))
+                right += (logits.argmax(1) == labels.to(here)).sum()
         print(f"epoch {epoch}: loss {total.item() / len(loader):.4f}, {right.item():.0f} right")
 
     if args.save:

@@ -150,9 +150,9 @@ class StaticLossScaler:
         gradients = [g.detach() for g in gradients if g.numel()]
         found = torch.zeros((), device=gradients[0].device if gradients else devices.current())
         if gradients:
-            # The largest size is infinite or NaN exactly if one of the values is; one pass, nothing allocated.
-            largest = [torch.linalg.vector_norm(g, torch.inf).to(found.device) for g in gradients]
-            found = 1.0 - torch.stack([size.isfinite() for size in largest]).all().float()
+            # An infinity is the smallest or the largest value, and NaN is both: one pass, nothing allocated.
+            ends = [end.to(found.device) for gradient in gradients for end in gradient.aminmax()]
+            found = 1.0 - torch.stack(ends).isfinite().all().float()
         if self.group is not None:
             dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.group)
         return found

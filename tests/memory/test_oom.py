@@ -177,8 +177,9 @@ def test_other_errors_are_not_swallowed():
     model = wide()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, targets = CASES["mlp"].batch(4, 0)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
         train_step_with_halving(model, CASES["mlp"].loss, optimizer, inputs[:, :5], targets)
+    assert not is_out_of_memory(caught.value)
     for bad in (
         {"targets": targets[:3]},
         {"inputs": inputs[:0], "targets": targets[:0]},

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from dtcourse import device, events
 from dtcourse.memory import OffloadedParameters, checkpoint
@@ -54,13 +56,15 @@ class Twice(nn.Module):
 
 
 class Recomputed(nn.Module):
-    def __init__(self):
+    """Runs its units' forward again in backward, when they have been fetched for backward already."""
+
+    def __init__(self, call):
         super().__init__()
-        self.layers = CASES["mlp"].build(0)
+        self.layers, self.call = CASES["mlp"].build(0), call
 
     def forward(self, x):
         for layer in self.layers:
-            x = checkpoint(layer, x)
+            x = self.call(layer, x)
         return x
 
 
@@ -70,7 +74,12 @@ CASES_HERE = {
     "frozen": (lambda: CASES["frozen"].build(0), lambda m: m, lambda m: _loss(m)),
     "frozen first": (frozen_first, lambda m: m, lambda m: _loss(m)),
     "twice": (Twice, lambda m: m.children(), lambda m: _loss(m)),
-    "recomputed": (Recomputed, lambda m: m.layers, lambda m: _loss(m)),
+    "recomputed": (lambda: Recomputed(checkpoint), lambda m: m.layers, lambda m: _loss(m)),
+    "recomputed by PyTorch": (
+        lambda: Recomputed(partial(torch_checkpoint, use_reentrant=False)),
+        lambda m: m.layers,
+        lambda m: _loss(m),
+    ),
     "transformer": (transformer, lambda m: m.blocks, lambda m: m(tokens_BS).square().mean()),
 }
 
@@ -154,9 +163,15 @@ def test_the_next_unit_comes_while_this_one_computes(monkeypatch):
     OffloadedParameters(model)
     for number, layer in enumerate(model):
         layer.register_forward_pre_hook(lambda *_, number=number: log.append(number))
-    with torch.no_grad():
-        model(torch.ones(1, 4))
+        layer.weight.register_hook(lambda _, number=number: log.append(f"backward {number}"))
+    y = model(torch.ones(1, 4))
     assert log == ["copy", "copy", 0, "copy", 1, 2]
+    log.clear()
+    y.sum().backward()
+    # After each backward a gradient's copy out; before each the next unit's weights are on their way.
+    assert log == [
+        "copy", "copy", "backward 2", "copy", "copy", "backward 1", "copy", "backward 0", "copy"
+    ]  # fmt: skip
 
 
 def test_events():

@@ -7,20 +7,21 @@ ours, ...), so a machine whose speed drifts does the same to both; what is repor
 1.0 ours is faster. Forward and backward are timed apart from the optimizer, because PyTorch's optimizer works on
 DTensors, which cost time for each parameter and say nothing about gathering and reducing.
 
-Memory is the process's resident set at its peak over some steps, less what it was before the model was built, which
-neither's bookkeeping can flatter; the kernel resets the peak before the steps (Linux only).
+Memory is what PyTorch's allocator gave out and took back in a step, summed up to its peak, on top of what both hold between
+steps: the profiler records every call, inside operators and collectives too. (A process's resident set would say less:
+what the C library keeps for reuse is more than what a step needs.)
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import gc
 import json
 import os
 import platform
 import statistics
 import time
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
 from dtcourse import device, launch
 from dtcourse.models import Transformer, TransformerConfig, parameter_count
+from dtcourse.profiling.memory import held
 from dtcourse.sharding import fully_shard
 
 RESULTS = Path(__file__).parent / "results" / "fully_shard.json"
@@ -87,25 +89,21 @@ def compare(
 def memory(
     kind: str, config: TransformerConfig, batch: int, length: int, reshard: bool | None
 ) -> float:
-    """Peak of this rank's resident set over three steps, in bytes above what it was before there was a model."""
-    before = _status("VmRSS")
+    """The most bytes of tensors that were live at once on this rank in three steps."""
     model = build(kind, config, reshard)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     tokens_BS = tokens_for(config, batch, length)
     for _ in range(2):
         train(model, optimizer, tokens_BS)
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")
+    steady = sum(held(model, optimizer).values())
+    most = 0
     for _ in range(3):
-        train(model, optimizer, tokens_BS)
-    return _status("VmHWM") - before
-
-
-def _status(field: str) -> float:
-    line = next(
-        s for s in Path("/proc/self/status").read_text().splitlines() if s.startswith(field)
-    )
-    return float(line.split()[1]) * 1024
+        with torch.profiler.profile(profile_memory=True) as profiled:
+            train(model, optimizer, tokens_BS)
+        calls = profiled.profiler.kineto_results.events()
+        changes = sorted((e.start_ns(), e.nbytes()) for e in calls if e.name() == "[memory]")
+        most = max(most, max(accumulate(change for _, change in changes)))
+    return steady + most
 
 
 def ratios(run: Any, part: slice) -> list[float]:
@@ -173,9 +171,7 @@ def main() -> None:
         report["peak_memory_bytes"] = peaks
         report["peak_memory"] = {"ratio": round(peaks["ours"] / peaks["torch"], 3)}
         for kind, peak in peaks.items():
-            print(
-                f"{kind:22s} {peak / 2**20:.0f} MiB at the peak, above the process without a model"
-            )
+            print(f"{kind:22s} {peak / 2**20:.0f} MiB of tensors at the peak")
         print(f"{'peak memory':22s} {peaks['ours'] / peaks['torch']:.2f}")
     options.output.parent.mkdir(exist_ok=True)
     options.output.write_text(json.dumps(report, indent=1) + "\n")

@@ -7,7 +7,7 @@ In the order in which to read them:
     zero2.py           ShardedDataParallel: gradients on their owner as well (P_os+g)
     flat_parameter.py  parameters laid end to end, of which each rank keeps an equal part
     unit.py            what is gathered, freed and reduced together; schedule.py says when
-    fully_shard.py     fully_shard: parameters as well (P_os+g+p), in PyTorch's shape; policies.py, its options
+    fully_shard.py     fully_shard: parameters as well (P_os+g+p), in PyTorch's shape; hooks.py and policies.py go with it
     state_dict.py      the sharded model's state, whole; checkpoint.py: in parts, on disk
 """
 

@@ -13,23 +13,19 @@ beside what is there, which takes the memory of one more shard; and only when al
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from dtcourse.sharding import checksums
 from dtcourse.sharding.pieces import Piece
 from dtcourse.sharding.state_dict import Entry, agree, buffers, check_names, entries
-
-CHECKSUMS = "checksums.json"
 
 
 def save(
@@ -41,14 +37,7 @@ def save(
     if optimizer is not None:
         state["optimizer"] = _optimizer_state(model, optimizer)
     dcp.save(state, checkpoint_id=str(folder))
-    # Each rank sums up a share of the files, whoever wrote them.
-    mine = {name: _checksum(folder / name) for name in _my_share(_data_files(folder))}
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    if dist.get_rank() == 0:
-        together = {name: value for part in everyone for name, value in part.items()}
-        (folder / CHECKSUMS).write_text(json.dumps(together, indent=1, sort_keys=True))
-    dist.barrier()
+    checksums.write(folder)
 
 
 def load(
@@ -61,7 +50,7 @@ def load(
     """
     folder = Path(folder)
     metadata = agree(lambda: _read_metadata(folder))
-    agree(lambda: _check_files(folder))
+    agree(lambda: checksums.check(folder))
     agree(lambda: _check_model(model, metadata))
     staged: dict[str, Any] = {}
     for entry in entries(model):
@@ -175,12 +164,13 @@ def _room_for_state(
         raise ValueError(
             "the checkpoint holds no optimizer: call load without one, or save with it"
         )
-    by_name = {entry.names[0]: entry for entry in entries(model)}
+    by_name = {name: entry for entry in entries(model) for name in entry.names}
     room: dict[str, Any] = {}
     for key, _, _ in _paths(metadata, "param_groups"):
-        stored = metadata.state_dict_metadata[key]
-        is_tensor = isinstance(stored, TensorStorageMetadata)
-        room[key] = torch.empty(stored.size, dtype=stored.properties.dtype) if is_tensor else None
+        option = metadata.state_dict_metadata[key]
+        room[key] = None
+        if isinstance(option, TensorStorageMetadata):
+            room[key] = torch.empty(option.size, dtype=option.properties.dtype)
     for key, name, slot in _paths(metadata, "state"):
         if name not in by_name:
             raise ValueError(
@@ -221,7 +211,7 @@ def _take_effect(
     staged: dict[str, Any],
     metadata: Metadata,
 ) -> None:
-    by_name = {entry.names[0]: entry for entry in entries(model)}
+    by_name = {name: entry for entry in entries(model) for name in entry.names}
     with torch.no_grad():
         for name, entry in by_name.items():
             if f"model.{name}" in staged:
@@ -236,36 +226,3 @@ def _take_effect(
         optimizer.state[parameter][slot] = value.run if isinstance(value, Piece) else value
     for group, stored in zip(optimizer.param_groups, _groups_in(staged, metadata), strict=True):
         group.update({k: v for k, v in stored.items() if k != "params"})
-
-
-# --- files -----------------------------------------------------------------------------------------------------
-
-
-def _data_files(folder: Path) -> list[str]:
-    return sorted(f.name for f in folder.glob("*.distcp"))
-
-
-def _my_share(names: list[str]) -> list[str]:
-    return names[dist.get_rank() :: dist.get_world_size()]
-
-
-def _checksum(file: Path) -> int:
-    value = 0
-    with file.open("rb") as opened:
-        while block := opened.read(1 << 20):
-            value = zlib.crc32(block, value)
-    return value
-
-
-def _check_files(folder: Path) -> None:
-    """Where there are checksums (PyTorch's own checkpoints have none), this rank's share of the files must have them."""
-    if not (folder / CHECKSUMS).exists():
-        return
-    expected = json.loads((folder / CHECKSUMS).read_text())
-    for name in _my_share(sorted(expected)):
-        if not (folder / name).exists():
-            raise ValueError(f"{name} is missing in {folder}. Nothing was loaded.")
-        if _checksum(folder / name) != expected[name]:
-            raise ValueError(
-                f"{name} in {folder} is damaged: its checksum is another. Nothing was loaded."
-            )

@@ -7,12 +7,12 @@
     loss(model(x), y).backward()                 # and the rest is as always
 
 Hooks gather a unit's parameters before its forward and again before its backward, free them after, and reduce-scatter its
-gradients as soon as they are ready. The model stays what it is: names, class and code. This file sets the hooks; what a unit
-does is in unit.py, when it does it in schedule.py, and how parameters lie in a flat in flat_parameter.py.
+gradients as soon as they are ready. The model stays what it is: names, class and code. hooks.py says where in a
+step the hooks are, schedule.py what happens when, unit.py what a unit does, flat_parameter.py how parameters lie in it.
 Sources: Rajbhandari et al., ZeRO (arXiv 1910.02054), P_os+g+p; Zhao et al., PyTorch FSDP (arXiv 2304.11277).
 
 n parameters on p ranks with mixed-precision Adam: 16 n / p bytes a rank (parameter, gradient, two moments, 4 each),
-and for a moment the two largest units whole. A step sends 3 (p - 1) / p n elements a rank, 1.5 times as many as DDP: n
+and for a moment two units whole and the gradients of one, twice: as they come and as they leave. A step sends 3 (p - 1) / p n elements a rank, 1.5 times as many as DDP: n
 gathered in forward, n again in backward, n reduced. With reshard_after_forward=False 2 (p - 1) / p n, as DDP, and n whole.
 """
 
@@ -20,21 +20,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves, tree_map
 
 from dtcourse import device
 from dtcourse.sharding.clipping import clip_sharded
-from dtcourse.sharding.flat_parameter import ShardedParameter
+from dtcourse.sharding.hooks import hook_up
 from dtcourse.sharding.policies import MixedPrecisionPolicy, OffloadPolicy, Ranks, ranks_of
-from dtcourse.sharding.schedule import Schedule
+from dtcourse.sharding.sharded_parameter import ShardedParameter
+from dtcourse.sharding.stale import retire
 from dtcourse.sharding.state_dict import load_full_state_dict
 from dtcourse.sharding.unit import Named, Unit
 from dtcourse.sharding.whole_model import check_same_on_all_ranks, materialise, share_buffers
@@ -85,13 +83,9 @@ def fully_shard(
         offload_policy or OffloadPolicy(),
     )
     for name, original, _ in named:
-        _retire(original, name)
+        retire(original, name)
     _become_fsdp(module, unit)
-    for flat in unit.flats:
-        if flat.trains:
-            flat.on_gradient(partial(_gradient_is_ready, unit))
-    module.register_forward_pre_hook(partial(_before_forward, unit), prepend=True, with_kwargs=True)
-    module.register_forward_hook(partial(_after_forward, unit), always_call=True)
+    hook_up(module, unit)
     return module
 
 
@@ -104,7 +98,7 @@ class FSDPModule:
         """A slice of a sharded nn.Sequential, say, is a plain one."""
         plain = next(c for c in cls.__mro__ if not issubclass(c, FSDPModule))
         made = plain.__new__(plain)
-        made.__init__(*args, **keywords)
+        made.__init__(*args, **keywords)  # type: ignore[misc]
         return made
 
     def unshard(self) -> None:
@@ -182,60 +176,6 @@ class FSDPModule:
         )
 
 
-# --- hooks -----------------------------------------------------------------------------------------------------
-
-
-def _before_forward(unit: Unit, module: nn.Module, args: Any, keywords: Any) -> tuple[Any, Any]:
-    """Gathers, and casts floating-point inputs to the dtype of computation."""
-    unit.schedule = unit.schedule or _schedule_of(module)
-    unit.schedule.enter(unit)
-    dtype = unit.mp_policy.param_dtype
-    if dtype is not None and unit.mp_policy.cast_forward_inputs:
-        args, keywords = tree_map(partial(_cast, dtype), (args, keywords))
-    if torch.is_grad_enabled() and not unit.in_backward:
-        unit.calls += 1  # where no input has a gradient, backward never tells that it is through: better late than early
-        inputs = [t for t in tree_leaves((args, keywords)) if _has_backward(t)]
-        if inputs:
-            torch.autograd.graph.register_multi_grad_hook(inputs, partial(_inputs_are_ready, unit))
-    return args, keywords
-
-
-def _after_forward(unit: Unit, module: nn.Module, args: Any, output: Any) -> Any:
-    """Frees, and sees to it that backward begins by gathering again. Runs after a failed forward too."""
-    if unit.mp_policy.output_dtype is not None:
-        output = tree_map(partial(_cast, unit.mp_policy.output_dtype), output)
-    results = [t for t in tree_leaves(output) if _has_backward(t)]
-    if results and torch.is_grad_enabled() and not unit.in_backward:
-        hook = partial(_outputs_gradient_came, unit)
-        torch.autograd.graph.register_multi_grad_hook(results, hook, mode="any")
-    unit.schedule.leave(unit, backward_will_come=bool(results))
-    return output
-
-
-def _outputs_gradient_came(unit: Unit, gradient: torch.Tensor) -> None:
-    unit.schedule.before_backward(unit)
-
-
-def _gradient_is_ready(unit: Unit) -> None:
-    unit.schedule.gradient_is_ready(unit)
-
-
-def _inputs_are_ready(unit: Unit, gradients: Any) -> None:
-    """Backward has passed one forward of this unit; after the last of them nothing in it is needed any more."""
-    unit.calls -= 1
-    if unit.calls == 0 and unit.in_backward:
-        unit.schedule.inputs_are_ready(unit)
-
-
-def _cast(dtype: torch.dtype, value: Any) -> Any:
-    floating = isinstance(value, torch.Tensor) and value.dtype.is_floating_point
-    return value.to(dtype) if floating else value
-
-
-def _has_backward(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
-
-
 # --- making a unit ---------------------------------------------------------------------------------------------
 
 
@@ -264,9 +204,11 @@ def _parameters_of(modules: dict[str, nn.Module]) -> list[Named]:
                 continue
             name = f"{prefix}.{attribute}" if prefix else attribute
             owner = getattr(parameter, "_sharded_as", None)
-            if isinstance(parameter, ShardedParameter) or owner is not None:
+            if isinstance(parameter, ShardedParameter):
+                owner = parameter.place.name
+            if owner is not None:
                 raise ValueError(
-                    f"{name} is the same parameter as {owner or parameter.place.name} of another unit, which is sharded "
+                    f"{name} is the same parameter as {owner} of another unit, which is sharded "
                     "already. Tied parameters belong to one unit: apply fully_shard to the module that holds both."
                 )
             names.setdefault(parameter, name)
@@ -295,61 +237,3 @@ def _units(module: Any, recurse: bool) -> list[Unit]:
     if not recurse:
         return [module._fsdp]
     return [m._fsdp for m in module.modules() if isinstance(m, FSDPModule)]
-
-
-def _schedule_of(module: nn.Module) -> Schedule:
-    """One schedule for all units inside the module that is called first, which is the root."""
-    units = _units(module, True)
-    schedule = Schedule(module, units)
-    for unit in units:
-        unit.schedule = schedule
-    return schedule
-
-
-# --- what was built before ------------------------------------------------------------------------------------
-
-
-def _retire(original: nn.Parameter, name: str) -> None:
-    """Marks a parameter that a sharded one has replaced, so that whatever still holds it is told."""
-    original._sharded_as = name  # type: ignore[attr-defined]
-    if original.requires_grad:
-        original.register_post_accumulate_grad_hook(_backward_of_old_forward)
-    _watch_optimizers()
-
-
-def _backward_of_old_forward(original: torch.Tensor) -> None:
-    raise RuntimeError(
-        f"backward reached {original._sharded_as} as it was before fully_shard: this loss comes from a forward that ran "  # type: ignore[attr-defined]
-        "before sharding. Run the sharded model's forward first."
-    )
-
-
-def _optimizer_will_step(optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
-    for parameter, slots in optimizer.state.items():
-        if isinstance(parameter, ShardedParameter):
-            for slot, value in slots.items():
-                if getattr(value, "ndim", 0) and value.numel() != parameter.data.numel():
-                    raise ValueError(
-                        f"the optimizer's {slot} of {parameter.place.name} has {value.numel()} elements and this rank's part "
-                        f"{parameter.data.numel()}: a state of another number of ranks, or of a whole model, was loaded. "
-                        "sharding.checkpoint saves and loads for any number of ranks."
-                    )
-    stale = [
-        p._sharded_as
-        for group in optimizer.param_groups
-        for p in group["params"]
-        if hasattr(p, "_sharded_as")
-    ]
-    if stale:
-        raise ValueError(
-            f"this optimizer was built before fully_shard: it holds {len(stale)} parameters that the model no longer uses "
-            f"({', '.join(stale[:3])}{', ...' if len(stale) > 3 else ''}). Shard the model first, then build the optimizer."
-        )
-
-
-_watching: list[Any] = []
-
-
-def _watch_optimizers() -> None:
-    if not _watching:
-        _watching.append(register_optimizer_step_pre_hook(_optimizer_will_step))

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse.collectives.compat import all_gather_single
-from dtcourse.sharding.flat_parameter import FlatParameter, Place, ShardedParameter
+from dtcourse.sharding.flat_parameter import FlatParameter
+from dtcourse.sharding.sharded_parameter import Place, ShardedParameter
 from dtcourse.sharding.unit import Unit
 
 State = dict[str, torch.Tensor]

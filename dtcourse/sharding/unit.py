@@ -96,7 +96,7 @@ class Unit:
         self.name = name or self.name
         for flat in self.flats:
             for parameter in (*flat.sharded, *flat.views):
-                parameter.unit_name = self.name
+                parameter.unit_name = self.name  # type: ignore[attr-defined]
 
     @property
     def stays(self) -> bool:

@@ -71,8 +71,10 @@ def torch_on_ranks(case, micro_batches, samples):
 def train_all(steps=2):
     """Every wrapper on every case, and PyTorch's, in one launch: a launch a combination would take a minute."""
     out = {}
+    # Where units are kept and where shards live does not depend on the number of ranks: all of it on 2 is enough.
+    names = WRAPPERS if dist.get_world_size() == 2 else ["one unit", "a unit a layer"]
     for case in CASES:
-        for name, wrap in WRAPPERS.items():
+        for name, wrap in ((n, WRAPPERS[n]) for n in names):
             for micro_batches in (1, 2, 8) if name == "a unit a layer" else (1,):
                 samples = 96 if micro_batches == 8 else 24
                 out[case, name, samples, micro_batches] = on_ranks(
@@ -150,11 +152,14 @@ OPTIMIZERS = {
 }
 
 
+CLIPS = ((0.05,), None, (0.05, float("inf")), (1e9, 1.0))
+
+
 def test_any_elementwise_optimizer_and_clipping_as_in_one_process():
     def step():
         out = {}
         for name, optimizer_of in OPTIMIZERS.items():
-            for clip in (None, (0.05,), (0.05, float("inf")), (1e9, 1.0)):
+            for clip in CLIPS if name == "AdamW" else CLIPS[:1]:
                 model = each_layer(CASES["mlp"].build(0))
                 rank, size = dist.get_rank(), dist.get_world_size()
                 norms = trained(model, optimizer_of, clip=clip, rank=rank, size=size, amount=12)

@@ -21,7 +21,13 @@ from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
 from dtcourse import launch
 from dtcourse.launch import RankFailure
-from dtcourse.sharding import checkpoint, full_state_dict, fully_shard, load_full_state_dict
+from dtcourse.sharding import (
+    checkpoint,
+    checksums,
+    full_state_dict,
+    fully_shard,
+    load_full_state_dict,
+)
 from dtcourse.sharding.flat_parameter import padded_size, part_of
 from dtcourse.sharding.pieces import boxes
 from dtcourse.verify import CASES, compare
@@ -236,7 +242,7 @@ def test_a_damaged_checkpoint_is_refused_and_nothing_changes(tmp_path):
         shutil.copytree(tmp_path / "good", folder)
         damage(folder, how.split(",")[0])
         if how.endswith("no checksums"):
-            (folder / checkpoint.CHECKSUMS).unlink()
+            (folder / checksums.NAME).unlink()
         if how == "no metadata":
             (folder / ".metadata").unlink()
 

@@ -1,0 +1,62 @@
+"""What was built before fully_shard and still holds the parameters as they were: optimizers, and losses of earlier forwards.
+
+Neither fails by itself: the optimizer would update tensors that the model no longer uses, the loss would give its gradients
+to them. Replaced parameters are marked, and whoever meets the mark says so. So is an optimizer's state that was loaded
+for other parts than this rank's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from dtcourse.sharding.sharded_parameter import ShardedParameter
+
+
+def retire(original: nn.Parameter, name: str) -> None:
+    """Marks a parameter that a sharded one has replaced, so that whatever still holds it is told."""
+    original._sharded_as = name  # type: ignore[attr-defined]
+    if original.requires_grad:
+        original.register_post_accumulate_grad_hook(_backward_of_old_forward)
+    _watch_optimizers()
+
+
+def _backward_of_old_forward(original: torch.Tensor) -> None:
+    raise RuntimeError(
+        f"backward reached {original._sharded_as} as it was before fully_shard: this loss comes from a forward that ran "  # type: ignore[attr-defined]
+        "before sharding. Run the sharded model's forward first."
+    )
+
+
+def _optimizer_will_step(optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
+    for parameter, slots in optimizer.state.items():
+        if isinstance(parameter, ShardedParameter):
+            for slot, value in slots.items():
+                if getattr(value, "ndim", 0) and value.numel() != parameter.data.numel():
+                    raise ValueError(
+                        f"the optimizer's {slot} of {parameter.place.name} has {value.numel()} elements and this rank's part "
+                        f"{parameter.data.numel()}: a state of another number of ranks, or of a whole model, was loaded. "
+                        "sharding.checkpoint saves and loads for any number of ranks."
+                    )
+    stale = [
+        p._sharded_as
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if hasattr(p, "_sharded_as")
+    ]
+    if stale:
+        raise ValueError(
+            f"this optimizer was built before fully_shard: it holds {len(stale)} parameters that the model no longer uses "
+            f"({', '.join(stale[:3])}{', ...' if len(stale) > 3 else ''}). Shard the model first, then build the optimizer."
+        )
+
+
+_watching: list[Any] = []
+
+
+def _watch_optimizers() -> None:
+    if not _watching:
+        _watching.append(register_optimizer_step_pre_hook(_optimizer_will_step))

@@ -151,7 +151,8 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._thread = self._stream = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._stream: Any = None
         self._untold: list[tuple[Callable[[float, float], None], Any, Any]] = []
         if is_gpu(device):
             self._stream = torch.cuda.Stream(device)

@@ -18,6 +18,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ def checkpoint_sequential(
     segments: None takes the square-root rule. The last region is not checkpointed: backward starts with it, so what
     it would forget would be needed at once.
     """
-    layers = list(functions)
+    layers: list[Callable[[Any], Any]] = list(functions)  # type: ignore[arg-type]
     if segments is None:
         segments = square_root_segments(len(layers))
     if not 1 <= segments <= len(layers):
@@ -229,15 +230,14 @@ def _keep_inputs(
 
 def _autocast_now() -> list[Callable[[], Any]]:
     """Contexts that set autocast, ours and PyTorch's, as it is set now, for the CPU and for this rank's device."""
-    cached = torch.is_autocast_cache_enabled()
     contexts: list[Callable[[], Any]] = [autocasting.as_now()]
     for kind in sorted({"cpu", device.current().type}):
-        enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        contexts.append(
-            lambda kind=kind, enabled=enabled, dtype=dtype: torch.autocast(
-                kind, dtype=dtype, enabled=enabled, cache_enabled=cached
-            )
-        )
+        settings: dict[str, Any] = {
+            "dtype": torch.get_autocast_dtype(kind),
+            "enabled": torch.is_autocast_enabled(kind),
+            "cache_enabled": torch.is_autocast_cache_enabled(),
+        }
+        contexts.append(partial(torch.autocast, kind, **settings))
     return contexts
 
 

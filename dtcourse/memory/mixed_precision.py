@@ -44,7 +44,7 @@ class MasterWeights(Optimizer):
     def __init__(self, params: Any, optimizer_class: type[Optimizer], **kwargs: Any) -> None:
         self._masters: dict[torch.Tensor, torch.Tensor] = {}  # parameter -> master
         self._versions: dict[torch.Tensor, int] = {}
-        self._inner: Optimizer | None = None
+        self._inner: Any = None  # the optimizer over the masters
         super().__init__(params, {})  # checks the parameters and sorts them into groups
         self._inner = optimizer_class([self._over_masters(g) for g in self.param_groups], **kwargs)
         # From here on "the" groups and state are the inner optimizer's: a scheduler that sets a rate sets it there.

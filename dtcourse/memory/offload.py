@@ -62,19 +62,22 @@ class offload_activations(saved_tensors_hooks):
         self._under_way: deque[Callable[[], None]] = deque()
         super().__init__(self._pack, self._unpack)
 
-    def __enter__(self) -> offload_activations:
+    def __enter__(self) -> offload_activations:  # type: ignore[override]
         super().__enter__()
         return self
 
     # --- forward ----------------------------------------------------------------------------------------------
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Packed:
+        if tensor.layout != torch.strided:  # sparse tensors have no storage of their own
+            return tensor
         owner = tensor if tensor._base is None else tensor._base
         storage = tensor.untyped_storage()
         if (owner.is_leaf and owner.requires_grad) or storage.nbytes() < self.minimum_bytes:
             return tensor
-        layout = (tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
-        return _Packed(self._store(storage, tensor._version), *layout)
+        stored = self._store(storage, tensor._version)
+        size, stride, offset = tensor.size(), tensor.stride(), int(tensor.storage_offset())
+        return _Packed(stored, tensor.dtype, size, stride, offset)
 
     def _store(self, storage: torch.UntypedStorage, version: int) -> _Stored:
         """The storage's copy on the host. One that several operations save is sent once."""
@@ -254,13 +257,13 @@ class _Region:
         self._offset = file.take(size)
 
     def write(self, source: torch.Tensor) -> None:
-        left, at = memoryview(source.numpy()), self._offset
+        left, at = source.numpy().data, self._offset
         while left:  # the system may write less than it was asked to
             count = os.pwrite(self._file.file.fileno(), left, at)
             left, at = left[count:], at + count
 
     def read(self, target: torch.Tensor) -> None:
-        left, at = memoryview(target.numpy()), self._offset
+        left, at = target.numpy().data, self._offset
         while left:
             count = os.preadv(self._file.file.fileno(), [left], at)
             if not count:

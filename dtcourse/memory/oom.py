@@ -165,8 +165,10 @@ def train_step_with_halving(
             f"inputs and targets are the same samples, at least one, in micro-batches of at least one; got "
             f"{samples} inputs, {len(targets)} targets, micro_batch={micro_batch}"
         )
-    wrapped = hasattr(model, "no_sync")
-    if wrapped and group is None:
+    local: Any = getattr(
+        model, "no_sync", None
+    )  # a data-parallel wrapper's, so that attempts send nothing
+    if local is not None and group is None:
         group = getattr(model, "process_group", None)
     before = device.random_state(), [b.detach().clone() for b in model.buffers()]
     attempts, again = 0, True
@@ -174,7 +176,7 @@ def train_step_with_halving(
         if again:
             for parameter in model.parameters():
                 parameter.grad = None
-            with model.no_sync() if wrapped else nullcontext():
+            with nullcontext() if local is None else local():
                 loss, failure = _attempt(model, loss_function, inputs, targets, size)
             attempts += 1
         # Also a rank that has succeeded asks again, until all have.

@@ -152,9 +152,7 @@ class OffloadedParameters:
             weight = self._weights[parameter]
             buffer = _host_memory(weight.host)
             done = recorder("offload", buffer.nbytes, unit.number)
-            self._stream.run(
-                lambda: buffer.copy_(gradient, non_blocking=True), uses=[gradient], finished=done
-            )
+            self._stream.run(lambda: _copy(buffer, gradient), uses=[gradient], finished=done)
             self._arriving.append((weight, buffer))
             self._done(unit, parameter)
 
@@ -247,7 +245,7 @@ class _Unit:
 
         def work() -> None:
             for target, source in zip(targets, sources, strict=True):
-                target.copy_(source[: len(target)], non_blocking=True)
+                _copy(target, source[: len(target)])
 
         return work
 
@@ -283,6 +281,10 @@ def _check_space(parameters: list[nn.Parameter], folder: str | Path | None) -> N
         raise ValueError(
             f"{needed} bytes of parameters do not fit into {where}, which has {free} free"
         )
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source, non_blocking=True)
 
 
 def _with_gradient(value: Any) -> list[torch.Tensor]:

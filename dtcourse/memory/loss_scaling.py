@@ -102,6 +102,7 @@ class StaticLossScaler:
                 "(and with MasterWeights, collect_gradients)"
             )
         progress.overflow = self._overflow_in(gradients)
+        # A pass to look and a pass to divide; PyTorch has a kernel that does both in one.
         inverse = _float32(1.0 / self._scale)
         with torch.no_grad():
             for gradient in gradients:

@@ -21,10 +21,8 @@ class Checkpoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        needed = ctx.needs_input_grad[2:]
-        inputs = [
-            x.detach().requires_grad_(need) for x, need in zip(ctx.saved_tensors, needed, strict=True)
-        ]
+        pairs = zip(ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True)
+        inputs = [x.detach().requires_grad_(needed) for x, needed in pairs]
         now = torch.get_rng_state()
         with torch.enable_grad():
             out = ctx.function(*inputs)
@@ -52,10 +50,8 @@ class Checkpoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        needed = ctx.needs_input_grad[2:]
-        inputs = [
-            x.detach().requires_grad_(need) for x, need in zip(ctx.saved_tensors, needed, strict=True)
-        ]
+        pairs = zip(ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True)
+        inputs = [x.detach().requires_grad_(needed) for x, needed in pairs]
         now = torch.get_rng_state()
         torch.set_rng_state(ctx.random_state)
         with torch.enable_grad():
@@ -91,10 +87,8 @@ class Checkpoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        needed = ctx.needs_input_grad[2:]
-        inputs = [
-            x.detach().requires_grad_(need) for x, need in zip(ctx.saved_tensors, needed, strict=True)
-        ]
+        pairs = zip(ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True)
+        inputs = [x.detach().requires_grad_(needed) for x, needed in pairs]
         now = torch.get_rng_state()
         torch.set_rng_state(ctx.random_state)
         with torch.enable_grad():
@@ -123,10 +117,8 @@ class Checkpoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        needed = ctx.needs_input_grad[2:]
-        inputs = [
-            x.detach().requires_grad_(need) for x, need in zip(ctx.saved_tensors, needed, strict=True)
-        ]
+        pairs = zip(ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True)
+        inputs = [x.detach().requires_grad_(needed) for x, needed in pairs]
         now = torch.get_rng_state()
         torch.set_rng_state(ctx.random_state)
         with torch.enable_grad():
@@ -505,7 +497,8 @@ def best_cuts(kept, inputs):
     before = [sum(kept[:i]) for i in range(n + 1)]
     best = (math.inf, [])
     for limit in {before[b] - before[a] for a in range(n) for b in range(a + 1, n + 1)}:
-        cheapest = [(0, [])] + [(math.inf, [])] * n  # inputs of the first i layers, and their starts
+        # For the first i layers: the least bytes of inputs, and where its segments start.
+        cheapest = [(0, [])] + [(math.inf, [])] * n
         for end in range(1, n + 1):
             for start in range(end):
                 cost = cheapest[start][0] + inputs[start]

@@ -35,10 +35,11 @@ notebooks: env ## make exercises/ from solutions/, execute lessons and solutions
 	@$(VENV)/bin/dtcourse exercises
 	@$(python) -m dtcourse.course.notebooks
 
-lint: env ## style, formatting, and which package may import which
+lint: env ## style, formatting, types, and which package may import which
 	@$(python) -m ruff check .
 	@$(python) -m ruff format --check .
 	@$(VENV)/bin/lint-imports --no-logo
+	@$(python) -m mypy dtcourse
 
 bench: env ## time the course's code against PyTorch's own (BENCH=benchmarks/launch.py for one)
 	@for script in $(BENCH); do echo "== $$script"; $(python) "$$script" || exit 1; done

@@ -116,7 +116,8 @@ def _grid(x: Tensor, block: int) -> tuple[int, int]:
 
 def _steps(x: Tensor) -> tuple[int, int, int]:
     """Elements from one batch entry, head and row to the next; a row's own elements lie side by side."""
-    return x.stride()[:3]
+    batch, head, row, _ = x.stride()
+    return batch, head, row
 
 
 def _meta(q: Tensor, k: Tensor, causal: bool, scale: float) -> dict[str, Any]:

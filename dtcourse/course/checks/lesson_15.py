@@ -187,8 +187,8 @@ def _qkv(leading: tuple[int, ...], L: int, S: int, E: int, size: float = 1.0) ->
 
 def _right(answer: Answer, tensors: list[Tensor], causal: bool, block: int) -> None:
     out, gradients, _, _ = answer.call(_attended, *tensors, causal, block)
-    expected = _reference(*tensors, causal)
-    q, k = tensors[:2]
+    q, k, v, grad = tensors
+    expected = _reference(q, k, v, grad, causal)
     which = f"q {tuple(q.shape)}, k {tuple(k.shape)}, {'causal' if causal else 'no mask'}, block {block}: "
     for name, mine, right in zip(
         ("output", "q.grad", "k.grad", "v.grad"), [out, *gradients], expected, strict=True

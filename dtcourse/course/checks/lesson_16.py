@@ -370,7 +370,8 @@ def _zero_3(
     large = sum(nbytes >= min(w.nbytes for w in weights) for nbytes in alive)
     output = hidden.detach().clone()
     (hidden - y).square().mean().backward()
-    return output, [s.grad for s in shards], x.grad, large
+    gradients: list[Any] = [s.grad for s in shards]
+    return output, gradients, x.grad, large
 
 
 def _layers(answer: Answer, ranks: int, sizes: list[int], **more: Any) -> tuple[Any, ...]:

@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MARK = "DTCOURSE_TEST_SESSION"
 os.environ[MARK] = uuid.uuid4().hex
 
+# Two workers with a thread for each core wait for each other: small tensors are several times faster with one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["MPLBACKEND"] = "Agg"
 os.environ.setdefault("MPLCONFIGDIR", str(ROOT / ".cache" / "matplotlib"))
 

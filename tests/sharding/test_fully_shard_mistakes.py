@@ -79,7 +79,7 @@ def used_in_another_function():
 def whole_one_kept_and_used_later():
     built = sharded()
     seen = []
-    built[0].register_forward_hook(lambda m, a, o: seen.append(m.weight))
+    built[0].register_forward_pre_hook(lambda m, a: seen.append(m.weight))
     built(X)
     seen[0].sum()  # its memory is gone: without a guard this ends the process
 

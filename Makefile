@@ -14,7 +14,7 @@ lesson = lessons/01-why-distributed.ipynb
 root = $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help env lab test test-all notebooks lint bench lock clean
+.PHONY: help env lab test test-all notebooks lint bench triton lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +43,9 @@ lint: env ## style, formatting, types, and which package may import which
 
 bench: env ## time the course's code against PyTorch's own (BENCH=benchmarks/launch.py for one)
 	@for script in $(BENCH); do echo "== $$script"; $(python) "$$script" || exit 1; done
+
+triton: env ## Triton in build/triton, for the tests of its kernels (Linux; nothing else needs it)
+	@$(python) -m pip install -q --no-deps --upgrade --target build/triton triton==3.9.0
 
 lock: env ## write requirements.lock from what is installed in .venv
 	@$(python) tools/lock.py

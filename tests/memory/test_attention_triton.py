@@ -1,4 +1,8 @@
-"""The Triton kernels: run by Triton's interpreter and compiled for GPUs that are not here; on a GPU where there is one."""
+"""The Triton kernels: run by Triton's interpreter and compiled for GPUs that are not here; on a GPU where there is one.
+
+Triton is not in the lock: PyTorch's CUDA builds bring their own. `make triton` puts it into a folder of its own, for the
+fresh processes that the first two tests start.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,10 +22,27 @@ from dtcourse.memory import attention_triton
 from dtcourse.memory.attention import plain_attention
 from dtcourse.memory.attention_triton import triton_attention
 
+ROOT = Path(__file__).resolve().parents[2]
+APART = ROOT / "build" / "triton"  # where `make triton` puts it
+
 needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None,
-    reason="needs triton (pip install triton, on Linux), which is not installed",
+    importlib.util.find_spec("triton") is None and not (APART / "triton").is_dir(),
+    reason="needs triton, which is not installed: `make triton` (Linux)",
 )
+
+
+def in_a_fresh_process(what: str, **environment: str):
+    """What this file prints as JSON when it is run with `what`, with Triton to import."""
+    places = os.pathsep.join([str(ROOT), str(APART)])
+    done = subprocess.run(
+        [sys.executable, __file__, what],
+        env=os.environ | {"PYTHONPATH": places} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def output_and_gradients(function, tensors, **options):
@@ -78,18 +100,9 @@ def _interpreted(cases):
 
 
 @needs_triton
-def test_triton_interpreter_gives_the_plain_forms_output_and_gradients(root):
-    # A fresh process: Triton reads the variable once, when it is imported.
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
-    done = subprocess.run(
-        [sys.executable, __file__],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    errors, saved, refused = json.loads(done.stdout)
+def test_triton_interpreter_gives_the_plain_forms_output_and_gradients():
+    # Triton reads the variable once, when it is imported.
+    errors, saved, refused = in_a_fresh_process("interpret", TRITON_INTERPRET="1")
     assert len(errors) == len(CASES) + 1
     for case, worst in zip([*CASES, ("views", torch.float32)], errors, strict=True):
         assert max(worst) < (5e-3 if torch.float16 in case else 5e-6), (case, worst)
@@ -97,21 +110,22 @@ def test_triton_interpreter_gives_the_plain_forms_output_and_gradients(root):
     assert "bfloat16" in refused
 
 
+COMPILED = [  # kernel, chip, its shared memory, dtype, dim
+    ("_forward", 90, 232_448, torch.bfloat16, 64),
+    ("_backward_q", 90, 232_448, torch.bfloat16, 64),
+    ("_backward_kv", 90, 232_448, torch.bfloat16, 64),
+    ("_backward_q", 86, 101_376, torch.float32, 256),  # the tightest of their chips
+    ("_backward_kv", 75, 65_536, torch.float16, 128),
+]
+
+
 @needs_triton
 @pytest.mark.slow
-def test_kernels_compile_for_gpus_within_their_shared_memory(monkeypatch, tmp_path):
+def test_kernels_compile_for_gpus_within_their_shared_memory(tmp_path):
     """Triton's compiler needs no GPU. Turing, Ampere (the smaller one) and Hopper."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    cases = [
-        ("_forward", 90, 232_448, torch.bfloat16, 64),
-        ("_backward_q", 90, 232_448, torch.bfloat16, 64),
-        ("_backward_kv", 90, 232_448, torch.bfloat16, 64),
-        ("_backward_q", 86, 101_376, torch.float32, 256),  # the tightest of their chips
-        ("_backward_kv", 75, 65_536, torch.float16, 128),
-    ]
-    for name, capability, shared, dtype, width in cases:
-        used = compiled_shared_memory(name, capability, shared, dtype, width)
-        assert 0 < used <= shared, (name, capability, dtype, width)
+    used = in_a_fresh_process("compile", TRITON_CACHE_DIR=str(tmp_path))
+    for case, bytes_used in zip(COMPILED, used, strict=True):
+        assert 0 < bytes_used <= case[2], case
 
 
 def compiled_shared_memory(name, capability, shared, dtype, width) -> int:
@@ -184,4 +198,7 @@ def test_on_a_gpu_its_peak_memory_grows_with_the_length():
 
 
 if __name__ == "__main__":
-    print(json.dumps(_interpreted(CASES)))
+    if sys.argv[1] == "interpret":
+        print(json.dumps(_interpreted(CASES)))
+    else:
+        print(json.dumps([compiled_shared_memory(*case) for case in COMPILED]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import tempfile
 import time
 import uuid
@@ -25,6 +26,10 @@ os.environ[MARK] = uuid.uuid4().hex
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["MPLBACKEND"] = "Agg"
 os.environ.setdefault("MPLCONFIGDIR", str(ROOT / ".cache" / "matplotlib"))
+
+# A shell's background jobs ignore Ctrl-C, and hand that down to what they start: tests of Ctrl-C would wait for ever.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Jupyter and IPython keep kernels, history and settings in the home folder. Tests neither read the
 # user's nor leave theirs there.

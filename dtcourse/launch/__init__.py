@@ -11,6 +11,7 @@ messages.py   send_message and progress, from a rank to the notebook while it ru
 torchrun.py   the way out: the same function under torchrun, on any number of nodes
 """
 
+from dtcourse.launch import messages, server
 from dtcourse.launch.failures import RankFailure, RankTimeout
 from dtcourse.launch.launcher import Run, launch
 from dtcourse.launch.messages import progress, send_message
@@ -25,3 +26,6 @@ __all__ = [
     "send_message",
     "torchrun_command",
 ]
+
+if messages.in_notebook():  # a script that never launches pays nothing
+    server.start_early()

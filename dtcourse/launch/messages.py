@@ -62,7 +62,7 @@ class Bars:
     def update(self, label: str, done: int, total: int | None) -> None:
         """Moves the bar of that label, which appears with its first position."""
         if label not in self._bars:
-            self._bars[label] = _NotebookBar(label) if _in_notebook() else _TerminalBar(label)
+            self._bars[label] = _NotebookBar(label) if in_notebook() else _TerminalBar(label)
         self._bars[label].update(done, total)
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class _TerminalBar:
         self.bar.close()
 
 
-def _in_notebook() -> bool:
+def in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return shell is not None and hasattr(shell, "kernel")

@@ -17,6 +17,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from multiprocessing import (
     context,
     forkserver,
@@ -161,6 +162,12 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
+def start_early() -> None:
+    """Starts the server without waiting for it, so that it imports torch while the notebook still imports the rest."""
+    with suppress(OSError), _asking:  # what is wrong will be said at the first launch, to one who asked for it
+        _ensure_running()
+
+
 def pid() -> int | None:
-    """The server's process id; None before the first launch."""
+    """The server's process id; None before the first launch (in a notebook, before `from dtcourse import launch`)."""
     return _server._forkserver_pid

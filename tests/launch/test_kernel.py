@@ -386,3 +386,17 @@ def test_a_python_without_torch_gets_one_clear_sentence(missing):
     assert last.startswith("ImportError: this notebook's Python (")
     assert f"has no {'PyTorch' if len(missing) == 1 else 'cloudpickle'}" in last
     assert "Kernel > Change Kernel" in last
+
+
+def test_the_server_starts_with_the_import_and_waits_for_nobody(tmp_path):
+    fresh = Kernel(tmp_path)
+    try:
+        seen = fresh.run("""
+            from dtcourse import launch
+            from dtcourse.launch import server
+            early = server.pid()
+            print(early is not None, launch(abs, 2, -3)[1], server.pid() == early)
+        """)
+    finally:
+        fresh.stop()
+    assert seen.printed.split() == ["True", "3", "True"], seen

@@ -45,7 +45,7 @@ def normalise(notebook: Notebook, *, seconds: float | None = None) -> Notebook:
     if seconds is not None:
         before = record.get("seconds") if record.get("code") == code_hash(notebook) else None
         # Of the same code the fastest run counts: what else a machine does only adds to the time.
-        if not isinstance(before, (int, float)) or seconds < 0.9 * before:
+        if not isinstance(before, (int, float)) or seconds < 0.97 * before:
             record["seconds"] = round(seconds, 1)
         record["code"] = code_hash(notebook)
     notebook["metadata"] = {

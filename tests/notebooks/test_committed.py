@@ -40,10 +40,6 @@ def recorded_seconds():
     return [nbfile.read(p)["metadata"].get("dtcourse", {}).get("seconds", 0.0) for p in lessons]
 
 
-@pytest.mark.xfail(
-    reason="recorded while other work kept the two cores busy: execute lessons 01 to 05 again on an idle machine",
-    strict=False,
-)
 def test_half_of_the_lessons_keep_to_the_design_s_twenty_seconds():
     assert statistics.median(recorded_seconds()) <= MEDIAN_SECONDS, sorted(recorded_seconds())
 

@@ -110,6 +110,7 @@ class _TerminalBar:
 
 
 def in_notebook() -> bool:
+    """Whether this process is a Jupyter kernel."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return shell is not None and hasattr(shell, "kernel")

@@ -164,7 +164,8 @@ os.register_at_fork(after_in_child=_forget)
 
 def start_early() -> None:
     """Starts the server without waiting for it, so that it imports torch while the notebook still imports the rest."""
-    with suppress(OSError), _asking:  # what is wrong will be said at the first launch, to one who asked for it
+    # What is wrong will be said at the first launch, to one who asked for it.
+    with suppress(OSError), _asking:
         _ensure_running()
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -142,9 +142,10 @@ def launch(
         options.check_open_files(world_size)
         if verbose:
             print(layout)
-        parcel = parcels.Sealed(_pack_call(function, args, kwargs))
-        place = meeting.MeetingPlace()
-        try:
+        with (
+            closing(parcels.Sealed(_pack_call(function, args, kwargs))) as parcel,
+            closing(meeting.MeetingPlace()) as place,
+        ):
             added = {name: str(value) for name, value in (env or {}).items()}
             environments = _environments(layout, place.port, {**os.environ, **added})
             settings = [
@@ -168,9 +169,6 @@ def launch(
             ):
                 answers = ranks.answers(limit)
             return Run(answers, ranks.output.lines, layout, time.monotonic() - began, record)
-        finally:
-            place.close()
-            parcel.close()
     except BaseException as error:
         failures.hide_our_frames(error)
         raise

@@ -6,10 +6,12 @@ import os
 import threading
 
 import psutil
+import pytest
 import torch
 import torch.distributed as dist
 
 from dtcourse import launch
+from dtcourse.launch import meeting, parcels
 
 
 def connections_to_the_tcp_store():
@@ -57,3 +59,16 @@ def test_no_file_and_no_thread_remains():
     if before:
         assert len(set(os.listdir("/proc/self/fd")) - before) <= 1  # the listing's own
     assert not [t for t in threading.enumerate() if t.name == "dtcourse-tcp-store"]
+
+
+def test_where_no_place_can_be_made_the_function_s_parcel_is_let_go(monkeypatch):
+    closed = []
+    monkeypatch.setattr(parcels.Sealed, "close", lambda self: closed.append(self))
+
+    def no_place():
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(meeting, "MeetingPlace", no_place)
+    with pytest.raises(OSError, match="too many open files"):
+        launch(abs, 2, -1)
+    assert len(closed) == 1

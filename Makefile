@@ -4,14 +4,14 @@
 #   PIP_ARGS=...    for the installation of torch alone, such as --index-url with the address that
 #                   PyTorch's own selector gives for your GPU
 #   VENV=...        another place for the environment
+#
+# No target installs what the system has to bring. Instructors want Debian's bubblewrap, which
+# `dtcourse grade` runs students' answers in; `dtcourse doctor` says whether it works.
 
 VENV ?= .venv
 export VENV PYTHON PIP_ARGS
 python = $(VENV)/bin/python
 BENCH ?= $(sort $(wildcard benchmarks/*.py))
-lesson = lessons/01-why-distributed.ipynb
-# Jupyter wants to be told that root is meant; in a container there is often nobody else.
-root = $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
 .PHONY: help env lab test test-all notebooks lint bench triton lock clean
@@ -22,14 +22,14 @@ help: ## list the commands
 env: ## make or refresh the environment in .venv, and nothing else
 	@sh tools/setup
 
-lab: env ## open JupyterLab on lesson 01 (LAB_ARGS=... go to JupyterLab)
-	@$(python) -m jupyterlab $(root) --ServerApp.root_dir="$(CURDIR)" --LabApp.news_url=None $(LAB_ARGS) $(lesson)
+lab: env ## open JupyterLab on your copy of lesson 01 (LAB_ARGS=... go to JupyterLab)
+	@$(VENV)/bin/dtcourse lab 01 -- $(LAB_ARGS)
 
 test: env ## the whole suite: unit tests, then timing, then every notebook
 	@$(python) tools/test.py
 
-test-all: env ## the same, with every notebook at every number of ranks
-	@DTCOURSE_WORLD_SIZES=all $(python) tools/test.py
+test-all: env ## the same, with every notebook at every number of ranks and ten times the random programs
+	@DTCOURSE_WORLD_SIZES=all DTCOURSE_MUTANTS=all DTCOURSE_FUZZ=10 $(python) tools/test.py
 
 notebooks: env ## make exercises/ from solutions/, execute lessons and solutions, normalise them
 	@$(VENV)/bin/dtcourse exercises
@@ -43,6 +43,7 @@ lint: env ## style, formatting, types, and which package may import which
 
 bench: env ## time the course's code against PyTorch's own (BENCH=benchmarks/launch.py for one)
 	@for script in $(BENCH); do echo "== $$script"; $(python) "$$script" || exit 1; done
+	@echo; $(python) benchmarks/reporting/table.py
 
 triton: env ## Triton in build/triton, for the tests of its kernels (Linux; nothing else needs it)
 	@$(python) -m pip install -q --no-deps --upgrade --target build/triton triton==3.9.0

@@ -10,9 +10,11 @@ the pairs' ratios: below 1.0 ours is faster. "math" holds all scores, "fused" is
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +24,10 @@ from dtcourse import device
 from dtcourse.memory.attention import memory_efficient_attention
 from dtcourse.memory.attention_triton import triton_attention, unavailable
 from dtcourse.profiling.memory_tracker import MemoryTracker
+from reporting import pairs
 
 Attention = Callable[..., torch.Tensor]
+RESULTS = Path(__file__).parent / "results" / "attention.json"
 
 
 def contestants(like: torch.Tensor) -> dict[str, Attention]:
@@ -75,10 +79,12 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     where = device.current()
-    print(
-        f"causal, batch {options.batch}, {options.heads} heads of {options.dim}, {options.dtype}, on {where}"
+    report = pairs.begin(
+        f"causal, batch {options.batch}, {options.heads} heads of {options.dim}, {options.dtype}, on {where}: seconds of a "
+        "forward and a backward pass, ours / PyTorch's, median and quartiles of pairs; and bytes live at the peak"
     )
     for length in options.lengths:
         shape = options.batch, options.heads, length, options.dim
@@ -87,20 +93,22 @@ def main() -> None:
         ]
         tensors, grad_out = [x.requires_grad_() for x in made[:3]], made[3]
         attentions = contestants(grad_out)
-        times: dict[str, list[float]] = {name: [] for name in attentions}
-        for _ in range(options.steps + 2):  # the first two warm up
-            for name, attention in attentions.items():
-                times[name].append(step(attention, tensors, grad_out))
-        for name, attention in attentions.items():
-            own = times[name][2:]
-            line = f"{length:6d} {name:7s} {statistics.median(own) * 1e3:9.1f} ms"
-            line += f" {peak_bytes(attention, tensors, grad_out) / 2**20:9.1f} MiB"
+        run = {name: partial(step, attentions[name], tensors, grad_out) for name in attentions}
+        times = pairs.in_turns(run, options.steps)
+        found: dict[str, Any] = {"milliseconds": pairs.milliseconds(times)}
+        found["peak_bytes"] = {
+            name: peak_bytes(a, tensors, grad_out) for name, a in attentions.items()
+        }
+        for name in attentions:
+            line = f"{length:6d} {name:7s} {found['milliseconds'][name]:9.1f} ms"
+            line += f" {found['peak_bytes'][name] / 2**20:9.1f} MiB"
             if name in ("ours", "triton"):
                 for other in ("math", "fused"):
-                    ratios = [a / b for a, b in zip(own, times[other][2:], strict=True)]
-                    low, middle, high = statistics.quantiles(ratios, n=4)
-                    line += f"   / {other}: {middle:.2f} ({low:.2f} to {high:.2f})"
+                    found[f"{name} / {other}"] = pairs.ratio(times[name], times[other])
+                    line += f"   / {other}: {pairs.in_words(found[f'{name} / {other}'])}"
             print(line)
+        report[f"length {length}"] = found
+    pairs.write(report, options.output)
 
 
 if __name__ == "__main__":

@@ -10,33 +10,36 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import statistics
 import time
+from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from dtcourse import launch
+from reporting import pairs
 
+RESULTS = Path(__file__).parent / "results" / "collectives.json"
 ALGORITHMS = ("ring", "halving_doubling", "double_tree", "tree", "naive")
 
 
 def rounds(nbytes: int, count: int) -> dict[str, list[float]]:
-    """Seconds of each all-reduce on this rank, round by round; the first two rounds are not kept."""
+    """Seconds of each all-reduce on this rank, round by round."""
     x = torch.ones(nbytes // 4)
     calls = {"gloo": dist.all_reduce}
     calls |= {
         n: importlib.import_module(f"dtcourse.collectives.{n}").all_reduce for n in ALGORITHMS
     }
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(count + 2):
-        for name, call in calls.items():
-            dist.barrier()
-            start = time.perf_counter()
-            call(x)
-            times[name].append(time.perf_counter() - start)
-            x.fill_(1.0)
-    return {name: seconds[2:] for name, seconds in times.items()}
+
+    def seconds(name: str) -> float:
+        x.fill_(1.0)
+        dist.barrier()
+        start = time.perf_counter()
+        calls[name](x)
+        return time.perf_counter() - start
+
+    return pairs.in_turns({name: partial(seconds, name) for name in calls}, count)
 
 
 def main() -> None:
@@ -45,16 +48,17 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--bytes", type=int, default=16 << 20)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
+    report = pairs.begin(
+        f"all_reduce of {options.bytes:,} bytes on {options.ranks} ranks; seconds / gloo's, median and quartiles of pairs"
+    )
     run = launch(rounds, options.ranks, options.bytes, options.rounds, device="cpu", timeout=600.0)
-    slowest = {n: [max(t) for t in zip(*(r[n] for r in run), strict=True)] for n in run[0]}
-    print(f"all_reduce of {options.bytes:,} bytes; {run.layout}")
-    for name, times in slowest.items():
-        ratios = [a / b for a, b in zip(times, slowest["gloo"], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(
-            f"{name:17s}{statistics.median(times) * 1e3:8.1f} ms   / gloo {middle:5.2f}   (quartiles {low:.2f} to {high:.2f})"
-        )
+    seconds = pairs.over_ranks(run, max)
+    for name, each in pairs.milliseconds(seconds).items():
+        report[name] = pairs.ratio(seconds[name], seconds["gloo"]) | {"milliseconds": each}
+        print(f"{name:17s}{each:8.1f} ms   / gloo {pairs.in_words(report[name])}")
+    pairs.write(report, options.output)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """DistributedDataParallel by hand against PyTorch's: time of a training step, in pairs, in one run.
 
-    python benchmarks/ddp.py --ranks 2 --steps 12
+    python benchmarks/ddp.py --ranks 2 --steps 12      # writes benchmarks/results/ddp.json
 
 Both wrap the same transformer; steps alternate (ours, PyTorch's, ours, ...), so a machine whose speed drifts does the
 same to both. Prints the median of the pairs' ratios: below 1.0 ours is faster.
@@ -9,16 +9,19 @@ same to both. Prints the median of the pairs' ratios: below 1.0 ours is faster.
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
+from functools import partial
+from pathlib import Path
 
 import torch
-import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from dtcourse import device, launch
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.models import Transformer, TransformerConfig, parameter_count
+from reporting import pairs
+
+RESULTS = Path(__file__).parent / "results" / "ddp.json"
 
 
 def compare(config: TransformerConfig, batch: int, length: int, steps: int) -> dict[str, object]:
@@ -31,22 +34,17 @@ def compare(config: TransformerConfig, batch: int, length: int, steps: int) -> d
         wrapped = wrap(model)
         models[name] = wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.01)
     tokens_BS = torch.randint(config.vocab, (batch, length + 1), device=where)
-    times: dict[str, list[float]] = {name: [] for name in models}
-    for _ in range(steps + 2):
-        for name, (model, optimizer) in models.items():
-            dist.barrier()
-            start = time.perf_counter()
-            optimizer.zero_grad()
+
+    def step(name: str) -> tuple[float, float]:
+        model, optimizer = models[name]
+
+        def loss() -> torch.Tensor:
             logits_BSV = model(tokens_BS[:, :-1])
-            loss = torch.nn.functional.cross_entropy(
-                logits_BSV.flatten(0, 1), tokens_BS[:, 1:].flatten()
-            )
-            loss.backward()
-            optimizer.step()
-            device.synchronize()
-            times[name].append(time.perf_counter() - start)
-    # The first two steps build buckets, and build them again.
-    return {"times": {n: t[2:] for n, t in times.items()}, "parameters": parameter_count(model)}
+            return nn.functional.cross_entropy(logits_BSV.flatten(0, 1), tokens_BS[:, 1:].flatten())
+
+        return pairs.timed_step(loss, optimizer)
+
+    return pairs.in_turns({name: partial(step, name) for name in models}, steps)
 
 
 def main() -> None:
@@ -58,6 +56,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     config = TransformerConfig(
         vocab=256,
@@ -66,19 +65,15 @@ def main() -> None:
         n_heads=6,
         max_length=options.length,
     )
+    report = pairs.begin(
+        f"{parameter_count(Transformer(config)) / 1e6:.1f} million parameters on {options.ranks} ranks, SGD; ours / PyTorch's "
+        "DistributedDataParallel, median and quartiles over pairs of steps"
+    )
     run = launch(
         compare, options.ranks, config, options.batch, options.length, options.steps, timeout=600.0
     )
-    slowest = {
-        name: [max(step) for step in zip(*(r["times"][name] for r in run), strict=True)]
-        for name in ("ours", "torch")
-    }
-    ratios = [a / b for a, b in zip(slowest["ours"], slowest["torch"], strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    print(f"{run[0]['parameters'] / 1e6:.1f} million parameters; {run.layout}")
-    for name, times in slowest.items():
-        print(f"{name:6s} {statistics.median(times) * 1e3:8.1f} ms a step (median of {len(times)})")
-    print(f"ours / PyTorch's: {middle:.2f} (quartiles {low:.2f} to {high:.2f})")
+    report |= pairs.steps_compared(run)
+    pairs.write(report, options.output)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,8 @@ what the C library keeps for reuse is more than what a step needs.)
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
-import platform
-import statistics
-import time
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -34,6 +30,7 @@ from dtcourse import device, launch
 from dtcourse.models import Transformer, TransformerConfig, parameter_count
 from dtcourse.profiling.memory import held
 from dtcourse.sharding import fully_shard
+from reporting import pairs
 
 RESULTS = Path(__file__).parent / "results" / "fully_shard.json"
 KINDS = {"ours": fully_shard, "torch": torch_fully_shard}
@@ -53,25 +50,13 @@ def tokens_for(config: TransformerConfig, batch: int, length: int) -> torch.Tens
     return torch.randint(config.vocab, (batch, length + 1), device=device.current())
 
 
-def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tokens_BS: torch.Tensor
-) -> tuple[float, float]:
-    """One step: seconds of forward and backward, and of the optimizer."""
-    dist.barrier()
-    start = time.perf_counter()
+def loss(model: nn.Module, tokens_BS: torch.Tensor) -> torch.Tensor:
     logits_BSV = model(tokens_BS[:, :-1])
-    loss = nn.functional.cross_entropy(logits_BSV.flatten(0, 1), tokens_BS[:, 1:].flatten())
-    loss.backward()
-    device.synchronize()
-    middle = time.perf_counter()
-    optimizer.step()
-    optimizer.zero_grad()
-    device.synchronize()
-    return middle - start, time.perf_counter() - middle
+    return nn.functional.cross_entropy(logits_BSV.flatten(0, 1), tokens_BS[:, 1:].flatten())
 
 
 def compare(
-    config: TransformerConfig, batch: int, length: int, pairs: int, reshard: bool | None
+    config: TransformerConfig, batch: int, length: int, count: int, reshard: bool | None
 ) -> dict[str, Any]:
     """Alternating steps of both on this rank: seconds of each."""
     models = {}
@@ -79,11 +64,12 @@ def compare(
         model = build(kind, config, reshard)
         models[kind] = model, torch.optim.AdamW(model.parameters(), lr=1e-4)
     tokens_BS = tokens_for(config, batch, length)
-    times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in models}
-    for _ in range(pairs + 2):
-        for kind, (model, optimizer) in models.items():
-            times[kind].append(train(model, optimizer, tokens_BS))
-    return {kind: measured[2:] for kind, measured in times.items()}  # the first learn the order
+
+    def step(kind: str) -> tuple[float, float]:
+        model, optimizer = models[kind]
+        return pairs.timed_step(lambda: loss(model, tokens_BS), optimizer)
+
+    return pairs.in_turns({kind: partial(step, kind) for kind in models}, count)
 
 
 def memory(
@@ -94,32 +80,23 @@ def memory(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     tokens_BS = tokens_for(config, batch, length)
     for _ in range(2):
-        train(model, optimizer, tokens_BS)
+        pairs.timed_step(lambda: loss(model, tokens_BS), optimizer)
     steady = sum(held(model, optimizer).values())
     most = 0
     for _ in range(3):
         with torch.profiler.profile(profile_memory=True) as profiled:
-            train(model, optimizer, tokens_BS)
+            pairs.timed_step(lambda: loss(model, tokens_BS), optimizer)
         calls = profiled.profiler.kineto_results.events()
         changes = sorted((e.start_ns(), e.nbytes()) for e in calls if e.name() == "[memory]")
         most = max(most, max(accumulate(change for _, change in changes)))
     return steady + most
 
 
-def ratios(run: Any, part: slice) -> list[float]:
-    """Ours over PyTorch's, pair by pair, of the slowest rank's seconds."""
-    slowest = {
-        kind: [
-            max(sum(times[part]) for times in step)
-            for step in zip(*(r[kind] for r in run), strict=True)
-        ]
-        for kind in KINDS
-    }
-    return [a / b for a, b in zip(slowest["ours"], slowest["torch"], strict=True)]
-
-
 def main() -> None:
     """Runs the comparison, prints one line a quantity and writes the results file."""
+    os.environ.setdefault(
+        "KINETO_LOG_LEVEL", "99"
+    )  # the profiler's own lines would fill the screen
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=12)
@@ -140,32 +117,13 @@ def main() -> None:
     )
     reshard = False if options.keep else None  # None is PyTorch's default: all units but the root
     work = (config, options.batch, options.length)
-    load = os.getloadavg()[0]
-    run = launch(compare, options.ranks, *work, options.pairs, reshard, timeout=600.0)
     parameters = parameter_count(Transformer(config))
-    report: dict[str, Any] = {
-        "what": f"{parameters / 1e6:.1f} million parameters on {options.ranks} ranks of gloo, a unit a block, AdamW; "
-        "ours / PyTorch's fully_shard, median and quartiles over pairs of steps",
-        "date": datetime.date.today().isoformat(),
-        "machine": {
-            "system": f"{platform.system()} {platform.machine()}",
-            "cores": os.cpu_count(),
-            "load_before": round(load, 1),
-            "torch": torch.__version__,
-        },
-        "milliseconds": {
-            kind: round(statistics.median(max(sum(t) for t in s) for s in zip(*(r[kind] for r in run), strict=True)) * 1e3, 1)
-            for kind in KINDS
-        },
-    }  # fmt: skip
-    print(report["what"])
-    parts = {"step": slice(0, 2), "forward and backward": slice(0, 1), "optimizer": slice(1, 2)}
-    for name, part in parts.items():
-        low, middle, high = statistics.quantiles(ratios(run, part), n=4)
-        report[name] = {"ratio": round(middle, 3), "quartiles": [round(low, 3), round(high, 3)]}
-        print(f"{name:22s} {middle:.2f} (quartiles {low:.2f} to {high:.2f})")
-    for kind, milliseconds in report["milliseconds"].items():
-        print(f"{kind:22s} {milliseconds:.0f} ms a step")
+    report = pairs.begin(
+        f"{parameters / 1e6:.1f} million parameters on {options.ranks} ranks of gloo, a unit a block, AdamW; "
+        "ours / PyTorch's fully_shard, median and quartiles over pairs of steps"
+    )
+    run = launch(compare, options.ranks, *work, options.pairs, reshard, timeout=600.0)
+    report |= pairs.steps_compared(run)
     if not options.no_memory:
         peaks = {kind: max(launch(memory, options.ranks, kind, *work, reshard)) for kind in KINDS}
         report["peak_memory_bytes"] = peaks
@@ -173,8 +131,7 @@ def main() -> None:
         for kind, peak in peaks.items():
             print(f"{kind:22s} {peak / 2**20:.0f} MiB of tensors at the peak")
         print(f"{'peak memory':22s} {peaks['ours'] / peaks['torch']:.2f}")
-    options.output.parent.mkdir(exist_ok=True)
-    options.output.write_text(json.dumps(report, indent=1) + "\n")
+    pairs.write(report, options.output)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """Launching ranks from a notebook: dtcourse against what else there is, in pairs, in one run.
 
     python benchmarks/launch.py                        # writes benchmarks/results/launch.json
+    python benchmarks/launch.py --only spawn --rounds 9 --against OLD    # and with the dtcourse/ in folder OLD
 
 The work: four ranks that form a gloo group, all-reduce one number and return. Each launcher has a "notebook" of its own,
 a process that has imported PyTorch and has launched once before (torch.multiprocessing.spawn gains nothing from that).
 They are measured in turns (dtcourse, spawn, dtcourse, accelerate, ...), so that a machine whose speed drifts does the same
-to both; what is reported is the median of the pairs' ratios. A second part launches after the notebook has run a
+to both; what is reported is the median of the pairs' ratios. A second part does the same with a function that imports two
+of the course's packages, as those of the lessons do, half a second after the launch before, as a reader would; and,
+with --against, holds this version of the course against another one. A third part launches after the notebook has run a
 multi-threaded backward pass, as any notebook has that trained a model: does the launch come back?
 
 Two of them do not do the same thing. ipyparallel is measured with its engines running, which stay alive from launch to
@@ -38,6 +41,9 @@ from typing import Any
 import psutil
 
 RANKS = 4
+PAUSE = 0.5  # seconds between a reader's launches, at least
+WARM_UP = 20  # launches, in which what waits for the next one (launch/template.py) is made
+ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results" / "launch.json"
 
 
@@ -57,6 +63,14 @@ def reduce() -> float:
     if ours:
         dist.destroy_process_group()
     return total.item()
+
+
+def course() -> float:
+    """The same, by a function that imports two of the course's packages, as a lesson's does."""
+    import dtcourse.data_parallel
+    import dtcourse.models  # noqa: F401
+
+    return reduce()
 
 
 def train() -> float:
@@ -192,7 +206,8 @@ def serve(name: str) -> None:
             if command.strip() == "backward":
                 backward()
             else:
-                results = once({"reduce": reduce, "train": train}[command.strip()])
+                works = {"reduce": reduce, "course": course, "train": train}
+                results = once(works[command.strip()])
                 assert results == [sum(range(1, RANKS + 1))] * RANKS, results
             outcome = "ok"
         except Exception as error:
@@ -205,11 +220,12 @@ def serve(name: str) -> None:
 
 
 class Notebook:
-    """A process that serves one launcher."""
+    """A process that serves one launcher, with the dtcourse/ in folder `package`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, package: Path = ROOT) -> None:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": loopback, "TP_SOCKET_IFNAME": loopback}
+        environment["PYTHONPATH"] = str(package)
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--serve", name], env=environment,
@@ -232,6 +248,14 @@ class Notebook:
         self.errors.seek(0)
         last = self.errors.read().decode(errors="replace").strip().rpartition("\n")[2]
         return {"outcome": f"its notebook ended: {last}", "seconds": 0.0}
+
+    def seconds(self, command: str, limit: float, after: float = 0.0) -> float:
+        """What the command takes, `after` seconds from now. RuntimeError where it fails."""
+        time.sleep(after)
+        answer = self.ask(command, limit)
+        if answer["outcome"] != "ok":
+            raise RuntimeError(f"{self.process.args[-1]} failed: {answer['outcome']}")  # type: ignore[index]
+        return answer["seconds"]
 
     def close(self) -> None:
         """Lets the launcher clean up; ends what is left of it, and of all that it started."""
@@ -260,10 +284,7 @@ def time_pairs(names: list[str], rounds: int, limit: float) -> dict[str, Any]:
     }
 
     def ours() -> float:
-        answer = notebooks["dtcourse"].ask("reduce", limit)
-        if answer["outcome"] != "ok":
-            raise RuntimeError(f"dtcourse failed: {answer['outcome']}")
-        return answer["seconds"]
+        return notebooks["dtcourse"].seconds("reduce", limit)
 
     try:
         cold = ours()
@@ -289,6 +310,46 @@ def time_pairs(names: list[str], rounds: int, limit: float) -> dict[str, Any]:
     finally:
         for notebook in notebooks.values():
             notebook.close()
+
+
+def time_imports(rounds: int, limit: float, other: Path | None) -> dict[str, Any]:
+    """Pairs of launches of a function that imports two of the course's packages.
+
+    "spawn": its time over ours; "half_a_second_between", "back_to_back": our time over that of folder `other`.
+    """
+    notebooks = {"dtcourse": Notebook("dtcourse"), "spawn": Notebook("spawn")}
+    if other is not None:
+        notebooks["other"] = Notebook("dtcourse", other)
+    try:
+        for name, notebook in notebooks.items():
+            for _ in range(1 if name == "spawn" else WARM_UP):
+                notebook.seconds("course", 2 * limit, after=PAUSE)
+
+        def middle(name: str, pause: float) -> float:
+            """The median of five launches; the one before them only ends what came before."""
+            notebooks[name].seconds("course", limit, after=PAUSE)
+            return statistics.median(
+                notebooks[name].seconds("course", limit, after=pause) for _ in range(5)
+            )
+
+        pairs: dict[str, list[float]] = {"spawn": []}
+        ours: list[float] = []
+        for _ in range(rounds):
+            ours.append(middle("dtcourse", PAUSE))
+            pairs["spawn"].append(notebooks["spawn"].seconds("course", limit) / ours[-1])
+        if other is not None:
+            for name, pause in (("half_a_second_between", PAUSE), ("back_to_back", 0.0)):
+                pairs[name] = [
+                    middle("dtcourse", pause) / middle("other", pause) for _ in range(rounds)
+                ]
+    finally:
+        for notebook in notebooks.values():
+            notebook.close()
+    rows = {
+        name: {"pairs": [round(p, 2) for p in found], "median": round(statistics.median(found), 2)}
+        for name, found in pairs.items()
+    }
+    return {"seconds": round(statistics.median(ours), 3), **rows}
 
 
 def after_backward(names: list[str], tries: int, limit: float) -> dict[str, list[str]]:
@@ -339,6 +400,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="*", choices=[n for n in LAUNCHERS if n != "dtcourse"], help="against these"
     )
+    parser.add_argument("--against", type=Path, help="a folder with another version's dtcourse/")
     parser.add_argument("--save-to", type=Path, default=RESULTS)
     parser.add_argument("--serve", choices=LAUNCHERS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -365,6 +427,16 @@ def main() -> None:
     print(
         f"dtcourse's first launch takes {report['first_launch_of_dtcourse_in_warm_ones']} times a later one"
     )
+    report["imports"] = time_imports(asked.rounds, asked.limit, asked.against)
+    found = report["imports"]
+    print(
+        f"with two of the course's packages imported: {found['seconds']:.3f} s, "
+        f"and spawn takes {found['spawn']['median']} times as long"
+    )
+    for name in ("half_a_second_between", "back_to_back"):
+        if name in found:
+            words = name.replace("_", " ")
+            print(f"  {found[name]['median']} of the time with {asked.against}, {words}")
     print(
         f"after a multi-threaded backward pass in the notebook, limit {asked.limit:g} s:",
         flush=True,

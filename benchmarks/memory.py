@@ -9,13 +9,9 @@ machine whose speed drifts does the same to both. Printed is the median of the p
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
-import statistics
 import time
 from collections.abc import Callable
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +30,7 @@ from dtcourse.memory import (
     offload_activations,
 )
 from dtcourse.models import Transformer, TransformerConfig
+from reporting import pairs
 
 RESULTS = Path(__file__).parent / "results" / "memory.json"
 Step = Callable[[], None]
@@ -112,17 +109,6 @@ def seconds(step: Step) -> float:
     return time.perf_counter() - start
 
 
-def pairs(ours: Step, pytorchs: Step, count: int) -> list[tuple[float, float]]:
-    """Seconds of both, alternately first; two pairs to warm up are left out."""
-    result = []
-    for i in range(count + 2):
-        times = {}
-        for which in (0, 1) if i % 2 else (1, 0):
-            times[which] = seconds((ours, pytorchs)[which])
-        result.append((times[0], times[1]))
-    return result[2:]
-
-
 def main() -> None:
     """Runs the comparisons, prints a line each, and writes the results file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -135,34 +121,19 @@ def main() -> None:
     config = TransformerConfig(
         vocab=256, n_layers=options.layers, d_model=options.width, n_heads=4, max_length=options.length
     )  # fmt: skip
-    report: dict[str, Any] = {
-        "what": "seconds of a training step, ours divided by PyTorch's: median and quartiles of paired steps",
-        "date": date.today().isoformat(),
-        "options": vars(options),
-        "machine": {
-            "system": f"{platform.system()} {platform.machine()}",
-            "device": device.names()[0] if device.is_gpu() else "CPU",
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-            "load_before": round(os.getloadavg()[0], 1),
-        },
-    }
+    report = pairs.begin(
+        "seconds of a training step, ours divided by PyTorch's: median and quartiles of paired steps"
+    )
+    report["options"] = vars(options)
+    report["machine"]["threads"] = torch.get_num_threads()
     for name, (ours, pytorchs) in comparisons(config, options.batch).items():
-        times = pairs(ours, pytorchs, options.pairs)
-        low, middle, high = statistics.quantiles([a / b for a, b in times], n=4)
-        report[name] = {
-            "ratio": round(middle, 2),
-            "quartiles": [round(low, 2), round(high, 2)],
-            "ours_ms": round(statistics.median(a for a, _ in times) * 1e3, 2),
-            "pytorch_ms": round(statistics.median(b for _, b in times) * 1e3, 2),
-        }
-        print(f"{name:42s} {middle:5.2f} (quartiles {low:.2f} to {high:.2f})", flush=True)
+        timed = {"ours": partial(seconds, ours), "torch": partial(seconds, pytorchs)}
+        times = pairs.in_turns(timed, options.pairs)
+        found = pairs.ratio(times["ours"], times["torch"], digits=2)
+        report[name] = found | {"milliseconds": pairs.milliseconds(times, digits=2)}
+        print(f"{name:42s} {pairs.in_words(found)}", flush=True)
     report["machine"]["load_after"] = round(os.getloadavg()[0], 1)
-    RESULTS.parent.mkdir(exist_ok=True)
-    partial_file = RESULTS.with_suffix(".partial")
-    partial_file.write_text(json.dumps(report, indent=1) + "\n")
-    partial_file.replace(RESULTS)
+    pairs.write(report, RESULTS)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ A rank records spans (`with span("forward", "compute"): ...`) while recording is
 Timeline; the simulator predicts a Timeline of the same type, so that measured and predicted can be laid side by side.
 
 One clock: `time.monotonic`, which Linux and macOS count from the machine's start, so all processes of one machine
-read the same clock. Ranks on several machines are aligned by `Timeline.shifted`.
+read the same clock. Ranks on several machines are aligned by `Timeline.shifted`. On an emulated cluster it is the
+cluster's clock (`use_clock`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import singledispatch
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from dtcourse.plural import plural
 
 KINDS = ("step", "compute", "communication", "wait", "data", "memory", "idle")
 
@@ -27,7 +31,7 @@ class Event:
 
     name:   what was done ("forward", "all_reduce")
     kind:   one of KINDS
-    start, end: seconds on the machine's monotonic clock; equal for an instant
+    start, end: seconds on the clock (`now`); equal for an instant
     bytes:  bytes moved or allocated by it, 0 where that makes no sense
     lane:   what ran it, where one rank does several things at once ("main", "network", a CUDA stream)
     detail: anything else worth keeping (a peer, a bucket's number); must survive JSON
@@ -62,7 +66,7 @@ class Timeline:
 
     def __repr__(self) -> str:
         ranks = len(self.ranks)
-        return f"Timeline({len(self)} events, {ranks} rank{'s' * (ranks != 1)}, {self.span * 1e3:.1f} ms)"
+        return f"Timeline({plural(len(self), 'event')}, {plural(ranks, 'rank')}, {self.span * 1e3:.1f} ms)"
 
     @property
     def ranks(self) -> list[int]:
@@ -154,6 +158,32 @@ class Timeline:
         return _merge([(e.start, e.end) for e in self.events if e.rank == rank and e.kind == kind])
 
 
+class HasTimeline:
+    """What a notebook shows by its Timeline, once dtcourse.plots is loaded. `timeline_of` finds that.
+
+    time_unit: in what its times are
+    """
+
+    time_unit: ClassVar[str] = "seconds"
+
+
+@singledispatch
+def timeline_of(thing: Any) -> Timeline:
+    """The Timeline of what has one as its attribute (a launch's Run, a Simulation), or is one.
+
+    A type whose Timeline has to be made first registers how: `@timeline_of.register`.
+
+    Raises
+    ------
+    ValueError
+        For anything else.
+    """
+    found = thing if isinstance(thing, Timeline) else getattr(thing, "timeline", None)
+    if not isinstance(found, Timeline):
+        raise ValueError(f"{type(thing).__name__} has no timeline; a launch with record=True has.")
+    return found
+
+
 def _merge(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Overlapping intervals joined into one."""
     merged: list[tuple[float, float]] = []
@@ -167,6 +197,22 @@ def _merge(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _length(intervals: list[tuple[float, float]]) -> float:
     return sum(end - start for start, end in intervals)
+
+
+# --- the clock -------------------------------------------------------------------------------------------------
+
+_clock: Callable[[], float] = time.monotonic
+
+
+def now() -> float:
+    """The time that events carry, in seconds: the machine's monotonic clock, or the emulated cluster's."""
+    return _clock()
+
+
+def use_clock(clock: Callable[[], float]) -> None:
+    """From here on, events of this process carry the times of this clock. An emulated cluster brings its own."""
+    global _clock
+    _clock = clock
 
 
 # --- recording, inside a rank ---------------------------------------------------------------------------------
@@ -225,8 +271,8 @@ def add(name: str, kind: str, start: float, end: float, **more: Any) -> None:
 
 def instant(name: str, kind: str = "step", **more: Any) -> None:
     """Records a moment."""
-    now = time.monotonic()
-    add(name, kind, now, now, **more)
+    moment = now()
+    add(name, kind, moment, moment, **more)
 
 
 @contextmanager
@@ -239,8 +285,8 @@ def span(name: str, kind: str = "compute", **more: Any) -> Iterator[None]:
     if _recorder is None:
         yield
         return
-    start = time.monotonic()
+    start = now()
     try:
         yield
     finally:
-        add(name, kind, start, time.monotonic(), **more)
+        add(name, kind, start, now(), **more)

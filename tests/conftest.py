@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import psutil
@@ -26,6 +29,9 @@ os.environ[MARK] = uuid.uuid4().hex
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["MPLBACKEND"] = "Agg"
 os.environ.setdefault("MPLCONFIGDIR", str(ROOT / ".cache" / "matplotlib"))
+
+# How many times as long as usual things take here just now; tools/test.py has measured it.
+SLOWNESS = float(os.environ.get("DTCOURSE_TEST_SLOWNESS", "1"))
 
 # A shell's background jobs ignore Ctrl-C, and hand that down to what they start: tests of Ctrl-C would wait for ever.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -43,13 +49,47 @@ hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, deran
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dtcourse")
 
 
+_terminal = pytest.StashKey[int]()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run, and say what is missing."""
+    """Skip what this machine cannot run, and say what is missing; give a slow machine more time."""
     for marker, missing in (("gpu", missing_gpu), ("browser", missing_browser)):
         marked = [item for item in items if item.get_closest_marker(marker)]
         if marked and (reason := missing()):
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=reason))
+    for item in items if SLOWNESS > 1 else ():  # for the others tools/test.py gives the limit
+        if limit := item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(limit.args[0] * SLOWNESS), append=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the terminal's own stderr of an xdist worker: what a test prints there is caught."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if hasattr(config, "workerinput") and capture is not None:
+        with capture.global_and_fixture_disabled():
+            config.stash[_terminal] = os.dup(2)
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """In an xdist worker, whose own words nobody hears, print the stacks of a test past its limit, and end the worker.
+
+    faulthandler does that also where compiled code holds the interpreter. Without xdist pytest-timeout does it.
+    """
+    terminal = item.config.stash.get(_terminal, None)
+    if terminal is None:
+        return None
+    faulthandler.dump_traceback_later(settings.timeout, exit=True, file=terminal)
+    return True
+
+
+def pytest_timeout_cancel_timer(item: pytest.Item) -> bool | None:
+    """The other half of the above."""
+    if item.config.stash.get(_terminal, None) is None:
+        return None
+    faulthandler.cancel_dump_traceback_later()
+    return True
 
 
 def missing_gpu() -> str:
@@ -91,12 +131,15 @@ def living_ranks() -> dict[int, str]:
     """Processes that this session's tests started and that still run: number -> command.
 
     multiprocessing's own two helpers are meant to outlive a launch: the resource tracker, and the
-    fork server, which is a child of the test process. The server's children are ranks.
+    fork server, which is a child of the test process. So are this process's template and spares.
+    All else below the server is a rank.
     """
+    standby = sys.modules.get("dtcourse.launch.standby")
+    waiting = standby.pids() if standby else set()
     found = {}
     for process in psutil.process_iter():
         try:
-            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+            if process.pid in {os.getpid(), *waiting} or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             if process.environ().get(MARK) != os.environ[MARK]:
                 continue
@@ -105,7 +148,7 @@ def living_ranks() -> dict[int, str]:
                 continue
             if "multiprocessing.forkserver" in command and process.ppid() == os.getpid():
                 continue
-            found[process.pid] = command[:200]
+            found[process.pid] = command[:600]
         except psutil.Error:  # gone meanwhile, or another user's
             continue
     return found
@@ -116,7 +159,8 @@ def no_process_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """After the last test of a module, nothing that it started may still run."""
     before = living_ranks()
     yield
-    patience = time.monotonic() + 5.0  # a rank that has answered needs a moment to leave
+    # A rank that has answered needs a moment to leave: an interpreter with torch in it, seconds where all cores are busy.
+    patience = time.monotonic() + 15.0 * SLOWNESS
     while left := {pid: name for pid, name in living_ranks().items() if pid not in before}:
         if time.monotonic() > patience:
             break

@@ -36,6 +36,9 @@ LOCK = ROOT / "requirements.lock"
 def main() -> None:
     """Bring the environment up to date, or end at once where it is."""
     pip_args = os.environ.get("PIP_ARGS", "").strip()
+    if VENV.is_symlink():
+        use_as_it_is()
+        return
     with only_one():
         reason = out_of_date(pip_args)
         if not reason:
@@ -43,6 +46,14 @@ def main() -> None:
         say(f"Setting up {VENV.name} ({reason}).")
         install(pip_args or remembered_pip_args())
         say(f"{VENV.name} is ready.")
+
+
+def use_as_it_is() -> None:
+    """An environment that .venv only links to belongs to another folder: to clear it would break that one."""
+    if not (VENV / "bin" / "python").exists():
+        stop(f"{VENV.name} is a link, and where it leads is no environment. Remove it: rm {VENV}")
+    if read_ready().get("fingerprint") != fingerprint():
+        say(f"{VENV.name} is a link to an environment with other versions; it is used as it is.")
 
 
 def out_of_date(pip_args: str) -> str:

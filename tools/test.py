@@ -1,12 +1,22 @@
 """The whole suite, stage by stage; what `make test` runs and what CI shows.
 
-A stage that fails does not stop the next one. The last lines are each stage's result and time, then
-one line that adds them up; the exit code is 0 only if every stage passed.
+A stage that fails does not stop the next one. A failure's traceback is printed when it happens. At the
+end: the slowest tests and files, why tests were skipped, each failed test with its exception, what was
+under way or never started where a stage was cut short, each stage's result and time, then one line that
+adds them up. The exit code is 0 only if every stage passed. build/reports/ keeps a record of each stage,
+written test by test.
 
     python tools/test.py                 # everything
     python tools/test.py unit timing     # some stages
     DTCOURSE_WORLD_SIZES=2,3 ...         # what the stage `parameters` tries (see tests/notebooks)
     DTCOURSE_TEST_WORKERS=8 ...          # processes for the stages that run in parallel (2)
+    DTCOURSE_TEST_UNTIL=1795000000 ...   # all stages together end by then (seconds, as `date +%s` has them)
+    DTCOURSE_TEST_SLOWNESS=4 ...         # how slow the machine is, instead of measuring it
+
+A stage may take three times its usual minutes, and more on a slower or busier machine (machine.py
+measures it before each stage). Where there is an end for all, no stage takes the later ones' share of
+what is left. One test's limit follows the machine too.
+Ctrl-C and SIGTERM end everything that was started, and the summary is printed.
 """
 
 from __future__ import annotations
@@ -17,41 +27,82 @@ import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ElementTree
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import machine
+import outcomes
+from processes import MARK, end_all, mark_of_this_run
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "reports"
 NOTHING_COLLECTED = 5  # pytest's exit code
 WORKERS = os.environ.get("DTCOURSE_TEST_WORKERS") or "2"
+ROOM = 3.0  # a stage may take so many times what it usually takes
+TEST_LIMIT = 300.0  # seconds for one test without a limit of its own, as in pyproject.toml
+CELL_LIMIT = 180.0  # seconds for one cell of a notebook
+LISTED = 10  # slowest tests, and slowest files
 
 
 @dataclass
 class Stage:
-    """One run of pytest: what it is for, what it is given, and how long it may take."""
+    """One run of pytest: what it is for, what it is given, and the minutes that it usually takes."""
 
     name: str
     purpose: str
     arguments: list[str]
-    limit: float = 40 * 60.0
+    usual: float
 
 
 @dataclass
 class Result:
-    """What came of a stage."""
+    """What came of a stage. `cut` says what cut it short; empty where nothing did."""
 
     stage: Stage
     code: int
     seconds: float
-    passed: int = 0
-    failed: int = 0
-    skipped: int = 0
+    cut: str = ""
+    outcomes: outcomes.Outcomes = field(default_factory=outcomes.Outcomes)
+
+    @property
+    def passed(self) -> int:
+        return len(self.outcomes.of("passed"))
+
+    @property
+    def skipped(self) -> int:
+        return len(self.outcomes.of("skipped"))
+
+    @property
+    def failed(self) -> int:
+        """Tests that failed or were under way when it ended; at least one where the stage itself did not end well."""
+        found = len(self.outcomes.of("failed")) + len(self.outcomes.running)
+        return max(found, 0 if self.ended_well else 1)
+
+    @property
+    def ended_well(self) -> bool:
+        return self.code in (0, NOTHING_COLLECTED) and not self.cut and not self.outcomes.not_run
 
     @property
     def fine(self) -> bool:
         """Passed, or there is nothing of this kind yet."""
-        return self.code in (0, NOTHING_COLLECTED) and not self.failed
+        return self.ended_well and not self.failed
+
+    @property
+    def state(self) -> str:
+        """In words."""
+        if self.fine:
+            return "ok"
+        words = ["FAILED"]
+        if self.cut:
+            words.append(self.cut)
+        elif self.code != 1:
+            words.append(f"pytest ended with {self.code}")
+        if self.outcomes.running:
+            words.append(f"{len(self.outcomes.running)} under way")
+        if self.outcomes.not_run:
+            words.append(f"{len(self.outcomes.not_run)} never started")
+        return ", ".join(words)
 
 
 def stages() -> list[Stage]:
@@ -66,12 +117,18 @@ def stages() -> list[Stage]:
         Stage(
             "unit",
             "unit tests",
-            ["tests", *parallel, "--dist", "loadfile", "-m", "not timing and not notebooks"],
+            ["tests", *parallel, "--dist", "worksteal", "-m", "not timing and not notebooks"],
+            usual=23,
         ),
-        Stage("timing", "tests that assert wall-clock time, one by one", ["tests", "-m", "timing"]),
+        Stage(
+            "timing",
+            "tests that assert wall-clock time, one by one",
+            ["tests", "-n", "1", "-m", "timing"],  # a worker: a test that hangs ends alone
+            usual=2,
+        ),
     ]
     if notebooks:
-        nbval = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=180"]
+        nbval = ["--nbval", "--nbval-current-env"]
         sanitize = ROOT / "tests" / "notebooks" / "sanitize.cfg"
         if sanitize.exists():
             nbval.append(f"--nbval-sanitize-with={sanitize}")
@@ -80,90 +137,158 @@ def stages() -> list[Stage]:
                 "notebooks",
                 "lessons and solutions, their outputs compared with the committed ones",
                 [*nbval, *notebooks, *parallel, "--dist", "loadfile"],
+                usual=7,
             )
         )
+    every_size = os.environ.get("DTCOURSE_WORLD_SIZES") == "all"
     listed.append(
         Stage(
             "parameters",
             "notebooks with other parameters",
             ["tests", *parallel, "-m", "notebooks and not timing"],
+            usual=14 if every_size else 7,
         )
     )
     return listed
 
 
-def run(stage: Stage) -> Result:
-    """Run one stage in a process group of its own, so that its time limit ends all of it."""
+class Stop:
+    """Set by Ctrl-C and the signals that ask a program to end; `name` is the signal's, then."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self.heard)
+
+    def heard(self, number: int, frame: object) -> None:
+        self.number = self.number or number
+
+    @property
+    def name(self) -> str:
+        return signal.Signals(self.number).name if self.number else ""
+
+
+def limit(stages: Sequence[Stage], slowness: float, until: float | None) -> float:
+    """Seconds for the first of the stages that are left.
+
+    slowness: of this machine, now (machine.py)
+    until:    when all of them have to be over, as time.time() has it
+    """
+    first = stages[0]
+    seconds = first.usual * 60 * slowness * ROOM
+    if until is None:
+        return seconds
+    share = first.usual / sum(stage.usual for stage in stages)
+    return max(1.0, min(seconds, (until - time.time()) * share))
+
+
+def run(stage: Stage, seconds: float, slowness: float, stop: Stop) -> Result:
+    """Run one stage, for at most so many seconds, in a session of its own."""
+    record = REPORTS / f"{stage.name}.jsonl"
     report = REPORTS / f"{stage.name}.xml"
-    report.unlink(missing_ok=True)
-    print(f"\n== {stage.name}: {stage.purpose}", flush=True)
-    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *stage.arguments]
+    for old in (record, report):
+        old.unlink(missing_ok=True)
+    print(f"\n== {stage.name}: {stage.purpose} (at most {seconds / 60:.0f} minutes)", flush=True)
+    command = [sys.executable, str(ROOT / "tools" / "recorded_pytest.py"), str(record)]
+    command += [f"--junitxml={report}", f"--timeout={TEST_LIMIT * slowness:.0f}"]
+    if "--nbval" in stage.arguments:
+        command += [f"--nbval-cell-timeout={CELL_LIMIT * slowness:.0f}"]
+    mark = mark_of_this_run()
+    # tests/conftest.py gives tests with a limit of their own as much more.
+    environment = {**os.environ, MARK: mark, "DTCOURSE_TEST_SLOWNESS": f"{slowness:.2f}"}
     started = time.monotonic()
-    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
-    try:
-        code = process.wait(stage.limit)
-    except subprocess.TimeoutExpired:
-        print(f"{stage.name} was still running after {stage.limit:.0f} s and is ended.", flush=True)
-        code = 124
-        os.killpg(process.pid, signal.SIGTERM)
-    except KeyboardInterrupt:
-        os.killpg(process.pid, signal.SIGINT)
-        process.wait(30)
-        raise
-    result = Result(stage, code, time.monotonic() - started)
-    count(report, result)
-    return result
+    process = subprocess.Popen(
+        [*command, *stage.arguments], cwd=ROOT, env=environment, start_new_session=True
+    )
+    cut = ""
+    while process.poll() is None and not cut:
+        if stop.number:
+            cut = f"stopped by {stop.name}"
+        elif time.monotonic() - started > seconds:
+            cut = f"ended at its limit of {seconds:.0f} s"
+        else:
+            time.sleep(0.1)
+    if cut:
+        print(f"\n{stage.name}: {cut}.", flush=True)
+        end_all(process, mark)
+    took = time.monotonic() - started
+    return Result(stage, process.wait(), took, cut, outcomes.read(record, took))
 
 
-def count(report: Path, result: Result) -> None:
-    """Add pytest's own counts; an error (say, in a fixture) counts as a failure."""
-    if not report.exists():
-        result.failed = max(result.failed, 0 if result.fine else 1)
-        return
-    for suite in ElementTree.parse(report).getroot().iter("testsuite"):
-        total = int(suite.get("tests", 0))
-        failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
-        skipped = int(suite.get("skipped", 0))
-        result.failed += failed
-        result.skipped += skipped
-        result.passed += max(0, total - failed - skipped)
-    if result.code not in (0, NOTHING_COLLECTED) and not result.failed:
-        result.failed = 1  # it ended without saying so in the report
+def summarise(results: list[Result], not_started: list[Stage]) -> None:
+    """Print what there is to know, the least important first."""
+    finished = {
+        (result.stage.name, test): line["seconds"]
+        for result in results
+        for test, line in result.outcomes.finished.items()
+    }
+    print("\n== slowest")
+    for (name, test), seconds in sorted(finished.items(), key=lambda item: -item[1])[:LISTED]:
+        print(f"{seconds:>7.1f} s  {name:<11}{test}")
+    print("-- by file")
+    for name, seconds in outcomes.by_file(finished)[:LISTED]:
+        print(f"{seconds:>7.1f} s  {name}")
 
+    print("\n== skipped")
+    for result in results:
+        for reason, number in result.outcomes.skips.most_common():
+            print(f"{number:>5}  {result.stage.name:<11}{reason}")
 
-def main() -> None:
-    """Run the stages named on the command line, or all."""
-    chosen = stages()
-    names = [stage.name for stage in chosen]
-    if unknown := [name for name in sys.argv[1:] if name not in names]:
-        sys.exit(f"No stage {', '.join(unknown)}; there are {', '.join(names)}.")
-    if sys.argv[1:]:
-        chosen = [stage for stage in chosen if stage.name in sys.argv[1:]]
-
-    REPORTS.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="dtcourse-jupyter-") as home:
-        # Kernels started here neither read nor write the user's own Jupyter and IPython folders.
-        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
-            os.environ[name] = str(Path(home, name.lower()))
-        os.environ.setdefault("MPLCONFIGDIR", str(ROOT / ".cache" / "matplotlib"))
-        try:
-            results = [run(stage) for stage in chosen]
-        except KeyboardInterrupt:
-            sys.exit("\nInterrupted.")
+    print("\n== failed")
+    for result in results:
+        for test, line in result.outcomes.of("failed").items():
+            print(f"{result.stage.name:<11}{test}\n           {line['why']}")
+        for test, seconds in result.outcomes.running.items():
+            print(f"{result.stage.name:<11}{test}\n           under way for {seconds:.0f} s")
+        for line in outcomes.named(result.outcomes.not_run, result.outcomes.seen):
+            print(f"{result.stage.name:<11}never started: {line}")
 
     print("\n== summary")
     for result in results:
-        state = "ok" if result.fine else f"FAILED (pytest ended with {result.code})"
         print(
             f"{result.stage.name:<11}{result.passed:>5} passed{result.failed:>4} failed"
-            f"{result.skipped:>4} skipped{result.seconds:>7.0f} s  {state}"
+            f"{result.skipped:>4} skipped{result.seconds:>7.0f} s  {result.state}"
         )
+    for stage in not_started:
+        print(f"{stage.name:<11}never started")
     print(
         f"{sum(result.passed for result in results)} passed, "
         f"{sum(result.failed for result in results)} failed, "
         f"{sum(result.skipped for result in results)} skipped",
         flush=True,
     )
+
+
+def main() -> None:
+    """Run the stages named on the command line, or all."""
+    left = stages()
+    names = [stage.name for stage in left]
+    if unknown := [name for name in sys.argv[1:] if name not in names]:
+        sys.exit(f"No stage {', '.join(unknown)}; there are {', '.join(names)}.")
+    if sys.argv[1:]:
+        left = [stage for stage in left if stage.name in sys.argv[1:]]
+    end = os.environ.get("DTCOURSE_TEST_UNTIL")
+    until = float(end) if end else None
+
+    stop = Stop()
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    results = []
+    with tempfile.TemporaryDirectory(prefix="dtcourse-jupyter-") as home:
+        # Kernels started here neither read nor write the user's own Jupyter and IPython folders.
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
+            os.environ[name] = str(Path(home, name.lower()))
+        os.environ.setdefault("MPLCONFIGDIR", str(ROOT / ".cache" / "matplotlib"))
+        while left and not stop.number:
+            given = os.environ.get("DTCOURSE_TEST_SLOWNESS")
+            slowness = float(given) if given else machine.slowness(int(WORKERS) or 1)
+            print(f"\n{machine.words(slowness)}", flush=True)
+            if not stop.number:
+                results.append(run(left[0], limit(left, slowness, until), slowness, stop))
+                left.pop(0)
+
+    summarise(results, left)
+    if stop.number:
+        sys.exit(128 + stop.number)
     sys.exit(0 if all(result.fine for result in results) else 1)
 
 

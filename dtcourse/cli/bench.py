@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dtcourse.cli.say import console, errors, sentences
+from dtcourse.cli.say import console, errors, sentences, table
+from dtcourse.plural import plural
 
 bench = typer.Typer(no_args_is_help=True, help="Measure this machine.")
 
@@ -70,7 +71,7 @@ def collectives(
     for world_size in ranks or [2, 4]:
         for which in wanted:
             for name in names:
-                with errors.status(f"{which} on {world_size} ranks, {name}"):
+                with errors.status(f"{which} on {plural(world_size, 'rank')}, {name}"):
                     run = launch(
                         measure.sweep,
                         world_size,
@@ -92,17 +93,15 @@ def collectives(
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    table = Table(
+    measured = table(
         "collective", "ranks", "backend", "bytes", "µs", "algorithm MB/s", "bus MB/s", box=None
     )
     for row in rows:
-        table.add_row(
+        measured.add_row(
             row["collective"], str(row["ranks"]), row["backend"], f"{row['bytes']:,}", f"{row['seconds'] * 1e6:,.0f}",
             f"{row['algorithm_bandwidth'] / 1e6:,.1f}", f"{row['bus_bandwidth'] / 1e6:,.1f}",
         )  # fmt: skip
-    console.print(table)
+    console.print(measured)
 
 
 def _write(rows: list[dict[str, Any]], path: Path) -> None:
@@ -114,7 +113,7 @@ def _write(rows: list[dict[str, Any]], path: Path) -> None:
 
     about = {
         "date": datetime.date.today().isoformat(),
-        "machine": f"{platform.machine()}, {len(_processors())} processors, {platform.system()}",
+        "machine": f"{platform.machine()}, {plural(len(_processors()), 'processor')}, {platform.system()}",
         "torch": torch.__version__,
     }
     partial = path.with_name(path.name + ".partial")
@@ -137,7 +136,7 @@ def _draw(rows: list[dict[str, Any]], path: Path) -> None:
 
     points: dict[str, tuple[list[float], list[float]]] = {}
     for row in rows:
-        label = f"{row['collective']}, {row['ranks']} ranks, {row['backend']}"
+        label = f"{row['collective']}, {plural(row['ranks'], 'rank')}, {row['backend']}"
         x, y = points.setdefault(label, ([], []))
         x.append(row["bytes"])
         y.append(row["bus_bandwidth"] / 1e6)

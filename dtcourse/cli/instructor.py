@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dtcourse.cli.say import console, errors, escape, sentences
+from dtcourse.cli.say import console, errors, escape, first_line, sentences, table
 
 
 def add_to(app: typer.Typer) -> None:
@@ -30,16 +30,26 @@ def grade(
         str | None, typer.Option(help="The lesson, where file names do not say it.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for one submission.")] = 300.0,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", help="Run the answers as you, where bubblewrap is missing."),
+    ] = False,
 ) -> None:
     """Grade a folder of submissions: points.csv, and feedback for each student.
 
-    Each submission runs in a process of its own, with a time limit and none of your environment's secrets. It cannot
-    reach the checks that judge it; but it runs as you, so give code that you do not trust a container.
+    Each submission runs in bubblewrap (Linux; apt install bubblewrap): it sees the system's programs, this Python and the
+    course's package, can write to a folder in memory that goes with it, reaches no network, and has limits of time,
+    memory, disk and processes. What it tries beyond that is named in its feedback and in points.csv.
+
+    It cannot reach the checks that judge it, and its results are compared with the judge's own numbers. But bytes,
+    messages and seconds are measured in processes that run its code: who wants to, and knows how, can fake those. A full
+    score in them from code that you do not understand is worth a look.
+
+    Without bubblewrap, [bold]--trust[/bold] runs the answers as you, with your files within their reach. Do that with
+    code that you have read, or in a container or a virtual machine made for it.
 
     Example: [bold]dtcourse grade submissions/ --lesson 02[/bold]
     """
-    from rich.table import Table
-
     from dtcourse.course import grading
 
     target = (out or folder / "graded").resolve()
@@ -50,16 +60,17 @@ def grade(
             target,
             lesson=number,
             limit=timeout,
+            trust=trust,
             on_submission=lambda index, total, one: status.update(
                 f"{index} of {total}: {escape(one.file)}"
             ),
             on_changed=_warn,
         )
-    table = Table("student", "file", "points", "note")
+    points = table("student", "file", "points", "note")
     for one in grades:
-        points = f"{one.points} of {one.possible}" if one.reports and not one.refused else "-"
-        table.add_row(escape(one.student), escape(one.file), points, escape(one.note[:160]))
-    console.print(table)
+        earned = "-" if one.possible is None else f"{one.points} of {one.possible}"
+        points.add_row(escape(one.student), escape(one.file), earned, escape(first_line(one.note)))
+    console.print(points)
     refused = sum(bool(one.refused) for one in grades)
     console.print(
         f"{len(grades) - refused} graded, {refused} refused. {target / 'points.csv'}, {target / 'feedback'}/",

@@ -10,7 +10,17 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from dtcourse.cli.say import console, errors, escape, sentences
+from dtcourse.cli.say import (
+    console,
+    errors,
+    escape,
+    first_line,
+    going_through,
+    sentences,
+    table,
+)
+from dtcourse.launch import waiting
+from dtcourse.plural import plural
 
 
 class PairsCommand(TyperCommand):
@@ -44,31 +54,29 @@ def list_lessons() -> None:
 
     Example: [bold]dtcourse list[/bold]
     """
-    from rich.table import Table
-
     from dtcourse.course import notebook as nbfile
-    from dtcourse.course import places
+    from dtcourse.course import places, workspace
     from dtcourse.course.topics import syllabus
 
-    lessons, mine = places.notebooks("lessons"), places.notebooks("my")
+    lessons, mine = places.notebooks("lessons"), workspace.own()
     exercises = places.notebooks("exercises")
-    table = Table(title="Lessons", title_justify="left")
-    table.add_column("", no_wrap=True)
-    table.add_column("lesson")
-    table.add_column("min", justify="right", no_wrap=True)
-    table.add_column("runs in", justify="right", no_wrap=True)
-    table.add_column("needs")
-    table.add_column("exercises")
-    for number, path in lessons.items():
+    listed = table(
+        "", "lesson", "min", "runs in", "needs", "exercises", title="Lessons", title_justify="left"
+    )
+    for column in listed.columns[:1] + listed.columns[2:4]:
+        column.no_wrap = True
+    for column in listed.columns[2:4]:
+        column.justify = "right"
+    for number, path in going_through(lessons.items(), "reading the lessons"):
         try:
             notebook = nbfile.read(path)
         except nbfile.NotebookError as error:
-            table.add_row(number, f"[red]{escape(str(error))}[/red]")
+            listed.add_row(number, f"[red]{escape(str(error))}[/red]")
             continue
         card = nbfile.card(notebook)
         seconds = notebook["metadata"].get("dtcourse", {}).get("seconds")
         state = "started" if number in mine else "yes" if number in exercises else ""
-        table.add_row(
+        listed.add_row(
             number,
             escape(card.title or path.stem),
             str(card.minutes or ""),
@@ -76,34 +84,43 @@ def list_lessons() -> None:
             escape(card.needs),
             state,
         )
-    console.print(table)
+    console.print(listed)
     coming = len(syllabus()) - len(lessons)
     if coming > 0:
         console.print(
-            f"{coming} more lessons of the syllabus are to come. `dtcourse lab 01` opens the first."
+            f"Still to come: {plural(coming, 'lesson')} of the syllabus. `dtcourse lab 01` opens the first."
         )
 
 
 @sentences
 def lab(
     lesson: Annotated[
-        str | None, typer.Argument(help="A lesson's number, such as 02; none opens the first.")
+        str | None,
+        typer.Argument(help="A lesson's number, such as 02, or a notebook; none opens the first."),
     ] = None,
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Passed on to jupyter lab, after --.")
     ] = None,
+    instructor: Annotated[
+        bool, typer.Option("--instructor", help="With nbgrader's menus and tools.")
+    ] = False,
 ) -> None:
-    """Open JupyterLab on a lesson, or on your own copy of an exercise.
+    """Open JupyterLab on your own copy of a lesson, in my/, or on any notebook. Makes the copy where it is missing.
 
-    Examples: [bold]dtcourse lab[/bold], [bold]dtcourse lab 02[/bold], [bold]dtcourse lab my/02-processes-and-ranks.ipynb[/bold]
+    Examples: [bold]dtcourse lab[/bold], [bold]dtcourse lab 02[/bold], [bold]dtcourse lab lessons/02-processes-and-ranks.ipynb[/bold]
     """
     import os
-    import subprocess
     import sys
 
-    from dtcourse.course import places
+    from dtcourse.cli.student import tell
+    from dtcourse.course import lab as jupyterlab
+    from dtcourse.course import places, workspace
 
     home = places.home()
+    passed_on = arguments or []
+    if lesson and lesson.startswith("-"):  # `dtcourse lab -- --no-browser`
+        passed_on = [lesson, *passed_on]
+        lesson = None
     if lesson and Path(lesson).suffix == ".ipynb":
         path = Path(lesson).resolve()
         if not path.is_file():
@@ -112,21 +129,23 @@ def lab(
         lessons = places.notebooks("lessons")
         if not lessons:
             raise ValueError(f"there are no lessons in {home / 'lessons'}")
-        path = lessons[places.numbers([lesson], lessons)[0] if lesson else min(lessons)]
-    command = [sys.executable, "-m", "jupyterlab", "--notebook-dir", str(home)]
-    command.append("--LabApp.news_url=None")  # no question about news over the first lesson
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        command.append("--allow-root")
-    try:
-        code = subprocess.call([*command, *(arguments or []), str(path)], cwd=home)
-    except KeyboardInterrupt:
-        code = 0
-    raise typer.Exit(code)
+        number = places.numbers([lesson], lessons)[0] if lesson else min(lessons)
+        copies = workspace.start(number)
+        tell(copies, number)
+        path = copies[0].path
+    command = jupyterlab.command(path, home, passed_on)
+    errors.print(f"starting JupyterLab on {path.name}")  # which says nothing for seconds
+    os.chdir(home)
+    sys.stdout.flush()
+    # JupyterLab takes the place of this process, so that Ctrl-C is its own: it asks, and ends its kernels.
+    os.execve(command[0], command, jupyterlab.environment(instructor=instructor))
 
 
 @sentences
 def run(
-    lessons: Annotated[list[str], typer.Argument(help="Numbers, ranges or names: 03 05-07 all.")],
+    lessons: Annotated[
+        list[str], typer.Argument(help="Numbers, ranges or names: 03 05-07 all; or notebooks.")
+    ],
     parameter: Annotated[
         list[str] | None,
         typer.Option(
@@ -147,27 +166,32 @@ def run(
     Examples: [bold]dtcourse run 03 05-07 -p WORLD_SIZE 3[/bold], [bold]dtcourse run all --kind solutions[/bold]
     """
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    from rich.table import Table
 
     from dtcourse.course import notebook as nbfile
-    from dtcourse.course import places
+    from dtcourse.course import places, workspace
 
     if kind not in ("lessons", "solutions", "my"):
         raise ValueError(f"--kind is lessons, solutions or my; got {kind}")
-    known = places.notebooks(kind)
-    chosen = places.numbers(lessons, known)
+    known = {number: [path] for number, path in places.notebooks(kind).items()}
+    if kind == "my":
+        known = workspace.own()
+    chosen: list[Path] = []
+    for item in lessons:
+        if item.endswith(".ipynb") and Path(item).is_file():
+            chosen.append(Path(item).resolve())
+        else:
+            chosen += [path for number in places.numbers([item], known) for path in known[number]]
+    chosen = list(dict.fromkeys(chosen))
     from dtcourse.course import execute
 
     given = _parameters(parameter or [])
     # What can be wrong with the request is said before an hour of running, not after it.
-    for number in chosen:
+    for path in chosen:
         if given:
-            execute.check_parameters(
-                execute.parameters(nbfile.read(known[number])), given, known[number].stem
-            )
+            execute.check_parameters(execute.parameters(nbfile.read(path)), given, path.stem)
     folder = (out or places.home() / "executed").resolve()
 
-    table = Table("lesson", "result", "seconds", "what happened")
+    results = table("lesson", "result", "seconds", "what happened")
     failed = 0
     columns = (
         SpinnerColumn(),
@@ -176,8 +200,7 @@ def run(
         TextColumn("cell {task.completed:.0f}/{task.total:.0f}"),
     )
     with Progress(*columns, TimeElapsedColumn(), console=errors, transient=True) as progress:
-        for number in chosen:
-            path = known[number]
+        for path in chosen:
             task = progress.add_task(path.stem, total=1)
             start = time.perf_counter()
             try:
@@ -193,14 +216,14 @@ def run(
                 seconds, error = time.perf_counter() - start, str(problem)
             progress.remove_task(task)
             failed += error is not None
-            said = escape(error.strip().splitlines()[0][:160]) if error else ""
-            table.add_row(
+            said = escape(first_line(error)) if error else ""
+            results.add_row(
                 path.stem,
                 "[red]failed[/red]" if error else "[green]passed[/green]",
                 f"{seconds:.1f}",
                 said,
             )
-    console.print(table)
+    console.print(results)
     console.print(
         f"{len(chosen) - failed} passed, {failed} failed. Executed copies: {folder}", soft_wrap=True
     )
@@ -232,12 +255,11 @@ def topics(
 
     Examples: [bold]dtcourse topics ring[/bold], [bold]dtcourse topics --missing[/bold]
     """
-    from rich.table import Table
-
     from dtcourse.course.topics import index
 
-    entries = index()
-    table = Table("topic", "lesson and section", "code")
+    with waiting.saying("reading the lessons"):
+        entries = index()
+    found = table("topic", "lesson and section", "code")
     shown = 0
     for entry in entries.values():
         if find and find.lower() not in f"{entry.topic} {entry.description}".lower():
@@ -245,15 +267,18 @@ def topics(
         if missing and entry.taught:
             continue
         where = "\n".join(f"{lesson}: {section}" for lesson, section in entry.sections)
-        code = "\n".join(name.removeprefix("dtcourse.") for name in entry.code[:6])
-        table.add_row(entry.topic, escape(where) or "[dim]not yet[/dim]", escape(code))
+        names = [name.removeprefix("dtcourse.") for name in entry.code]
+        if len(names) > 7:
+            names[6:] = [f"and {len(names) - 6} more"]
+        code = "\n".join(names)
+        found.add_row(entry.topic, escape(where) or "[dim]not yet[/dim]", escape(code))
         shown += 1
     if not shown:
         if find:
             raise ValueError(f"no topic has {find!r} in it")
         console.print("Every topic of the syllabus is taught.")
         return
-    console.print(table)
+    console.print(found)
     taught = sum(entry.taught for entry in entries.values())
     console.print(
         f"{taught} of {len(entries)} topics are taught; {len(entries) - taught} are missing."

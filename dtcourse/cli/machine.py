@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dtcourse.cli.say import console, errors, escape, sentences
+from dtcourse.cli.say import console, escape, sentences, table
+
+if TYPE_CHECKING:
+    from dtcourse.course.doctor import Finding
 
 _MARKS = {"ok": "[green]✓[/green]", "note": "[yellow]![/yellow]", "problem": "[red]✗[/red]"}
+_NAMES = len("Jupyter kernel")  # the width of their column: the longest of the usual ones
 
 
 def add_to(app: typer.Typer) -> None:
@@ -33,8 +37,11 @@ def doctor(
     """
     from dtcourse.course.doctor import examine
 
-    with errors.status("looking at this machine"):
-        findings = examine(launch_ranks=not quick)
+    findings = []
+    for finding in examine(launch_ranks=not quick):
+        findings.append(finding)
+        if not json:
+            _show(finding)
     bad = [finding for finding in findings if finding.state == "problem"]
     if json:
         import dataclasses
@@ -43,15 +50,6 @@ def doctor(
         typer.echo(encoder.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
         raise typer.Exit(1 if bad else 0)
 
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, padding=(0, 1))
-    for finding in findings:
-        found = escape(finding.found)
-        if finding.advice:
-            found += f"\n[dim]{escape(finding.advice)}[/dim]"
-        table.add_row(_MARKS[finding.state], f"[bold]{finding.name}[/bold]", found)
-    console.print(table)
     notes = sum(finding.state == "note" for finding in findings)
     if bad:
         console.print(
@@ -60,3 +58,14 @@ def doctor(
     else:
         console.print("\nThe lessons run here." + (f" Notes: {notes}." if notes else ""))
     raise typer.Exit(1 if bad else 0)
+
+
+def _show(finding: Finding) -> None:
+    """A row of the table, as soon as there is something to put in it."""
+    row = table("", "", "", show_header=False, box=None, padding=(0, 1))
+    row.columns[1].min_width = _NAMES
+    found = escape(finding.found)
+    if finding.advice:
+        found += f"\n[dim]{escape(finding.advice)}[/dim]"
+    row.add_row(_MARKS[finding.state], f"[bold]{finding.name}[/bold]", found)
+    console.print(row)

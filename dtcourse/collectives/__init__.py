@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_LAZY = {"EmulatedNetwork": "network", "Traffic": "traffic"}
+_LAZY = {"EmulatedNetwork": "dtcourse.emulation", "Traffic": "dtcourse.collectives.traffic"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

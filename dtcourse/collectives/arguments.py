@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dtcourse.collectives.channel import check_message
+
 
 def single(tensors: Any) -> torch.Tensor:
     """Torch passes lists, from a time when one process had several GPUs; they hold one tensor."""
@@ -28,13 +30,9 @@ def single_list(lists: Any) -> list[torch.Tensor]:
 
 
 def message(tensors: Any, rank: int) -> torch.Tensor:
-    """The tensor of a send or recv. ValueError unless it is contiguous."""
+    """The tensor of a send or recv. ValueError where its memory is not the message."""
     tensor = single(tensors)
-    if not tensor.is_contiguous():
-        raise ValueError(
-            f"rank {rank}: a message must be contiguous, got shape {tuple(tensor.shape)} "
-            f"with strides {tensor.stride()}; call .contiguous() first"
-        )
+    check_message(tensor, rank)
     return tensor
 
 

@@ -11,8 +11,9 @@ back through A transposed. A copy becomes a sum, a sum a copy, and who sent rece
     broadcast        reduce               to the root; the others' inputs were not used: zero
     reduce           broadcast            from the root
 
-The loss here is the sum of all ranks' losses, as in tensor and expert parallelism: backward() on each rank starts from its own
-term. (Where all ranks compute the same loss, one counts it p times: divide by p, or start on one rank only.)
+The loss here is the sum of all ranks' losses, as in expert parallelism: backward() on each rank starts from its own term.
+(Where all ranks compute the same loss, as in tensor parallelism, this counts it p times. dtcourse.tensor_parallel.mappings
+counts it once: its four functions are for tensors that all ranks hold alike, or hold slices of.)
 Functions return a new tensor; the input stays as it is. They can be differentiated again.
 Every rank has to take part in backward, and in the same order.
 
@@ -32,8 +33,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from dtcourse.collectives import checks, compat, p2p, pairwise, ring, tree
+from dtcourse import torch_private
+from dtcourse.collectives import checks, p2p, pairwise, ring, tree
 from dtcourse.collectives.reduce_ops import name_of
+from dtcourse.plural import plural
 
 
 def all_reduce(
@@ -60,7 +63,7 @@ def reduce_scatter(
     ranks = p2p.size(group)
     if x.shape[0] % ranks:
         raise ValueError(
-            f"reduce_scatter: {x.shape[0]} rows do not split evenly over {ranks} ranks"
+            f"reduce_scatter: {plural(x.shape[0], 'row')} cannot be split evenly over {plural(ranks, 'rank')}"
         )
     return _ReduceScatter.apply(x, _linear(op), group, using)
 
@@ -110,7 +113,7 @@ def _linear(op: Any) -> Any:
 
 
 def _function(using: ModuleType, name: str) -> Callable[..., Any]:
-    found = compat.find(using, name)
+    found = torch_private.collective(using, name)
     if found is None:
         raise ValueError(f"{using.__name__} has no {name}: pass using= a module that has")
     return found

@@ -8,6 +8,7 @@
     DistributedDataParallel(model)                       # its buckets travel round the ring
 
 What torch then holds is a process_group.AlgorithmGroup. algorithms.py says which algorithm it runs.
+dist.monitored_barrier, which torch keeps for gloo, is let through to it as well (torch_private.py).
 
 One thing does not run on a group written in Python: DDP's two communication hooks that are built into its C++
 (`_register_builtin_comm_hook`, a private method); torch refuses the group's Future there. The same hooks of
@@ -23,12 +24,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtcourse import device
-from dtcourse.collectives import network as networks
+from dtcourse import device, torch_private
 from dtcourse.collectives import traffic
 from dtcourse.collectives.algorithms import choices
 from dtcourse.collectives.instrumented import InstrumentedGroup
 from dtcourse.collectives.process_group import AlgorithmGroup
+from dtcourse.emulation.cluster import EmulatedCluster
 
 __all__ = ["choices", "form_group", "register"]
 
@@ -45,6 +46,7 @@ def register() -> None:
             dist.Backend.register_backend(
                 name, creator, extended_api=True, devices=sorted({"cpu", device.available()})
             )
+    torch_private.let_monitored_barrier_through(AlgorithmGroup, InstrumentedGroup)
 
 
 def form_group(
@@ -54,17 +56,17 @@ def form_group(
     world_size: int = -1,
     store: dist.Store | None = None,
     timeout: timedelta | None = None,
-    network: networks.EmulatedNetwork | None = None,
+    emulated: EmulatedCluster | None = None,
     record: bool = False,
     device_id: torch.device | None = None,
 ) -> None:
     """Forms the default group: dist.init_process_group with one of our backends, or with torch's own.
 
-    backend: one of choices(), or "gloo" or "nccl"; these are wrapped where record or network asks for it (their name
+    backend: one of choices(), or "gloo" or "nccl"; these are wrapped where record or emulated asks for it (their name
              is then "instrumented_gloo" for dist.get_backend), and so are the groups that new_group and
              init_device_mesh make of it
     rank, world_size, store: as in init_process_group; from the environment where they are left out
-    network: an EmulatedNetwork that makes the links of this process slow
+    emulated: an EmulatedCluster that this process is a rank of; its clock starts at the end
     record:  count traffic from here on; traffic.collect() brings it
 
     Raises ValueError for an unknown backend.
@@ -72,12 +74,12 @@ def form_group(
     if backend not in (*choices(), "gloo", "nccl", "mpi"):
         known = ", ".join([*choices(), "gloo", "nccl", "mpi"])
         raise ValueError(f"there is no backend {backend!r}; known are {known}")
-    if backend == "mpi" and (network is not None or record):
+    if backend == "mpi" and (emulated is not None or record):
         raise ValueError(
-            "network= and record= work with gloo, nccl and our own backends, not with mpi"
+            "devices=, network= and record= work with gloo, nccl and our own backends, not with mpi"
         )
     name = backend
-    if backend in ("gloo", "nccl") and (record or network is not None):
+    if backend in ("gloo", "nccl") and (record or emulated is not None):
         name = f"instrumented_{backend}"
     if name not in ("gloo", "nccl", "mpi"):
         register()
@@ -85,7 +87,9 @@ def form_group(
     if backend == "nccl" and name == "nccl" and device_id is not None:
         more["device_id"] = device_id
     dist.init_process_group(name, rank=rank, world_size=world_size, store=store, **more)
-    networks.install(network, dist.get_rank())
+    if emulated is not None:
+        dist.barrier()  # forming the group took time: on a real clock nobody starts before the others
+        emulated.start(dist.get_rank())
     if record:
         traffic.start(dist.get_rank())
 

@@ -8,15 +8,15 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dtcourse import device
-from dtcourse.collectives import compat, cost
+from dtcourse import device, events, torch_private
+from dtcourse.collectives import cost
+from dtcourse.plural import plural
 
 SIZES = tuple(1 << k for k in range(10, 25, 2))  # 1 KiB to 16 MiB
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
@@ -46,10 +46,10 @@ def sweep(
         times = []
         for i in range(warmup + repeats):
             dist.barrier()
-            start = time.perf_counter()
+            start = events.now()
             call()
             device.synchronize()
-            slowest = torch.tensor([time.perf_counter() - start], device=device.current())
+            slowest = torch.tensor([events.now() - start], device=device.current())
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             if i >= warmup:
                 times.append(slowest.item())
@@ -74,8 +74,8 @@ def _call(collective: str, elements: int) -> Callable[[], Any]:
         "all_reduce": lambda: dist.all_reduce(whole),
         "broadcast": lambda: dist.broadcast(whole, 0),
         "reduce": lambda: dist.reduce(whole, 0),
-        "reduce_scatter": lambda: compat.reduce_scatter_single(part, whole),
-        "all_gather": lambda: compat.all_gather_single(whole, part),
+        "reduce_scatter": lambda: torch_private.reduce_scatter_single(part, whole),
+        "all_gather": lambda: torch_private.all_gather_single(whole, part),
         "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
     }
     return calls[collective]
@@ -94,7 +94,7 @@ def ping_pong(
         times = []
         for i in range(warmup + repeats):
             dist.barrier()
-            start = time.perf_counter()
+            start = events.now()
             if rank == 0:
                 dist.send(ball, 1)
                 dist.recv(ball, 1)
@@ -102,7 +102,7 @@ def ping_pong(
                 dist.recv(ball, 0)
                 dist.send(ball, 0)
             if i >= warmup:
-                times.append((time.perf_counter() - start) / 2)
+                times.append((events.now() - start) / 2)
         result.append((ball.nbytes, statistics.median(times)))
     return result
 
@@ -112,9 +112,9 @@ def reduction_seconds_per_byte(nbytes: int = 1 << 22, repeats: int = 10) -> floa
     a, b = torch.ones(nbytes // 4), torch.ones(nbytes // 4)
     times = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = events.now()
         torch.add(a, b, out=a)
-        times.append(time.perf_counter() - start)
+        times.append(events.now() - start)
     return statistics.median(times) / nbytes
 
 
@@ -123,7 +123,7 @@ def main(collective: str = "all_reduce", largest: int = 1 << 24) -> str | None:
     rows = sweep(collective, [s for s in SIZES if s <= largest])
     if dist.get_rank():
         return None
-    lines = [f"{collective}, {dist.get_world_size()} ranks, backend {dist.get_backend()}"]
+    lines = [f"{collective}, {plural(dist.get_world_size(), 'rank')}, backend {dist.get_backend()}"]
     lines += [f"{'bytes':>12} {'us':>12} {'busbw MB/s':>12}"]
     lines += [
         f"{r['bytes']:12.0f} {r['seconds'] * 1e6:12.1f} {r['bus_bandwidth'] / 1e6:12.1f}"

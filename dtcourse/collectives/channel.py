@@ -9,7 +9,6 @@ its buffer, and says nothing when it is shorter. NCCL has no tags: there, such m
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -18,9 +17,11 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import device, events
-from dtcourse.collectives import device_transport, network, traffic
+from dtcourse.collectives import device_transport, traffic
 from dtcourse.collectives.guard import Guard
 from dtcourse.collectives.traffic import Label
+from dtcourse.emulation import clock
+from dtcourse.emulation.network import Ports
 
 # Numbers for dtypes, the same in every process.
 _DTYPES = {
@@ -31,6 +32,33 @@ _DTYPES = {
 }
 PICTURED = 64  # elements up to which a recorded message keeps its values, for pictures (replay.py)
 _HEADER = 0x48  # goes into the tag of the note that precedes a message on an emulated network
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the bytes in memory, in order, are the values: no gaps, and no conjugation or sign still to apply."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def check_message(tensor: torch.Tensor, rank: int) -> None:
+    """ValueError unless the tensor's memory is the message: dense, here, contiguous, its bytes the values."""
+    if tensor.layout != torch.strided:
+        raise ValueError(
+            f"rank {rank}: a message must be dense, got layout {tensor.layout}; call .to_dense() first"
+        )
+    if not tensor.is_cpu and tensor.device.type != device.available():
+        raise ValueError(
+            f"rank {rank}: a message is on cpu or {device.available()}, got a tensor on {tensor.device}"
+        )
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"rank {rank}: a message must be contiguous, got shape {tuple(tensor.shape)} "
+            f"with strides {tensor.stride()}; call .contiguous() first"
+        )
+    if not is_plain(tensor):
+        raise ValueError(
+            f"rank {rank}: a message must hold its values, and this tensor is a view that conjugates or negates "
+            "them; call .resolve_conj().resolve_neg() first"
+        )
 
 
 class Channel:
@@ -60,14 +88,30 @@ class Channel:
         """src=None receives from whoever sends first."""
         return self._start("recv", tensor, src, tag)
 
-    def _start(self, kind: str, tensor: torch.Tensor, peer: int | None, tag: int) -> Any:
+    def pass_on(self, kind: str, tensor: torch.Tensor, peer: int | None, tag: int) -> Any:
+        """A "send" or "recv" as the host would do it alone: its tag, and nothing else, says which receive it is for.
+
+        For torch's own groups, where a message may come into a larger tensor, or into one of another dtype.
+        """
+        return self._start(kind, tensor, peer, tag, wire=tag)
+
+    def _start(
+        self, kind: str, tensor: torch.Tensor, peer: int | None, tag: int, wire: int | None = None
+    ) -> Any:
         if self.guard is not None and self.guard.failure is not None:
             raise self.guard.failure
-        begun = time.monotonic()
+        begun = events.now()
         label = traffic.in_operation()
         salt = label.salt if label is not None else 0
-        wire = hash((tag, salt, tensor.numel(), _DTYPES[tensor.dtype])) & 0x3FFFFFFF
-        ports = network.ports()
+        if wire is None:
+            wire = hash((tag, salt, tensor.numel(), _DTYPES[tensor.dtype])) & 0x3FFFFFFF
+        emulated = clock.installed()
+        ports = None if emulated is None else emulated.ports()
+        if emulated is not None and not emulated.arrival_decides and peer is None:
+            raise ValueError(
+                "a receive from any rank takes what arrives first, and the virtual clock does not know what that is: "
+                'launch(..., clock="wall")'
+            )
         counted = traffic.active()
         started = self._post(kind, tensor, peer, wire)
         if self.guard is None and ports is None and not counted and not events.recording():
@@ -111,7 +155,7 @@ class Message(dist.Work):
         wire: int,
         label: Label,
         started: Any,
-        ports: network.Ports | None,
+        ports: Ports | None,
         begun: float,
     ) -> None:
         super().__init__()
@@ -131,12 +175,13 @@ class Message(dist.Work):
         elif peer is not None:
             traffic.received(label, channel.global_rank(peer), nbytes)
         if ports is not None:
-            # The note with the arrival time travels beside the message. It belongs to the emulation: not counted.
-            note = torch.zeros(1, dtype=torch.float64)
+            # A note travels beside the message: when its head arrives, and how long it is, since it may be shorter than
+            # where it is received. The note belongs to the emulation: it is not counted, nor is what makes it.
+            note = torch.empty(2, dtype=torch.float64)
             noted = hash((_HEADER, wire)) & 0x3FFFFFFF
             if kind == "send":
-                self._due, arrival = ports.send(nbytes, channel.global_rank(peer), begun)
-                note.fill_(arrival)
+                self._due, head = ports.send(nbytes, channel.global_rank(peer), begun)
+                note.numpy()[:] = head, nbytes
                 self._note_started = channel._post("send", note, peer, noted)
             elif peer is not None:
                 self._note_started = channel._post("recv", note, peer, noted)
@@ -169,19 +214,24 @@ class Message(dist.Work):
             self._kind,
             "communication",
             self._begun,
-            time.monotonic(),
+            self._ended(),
             bytes=self._nbytes,
             lane="messages",
             detail=self._detail(),
         )
         return True
 
+    def _ended(self) -> float:
+        """When the message had left or arrived: now, or before now where nobody waited for it at once."""
+        return events.now() if self._ports is None else max(self._begun, self._due)
+
     def _wait(self, timeout: timedelta | None) -> None:
+        since = events.now()
         for work in (self._started, getattr(self, "_note_started", None)):
             if work is not None:
                 work.wait(timeout) if timeout else work.wait()
         if self._peer is None:
-            self._peer = self._started._source_rank()
+            self._peer = self._started.source_rank()
             traffic.received(self._label, self._channel.global_rank(self._peer), self._nbytes)
         if self._ports is None:
             return
@@ -189,8 +239,9 @@ class Message(dist.Work):
             if self._note_started is None:
                 self._channel._post("recv", self._note, self._peer, self._noted).wait()
             src = self._channel.global_rank(self._peer)
-            self._due = self._ports.receive(self._nbytes, src, self._note.item())
-        network.sleep_until(self._due)
+            head, nbytes = self._note.numpy()
+            self._due = self._ports.receive(int(nbytes), src, float(head))
+        clock.wait_until(self._due, since)
 
     @property
     def _nbytes(self) -> int:
@@ -223,9 +274,11 @@ class Message(dist.Work):
         }
 
     def is_completed(self) -> bool:
-        return self._done or (self._started.is_completed() and time.monotonic() >= self._due)
+        return self._done or (self._started.is_completed() and events.now() >= self._due)
 
-    def _source_rank(self) -> int:
+    def source_rank(self) -> int:
         """The group rank that a message came from (dist.recv with src=None asks for it)."""
         assert self._peer is not None
         return self._peer
+
+    _source_rank = source_rank  # torch has both names

@@ -22,8 +22,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from dtcourse import device
-from dtcourse.collectives import p2p, torch_private
+from dtcourse import device, torch_private
+from dtcourse.collectives import p2p
+from dtcourse.plural import plural
 
 
 class Signature(NamedTuple):
@@ -144,7 +145,7 @@ def split_sizes(
     if not sizes:
         if tensor.dim() == 0 or rows % ranks:
             raise ValueError(
-                f"{where}: {rows} rows do not split evenly over {ranks} ranks: give {what}"
+                f"{where}: {plural(rows, 'row')} cannot be split evenly over {plural(ranks, 'rank')}: give {what}"
             )
         return [rows // ranks] * ranks
     if len(sizes) != ranks or any(s < 0 for s in sizes) or sum(sizes) != rows:
@@ -165,16 +166,28 @@ def signature(name: str, tensor: torch.Tensor, **details: object) -> Signature:
 
 
 class _Notes:
-    """What a group has compared: how often, and which calls need no further comparison."""
+    """What a group, or a subgroup of it, has compared: how often, and which calls need no further comparison."""
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, group: ProcessGroup, ranks: Sequence[int] | None) -> None:
         self.count = 0
         self.known: set[str] = set()
+        self.prefix = "dtcourse/agree" if ranks is None else f"dtcourse/agree/{ranks}"
         # A connection of its own: waiting here, in a worker thread, must not hold up the caller's use of the store.
         self.store = torch_private.own_client(group.get_group_store())
 
 
-_notes: weakref.WeakKeyDictionary[Any, _Notes] = weakref.WeakKeyDictionary()
+# By torch's group, then by the ranks of a Subgroup of it (None: all of it).
+_notes: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...] | None, _Notes]]
+_notes = weakref.WeakKeyDictionary()
+
+
+def notes_of(group: Any) -> _Notes:
+    """Where a group compares notes. A Subgroup has no store, and uses that of the group it is in."""
+    whole, ranks = getattr(group, "origin", (group, None))
+    here = _notes.setdefault(whole, {})
+    if ranks not in here:
+        here[ranks] = _Notes(whole, ranks)
+    return here[ranks]
 
 
 def agree(group: Any, mine: Signature, timeout: timedelta | None = None) -> None:
@@ -185,34 +198,32 @@ def agree(group: Any, mine: Signature, timeout: timedelta | None = None) -> None
     mode = os.environ.get("DTCOURSE_CHECK", "first")
     if mode not in ("first", "always", "off"):
         raise ValueError(f'DTCOURSE_CHECK={mode!r}: it is "first", "always" or "off"')
-    if mode == "off" or p2p.size(group) == 1 or getattr(group, "channel", None) is not None:
-        return  # our own groups have guard.py, which finds the same without asking beforehand
-    notes = _notes.get(group)
-    if notes is None:
-        notes = _notes[group] = _Notes(group)
+    if mode == "off" or p2p.size(group) == 1 or p2p.channel(group).guard is not None:
+        return  # guard.py finds the same on our own groups, without asking beforehand
+    notes = notes_of(group)
     if mode == "first" and mine.call in notes.known:
         return
     store = notes.store
-    ranks = range(p2p.size(group))
-    prefix, notes.count = f"dtcourse/agree/{notes.count}", notes.count + 1
+    ranks = _global_ranks(group)
+    prefix, notes.count = f"{notes.prefix}/{notes.count}", notes.count + 1
     store.set(f"{prefix}/{p2p.rank(group)}", json.dumps(mine))
-    keys = [f"{prefix}/{r}" for r in ranks]
+    keys = [f"{prefix}/{r}" for r in range(len(ranks))]
     try:
         store.wait(keys) if timeout is None else store.wait(keys, timeout)
     except (dist.DistStoreError, RuntimeError) as error:
-        missing = [r for r in ranks if not store.check([keys[r]])]
+        missing = [rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])]
         raise ValueError(
-            f"rank {p2p.rank(group)} is in {mine.call}, and ranks {missing} did not come to it"
+            f"rank {ranks[p2p.rank(group)]} is in {mine.call}, and ranks {missing} did not come to it"
         ) from error
-    said = [Signature(*json.loads(store.get(key))) for key in keys]
-    compare(said)
+    compare([Signature(*json.loads(store.get(key))) for key in keys], ranks)
     notes.known.add(mine.call)
 
 
-def compare(said: Sequence[Signature]) -> None:
-    """ValueError unless the ranks' signatures (by rank) fit together."""
+def compare(said: Sequence[Signature], ranks: Sequence[int] | None = None) -> None:
+    """ValueError unless the ranks' signatures (by group rank) fit together. ranks: what they are called."""
+    names = range(len(said)) if ranks is None else ranks
     if len({s.call for s in said}) > 1:
-        lines = "; ".join(f"rank {r}: {s.call}" for r, s in enumerate(said))
+        lines = "; ".join(f"rank {r}: {s.call}" for r, s in zip(names, said, strict=True))
         raise ValueError(f"the ranks of this group are not in the same collective: {lines}")
     if any(s.splits is None for s in said):
         return
@@ -221,7 +232,7 @@ def compare(said: Sequence[Signature]) -> None:
             sends, expects = s.splits[0][receiver], r.splits[1][sender]  # type: ignore[index]
             if sends != expects:
                 raise ValueError(
-                    f"{s.call}: rank {sender} sends {sends} elements to rank {receiver}, which expects {expects}; "
-                    f"output_split_sizes[{sender}] of rank {receiver} must fit input_split_sizes[{receiver}] "
-                    f"of rank {sender}"
+                    f"{s.call}: rank {names[sender]} sends {sends} elements to rank {names[receiver]}, which "
+                    f"expects {expects}; output_split_sizes[{sender}] of rank {names[receiver]} must fit "
+                    f"input_split_sizes[{receiver}] of rank {names[sender]}"
                 )

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dtcourse.collectives import p2p
+from dtcourse.collectives.channel import is_plain
 
 # Tags of the algorithms' messages. A user's own send and recv (tag 0, 1, ...) on the same group stay apart from them.
 TAG = 1 << 20
@@ -106,17 +107,20 @@ def arriving(
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's elements as a contiguous 1-D tensor: a view where it can be, else a copy."""
-    return tensor.detach().contiguous().view(-1)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
 
 
 @contextmanager
 def in_place(tensor: torch.Tensor, read: bool = True) -> Iterator[torch.Tensor]:
     """The tensor as a contiguous 1-D tensor to work on; what is written there is in `tensor` at the end.
 
+    Autograd does not count it as an in-place change, as it does not count gloo's and NCCL's: they too write into the
+    memory. So a buffer that is broadcast before each forward may be used twice before one backward.
+
     read: False where only the result matters, so that nothing has to be copied in first.
     """
-    tensor = tensor.detach()
-    if tensor.is_contiguous():
+    tensor = tensor.data  # the same memory; detach() would share the version counter as well
+    if is_plain(tensor):
         yield tensor.view(-1)
         return
     work = (

@@ -1,15 +1,17 @@
-"""The alpha-beta-gamma model: how long each algorithm takes, before it runs.
+"""The alpha-beta-gamma model, with LogGP's gap: how long each algorithm takes, before it runs.
 
-    time = latencies * alpha  +  bytes * beta  +  reduced * gamma
+    time = latencies * alpha  +  messages * gap  +  bytes * beta  +  reduced * gamma
 
-along the critical path: messages that have to wait for each other, bytes that pass the busiest port one after the
-other, bytes added up. alpha is in seconds a message, beta in seconds a byte (1 / bandwidth), gamma in seconds a byte
-reduced. The ports are full-duplex, one message at a time each way, as in `network`; so messages that leave one rank at
-once share its bandwidth, and their latencies overlap.
+along the critical path: messages that have to wait for each other; messages, and their bytes, that pass the busiest port
+one after the other; bytes added up. alpha and gap are in seconds per message, beta in seconds per byte (1 / bandwidth),
+gamma in seconds per byte reduced. The ports are full-duplex, one message at a time each way, as in
+`emulation.network`; so messages that leave one rank at once share its port, and their latencies overlap. The gap is what a
+port pays for each message however short: it makes the root of a naive collective pay for its p - 1 partners, and small
+chunks dear.
 
 n is the bytes of the whole vector (for all_gather and reduce_scatter: of the gathered one; for all_to_all: of one
 rank's input), p the number of ranks. Source of the formulas: Thakur, Rabenseifner and Gropp (2005), Patarasuk and
-Yuan (2009), Sanders, Speck and Traeff (2009); bus bandwidth as nccl-tests defines it (doc/PERFORMANCE.md).
+Yuan (2009), Sanders, Speck and Traeff (2009); the gap: Alexandrov et al. (1995, LogGP); bus bandwidth as nccl-tests defines it (doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ from dtcourse.collectives import double_tree, ring
 
 @dataclass(frozen=True)
 class Link:
-    """A link and a processor: alpha (s a message), beta (s a byte), gamma (s a byte reduced)."""
+    """A link and a processor: alpha and gap (s per message), beta (s per byte), gamma (s per byte reduced)."""
 
     alpha: float
     beta: float
     gamma: float = 0.0
+    gap: float = 0.0
 
     @property
     def bandwidth(self) -> float:
@@ -39,38 +42,62 @@ class Link:
 
 @dataclass(frozen=True)
 class Terms:
-    """What the critical path of a collective is made of: the factors of alpha, beta and gamma."""
+    """What the critical path of a collective is made of: the factors of alpha, beta, gamma and the gap.
+
+    messages: those that pass the busiest port one after the other. None: as many as there are latencies, which is so
+              where every message waits for the one before it.
+    """
 
     latencies: float = 0.0
     bytes: float = 0.0
     reduced: float = 0.0
+    messages: float | None = None
+
+    @property
+    def gaps(self) -> float:
+        """The factor of the gap."""
+        return self.latencies if self.messages is None else self.messages
 
     def __add__(self, other: Terms) -> Terms:
+        alike = self.messages is None and other.messages is None
         return Terms(
-            self.latencies + other.latencies, self.bytes + other.bytes, self.reduced + other.reduced
+            self.latencies + other.latencies,
+            self.bytes + other.bytes,
+            self.reduced + other.reduced,
+            None if alike else self.gaps + other.gaps,
         )
 
     def seconds(self, link: Link) -> float:
         """The predicted time on that link."""
-        return self.latencies * link.alpha + self.bytes * link.beta + self.reduced * link.gamma
+        return (
+            self.latencies * link.alpha
+            + self.gaps * link.gap
+            + self.bytes * link.beta
+            + self.reduced * link.gamma
+        )
 
 
 # --- each algorithm ---------------------------------------------------------------------------------------------
 
 
 def naive(collective: str, n: float, p: int) -> Terms:
-    """A root that talks to everyone: its port is the bottleneck, p - 1 vectors in and p - 1 out."""
+    """A root that talks to everyone: its port is the bottleneck, p - 1 vectors in and p - 1 out.
+
+    all_to_all: everyone sends to rank 0 first, then to rank 1, ...: the p - 1 messages to each rank meet at its port,
+    and the last one begins to come in p - 2 messages late: 2 p - 3 one after the other, where `pairwise` needs p - 1.
+    """
     others, block = p - 1, n / p
+    queue = 2 * p - 3
     return {
-        "broadcast": Terms(1, others * n),
-        "reduce": Terms(1, others * n, others * n),
-        "all_reduce": Terms(2, 2 * others * n, others * n),
-        "scatter": Terms(1, others * block),
-        "gather": Terms(1, others * block),
-        "reduce_scatter": Terms(2, others * n + others * block, others * n),
-        "all_gather": Terms(2, others * block + others * n),
-        "all_to_all": Terms(1, others * block),
-        "barrier": Terms(2),
+        "broadcast": Terms(1, others * n, 0, others),
+        "reduce": Terms(1, others * n, others * n, others),
+        "all_reduce": Terms(2, 2 * others * n, others * n, 2 * others),
+        "scatter": Terms(1, others * block, 0, others),
+        "gather": Terms(1, others * block, 0, others),
+        "reduce_scatter": Terms(2, others * n + others * block, others * n, 2 * others),
+        "all_gather": Terms(2, others * block + others * n, 0, 2 * others),
+        "all_to_all": Terms(1, queue * block, 0, queue),
+        "barrier": Terms(2, 0, 0, 2 * others),
     }[_known(collective)]
 
 
@@ -124,11 +151,12 @@ def double_binary_tree(
     """Two trees of half the vector each, filled chunk by chunk: every port busy, at the latency of a tree."""
     depth = math.ceil(math.log2(p)) if p > 1 else 0
     fill = min(chunk, n / 2)
-    once = Terms(depth, n + (depth - 1) * fill)
+    filling = 2 * _chunks(n / 2, chunk) + depth - 1
+    once = Terms(depth, n + (depth - 1) * fill, 0, filling)
     return {
         "broadcast": once,
         "reduce": once + Terms(0, 0, n),
-        "all_reduce": once + once + Terms(0, -fill, n),
+        "all_reduce": once + once + Terms(0, -fill, n, -1),
     }[_known(collective)]
 
 
@@ -172,7 +200,7 @@ def seconds(
     """Predicted time of one collective.
 
     A ring whose blocks are cut into chunks hides the latency of all chunks but the last of each step behind the
-    others' transfer: a step takes max(block * beta, alpha + chunk * beta).
+    others' transfer: a step takes max(block * beta + chunks * gap, alpha + chunk * beta + gap).
     """
     plain = terms(algorithm, collective, nbytes, ranks)
     chunk = ring.CHUNK_BYTES if chunk_bytes is None else chunk_bytes
@@ -181,14 +209,20 @@ def seconds(
     reduced = plain.reduced * link.gamma
     if collective in ("broadcast", "reduce"):  # a pipeline of chunks down the chain
         piece = min(chunk, nbytes)
-        return (
-            (ranks - 1) * (link.alpha + piece * link.beta) + (nbytes - piece) * link.beta + reduced
-        )
+        filled = (ranks - 1) * (link.alpha + link.gap + piece * link.beta)
+        others = (_chunks(nbytes, chunk) - 1) * link.gap + (nbytes - piece) * link.beta
+        return filled + others + reduced
     block = nbytes / ranks
     piece = min(chunk, block)
-    step = max(block * link.beta, link.alpha + piece * link.beta)
-    phase = (ranks - 2) * step + link.alpha + block * link.beta
+    port = _chunks(block, chunk) * link.gap + block * link.beta
+    step = max(port, link.alpha + link.gap + piece * link.beta)
+    phase = (ranks - 2) * step + link.alpha + port
     return (2 if collective == "all_reduce" else 1) * phase + reduced
+
+
+def _chunks(nbytes: float, chunk: float) -> int:
+    """Messages that so many bytes travel as."""
+    return max(1, math.ceil(nbytes / chunk))
 
 
 def hierarchical_seconds(

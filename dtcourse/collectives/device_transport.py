@@ -46,5 +46,7 @@ class Staged:
     def is_completed(self) -> bool:
         return self._target is None and self._posted.is_completed()
 
-    def _source_rank(self) -> int:
-        return self._posted._source_rank()
+    def source_rank(self) -> int:
+        return self._posted.source_rank()
+
+    _source_rank = source_rank  # torch has both names

@@ -55,6 +55,7 @@ class Guard:
         self._lock = threading.RLock()
         self._waits: dict[int, list[_Wait]] = {}  # by thread, the innermost last
         self._closed = False
+        store.set(f"formed/{rank}", "")
         _watch(self)
 
     def name(self, rank: int) -> str:
@@ -135,6 +136,9 @@ class Guard:
         if self._closed:
             return
         self._closed = True
+        # A rank that still forms the group would lose its connections before it could learn why.
+        with contextlib.suppress(RuntimeError):
+            self._store.wait([f"formed/{r}" for r in range(self.size)], timedelta(seconds=10))
         nothing = torch.empty(1, dtype=torch.uint8)
         for step in range(1, self.size):
             peer = (self.rank + step) % self.size

@@ -6,7 +6,7 @@ launch(record=True) and launch(network=...) put this around gloo and NCCL. It se
 FSDP make from C++, but no message inside of them. So it counts the *algorithmic* volume (traffic.algorithmic_bytes),
 and on an emulated network it holds a collective's end back until
 
-    the last rank's call + what a flat algorithm takes on these links (EmulatedNetwork.collective_seconds)
+    the last rank's start + what a flat algorithm takes on these links (EmulatedNetwork.collective_seconds)
 
 or later, where the rank's port is still busy with the one before. The ranks learn the last call's moment by a second,
 tiny all-reduce of the inner group. Messages (send and recv) are exact in both respects, as everywhere.
@@ -17,7 +17,6 @@ the time in which they were queued; they are not slowed. unverified: written wit
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -25,11 +24,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtcourse import device, events
-from dtcourse.collectives import network, torch_private, traffic
+from dtcourse import device, events, torch_private
+from dtcourse.collectives import traffic
 from dtcourse.collectives.channel import Channel
 from dtcourse.collectives.traffic import Label
 from dtcourse.collectives.work import CollectiveWork, Worker
+from dtcourse.emulation import clock
+from dtcourse.emulation.network import Ports
 
 # torch's method, and what it is called in counts and events. Its first argument is where the result will be.
 _METHODS = {
@@ -70,10 +71,10 @@ class InstrumentedGroup(dist.ProcessGroup):
         global_ranks: list[int],
     ) -> None:
         super().__init__(rank, size)
-        self.backend, self.store = backend, store
+        self.backend, self.store, self._timeout = backend, store, timeout
         self.global_ranks = global_ranks
         self.inner = torch_private.torch_group(backend, store, rank, size, timeout)
-        for kind in self.inner._device_types:
+        for kind in torch_private.devices_of(self.inner):
             torch_private.attach(self, kind, torch_private.backend_of(self.inner, kind), backend)
         gpu = torch_private.gpu_backend_of(self.inner)
         self.channel = Channel(self.inner, rank, global_ranks, gpu)
@@ -95,20 +96,20 @@ class InstrumentedGroup(dist.ProcessGroup):
                 name, "communication", bytes=nbytes, lane="collectives", detail=detail
             ):
                 return call(*args, **kwargs)
-        called_at = time.monotonic()
 
         def collective() -> None:
-            begun = time.monotonic()
-            ports = network.ports()
+            begun = events.now()
+            emulated = clock.installed()
+            ports = None if emulated is None else emulated.ports()
             if ports is None or self.size() == 1:
                 call(*args, **kwargs).wait()
             else:
-                self._slowly(ports, name, nbytes, called_at, lambda: call(*args, **kwargs).wait())
+                self._slowly(ports, name, nbytes, lambda: call(*args, **kwargs).wait())
             events.add(
                 name,
                 "communication",
                 begun,
-                time.monotonic(),
+                events.now(),
                 bytes=nbytes,
                 lane="collectives",
                 detail=detail,
@@ -120,13 +121,15 @@ class InstrumentedGroup(dist.ProcessGroup):
 
     def _slowly(
         self,
-        ports: network.Ports,
+        ports: Ports,
         name: str,
         nbytes: int,
-        called_at: float,
         call: Callable[[], Any],
     ) -> None:
-        moment = torch.tensor([called_at], dtype=torch.float64)
+        emulated = clock.installed()
+        assert emulated is not None
+        started = emulated.lane().time
+        moment = torch.tensor([started], dtype=torch.float64)
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
         self.inner.allreduce([moment], options).wait()
@@ -135,23 +138,32 @@ class InstrumentedGroup(dist.ProcessGroup):
             ports.network.crosses(self.global_ranks[0], other) for other in self.global_ranks
         )
         seconds = ports.network.collective_seconds(name, nbytes, self.global_ranks)
-        network.sleep_until(ports.occupy(moment.item(), seconds, crosses))
+        emulated.wait_until(ports.occupy(moment.item(), seconds, crosses), started)
 
     # --- messages ---
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
-        return self.channel.isend(tensors[0], dst, tag)
+        return self.channel.pass_on("send", tensors[0], dst, tag)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
-        return self.channel.irecv(tensors[0], src, tag)
+        return self.channel.pass_on("recv", tensors[0], src, tag)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
-        return self.channel.irecv(tensors[0], None, tag)
+        return self.channel.pass_on("recv", tensors[0], None, tag)
 
     # --- the group itself ---
 
-    def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
-        self.inner.monitored_barrier(*args, **kwargs)
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        if self.backend != "gloo":
+            raise ValueError("monitored_barrier is only implemented for GLOO backend.")
+        name = "monitored_barrier"
+        label = Label(name, traffic.current_phase())
+        traffic.called(label)
+        detail = {"phase": label.phase, "backend": self.backend}
+        with events.span(name, "communication", bytes=0, lane="collectives", detail=detail):
+            self.inner.monitored_barrier(timeout or self._timeout, wait_all_ranks)
 
     def getBackendName(self) -> str:  # not "gloo": DDP's C++ would then look for gloo's own class
         return f"instrumented_{self.backend}"

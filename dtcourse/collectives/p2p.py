@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
-from dtcourse.collectives import torch_private
-from dtcourse.collectives.channel import Channel
+from dtcourse import torch_private
+from dtcourse.collectives.channel import Channel, check_message
 from dtcourse.collectives.traffic import operation
 
 __all__ = [
@@ -129,8 +129,4 @@ def _check(tensor: torch.Tensor, peer: int, end: Channel, role: str) -> None:
             f"{role}={peer} on rank {end.rank} of a group of {end.size}: "
             f"it must be another rank of the group, 0 to {end.size - 1}"
         )
-    if not tensor.is_contiguous():
-        raise ValueError(
-            f"rank {end.rank}: a message must be contiguous, got shape {tuple(tensor.shape)} "
-            f"with strides {tensor.stride()}; call .contiguous() first"
-        )
+    check_message(tensor, end.rank)

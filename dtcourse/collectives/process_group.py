@@ -11,7 +11,6 @@ channel to an inner gloo (or NCCL) group, which sees nothing but send and recv. 
 from __future__ import annotations
 
 import os
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -20,10 +19,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtcourse import device, events
-from dtcourse.collectives import algorithms, arguments, torch_private, traffic
+from dtcourse import device, events, torch_private
+from dtcourse.collectives import algorithms, arguments, traffic
 from dtcourse.collectives.channel import Channel
 from dtcourse.collectives.guard import Guard, Splits, unwatch
+from dtcourse.collectives.monitored_barrier import meet
 from dtcourse.collectives.traffic import Label
 from dtcourse.collectives.work import CollectiveWork, Worker
 
@@ -46,7 +46,8 @@ class AlgorithmGroup(dist.ProcessGroup):
     ) -> None:
         super().__init__(rank, size)
         self.backend = backend
-        self.store = store
+        self.store, self._timeout = store, timeout
+        self._meetings = 0  # monitored barriers so far
         self.inner = torch_private.gloo_group(dist.PrefixStore("inner", store), rank, size, timeout)
         torch_private.attach(self, torch.device("cpu"), self.inner)
         gpu = None
@@ -90,7 +91,7 @@ class AlgorithmGroup(dist.ProcessGroup):
                 raise self.guard.failure
             # The number and the words go into the tag of every message: see channel.py.
             salt = zlib.crc32(f"{number} {what}".encode()) | 1
-            begun = time.monotonic()
+            begun = events.now()
             sizes = splits() if splits is not None else None
             self.guard.begin(f"call {number} of the group's collectives", what, sizes)
             try:
@@ -106,7 +107,7 @@ class AlgorithmGroup(dist.ProcessGroup):
                 name,
                 "communication",
                 begun,
-                time.monotonic(),
+                events.now(),
                 bytes=nbytes,
                 lane="collectives",
                 detail=detail,
@@ -118,6 +119,10 @@ class AlgorithmGroup(dist.ProcessGroup):
         return algorithms.algorithm(self.backend, collective)
 
     def _root(self, options: Any) -> str:
+        if not 0 <= options.rootRank < self.size():
+            raise ValueError(
+                f"root rank {options.rootRank}: the group has ranks 0 to {self.size() - 1}"
+            )
         return f"root {self.guard.name(options.rootRank)}"
 
     # --- one tensor, on every rank the same size ---
@@ -339,8 +344,21 @@ class AlgorithmGroup(dist.ProcessGroup):
         run = self._algorithm("barrier")
         return self._run("barrier", "barrier", [], lambda: run(group=self), opts)
 
-    def monitored_barrier(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError("monitored_barrier is gloo's own; use dist.barrier")
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """A barrier whose error names the ranks that did not come within `timeout` (the group's, where none is given)."""
+        patience = self._timeout if timeout is None else timeout
+        self._meetings += 1
+        place = f"monitored_barrier/{self._meetings}"
+        # A connection of its own: the guard's may not be kept waiting, nor the caller's.
+        store = dist.PrefixStore(place, torch_private.own_client(self.store))
+
+        def steps() -> None:
+            ranks = self.channel.global_ranks
+            meet(store, self.rank(), ranks, patience, wait_all_ranks, lambda: self.guard.failure)
+
+        self._run("monitored_barrier", "monitored_barrier", [], steps).wait()
 
     # --- messages: posted at once, not in the collectives' order ---
 

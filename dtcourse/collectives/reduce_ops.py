@@ -13,13 +13,14 @@ AVG is the sum, divided once at the end: one rounding, not one a step.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch.distributed import ReduceOp
 
-from dtcourse.collectives import torch_private
+from dtcourse import torch_private
 
 Combine = Callable[..., torch.Tensor]
 
@@ -59,6 +60,17 @@ class Reduction:
             tensor.div_(self.ranks)
 
 
+@functools.cache
+def _exists(name: str, dtype: torch.dtype, kind: str) -> bool:
+    """Whether torch has the operation for a dtype on a kind of device; several of the rarer dtypes only carry data."""
+    one = torch.zeros(1, dtype=dtype, device=kind)
+    try:
+        _COMBINE[name](one, one, out=one)
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
+
+
 def name_of(op: ReduceOp | ReduceOp.RedOpType) -> str:
     """The operation's name: "SUM", "AVG", ..."""
     kind = getattr(op, "op", op)  # a ReduceOp holds a RedOpType; torch's functions take either
@@ -82,6 +94,10 @@ def reduction_of(op: ReduceOp | ReduceOp.RedOpType, tensor: torch.Tensor, ranks:
         )
     if name in ("MIN", "MAX") and dtype.is_complex:
         raise ValueError(f"{name} of {dtype} is not defined: complex numbers have no order")
+    if not _exists(name, dtype, tensor.device.type):
+        raise ValueError(
+            f"PyTorch does not compute {name} of {dtype} on {tensor.device.type}: use a wider dtype"
+        )
     factor = torch_private.factor_of(op) if name == "PREMUL_SUM" else None
     if name == "PREMUL_SUM" and factor is None:
         raise ValueError(

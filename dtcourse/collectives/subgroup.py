@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed import Work
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, Work
 
 from dtcourse.collectives import p2p
+from dtcourse.collectives.guard import Guard
 
 
 class Subgroup:
@@ -43,6 +45,20 @@ class Subgroup:
     def size(self) -> int:
         """Number of ranks in the subgroup."""
         return len(self.ranks)
+
+    @property
+    def guard(self) -> Guard | None:
+        """Who watches over its messages: the guard of the group that they travel in, if that has one."""
+        return self._above.guard
+
+    @property
+    def origin(self) -> tuple[ProcessGroup, tuple[int, ...]]:
+        """The group of torch.distributed that it is part of, and its ranks there."""
+        parent: Any = dist.group.WORLD if self.parent is None else self.parent
+        if isinstance(parent, Subgroup):
+            group, ranks = parent.origin
+            return group, tuple(ranks[r] for r in self.ranks)
+        return parent, self.ranks
 
     def isend(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> Work:
         """Starts sending to rank `dst` of the subgroup."""

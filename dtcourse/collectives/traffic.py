@@ -26,7 +26,8 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from dtcourse.collectives import torch_private
+from dtcourse import torch_private
+from dtcourse.plural import plural
 
 SENT, RECEIVED = "sent", "received"
 
@@ -213,7 +214,7 @@ class Traffic:
         kind = "algorithmic bytes" if self.algorithmic else "bytes"
         messages = "" if self.algorithmic else f"{self.messages_sent():,} messages, "
         return (
-            f"Traffic({len(self.ranks)} rank{'s' * (len(self.ranks) != 1)}, {messages}"
+            f"Traffic({plural(len(self.ranks), 'rank')}, {messages}"
             f"{self.bytes_sent():,} {kind} sent: {', '.join(self.operations) or 'nothing'})"
         )
 

@@ -19,8 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtcourse import events
-from dtcourse.collectives import torch_private
+from dtcourse import events, torch_private
+from dtcourse.collectives.emulated_future import EmulatedFuture
+from dtcourse.emulation import clock
+from dtcourse.emulation.clock import Lane
 
 
 class CollectiveWork(dist.Work):
@@ -33,12 +35,19 @@ class CollectiveWork(dist.Work):
         self._error: BaseException | None = None
         self._done = threading.Event()
         self._lock = threading.Lock()
+        self._ended = 0.0  # on an emulated clock
+        self._waited_since: float | None = None  # where the caller's own thread ran it
         self._future: torch.futures.Future | None = None
         self._trigger: Callable[[BaseException | None], None] | None = None
 
-    def finish(self, error: BaseException | None = None) -> None:
+    def is_for_inference(self) -> bool:
+        """Whether it writes tensors that were made in torch.inference_mode, and may be written only there."""
+        return any(t.is_inference() for t in self._tensors)
+
+    def finish(self, error: BaseException | None = None, ended: float = 0.0) -> None:
+        """The collective is over. ended: when, on an emulated clock."""
         with self._lock:
-            self._error = error
+            self._error, self._ended = error, ended
             self._done.set()
             trigger = self._trigger
         if trigger is not None:
@@ -46,12 +55,18 @@ class CollectiveWork(dist.Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Returns when the result is there. Raises what the collective raised, on this rank or on another."""
-        if not self._done.is_set():
+        since, blocked = events.now(), not self._done.is_set()
+        if self._waited_since is not None:
+            since, self._waited_since = self._waited_since, None
+        if blocked:
             seconds = timeout.total_seconds() if timeout else None
-            with events.span(f"wait for {self.name}", "wait"):
-                done = self._done.wait(seconds or None)
-            if not done:
+            if not self._done.wait(seconds or None):
                 raise RuntimeError(f"{self.name} was not done after {seconds:g} s")
+        clock.wait_until(self._ended, since)
+        ended = events.now()
+        # On an emulated clock only that clock says who waits, not what this machine has done by now.
+        if ended > since and (blocked or clock.installed() is not None):
+            events.add(f"wait for {self.name}", "wait", since, ended)
         if self._error is not None:
             raise self._error
         return True
@@ -59,13 +74,23 @@ class CollectiveWork(dist.Work):
     def get_future(self) -> torch.futures.Future:
         with self._lock:
             if self._future is None:
-                self._future, self._trigger = torch_private.future_of(self._tensors)
+                if clock.installed() is None:
+                    self._future, self._trigger = torch_private.future_of(self._tensors)
+                else:
+                    self._future, self._trigger = self._emulated_future()
                 trigger = self._trigger if self._done.is_set() else None
             else:
                 trigger = None
         if trigger is not None:
             trigger(self._error)
         return self._future
+
+    def _emulated_future(self) -> tuple[EmulatedFuture, Callable[[BaseException | None], None]]:
+        future = EmulatedFuture()
+        if torch_private.in_backward():
+            # C++ (DDP) will wait for the Future when backward ends, and tells nobody: the clock has to move there.
+            torch_private.after_backward(future.wait_for_all)
+        return future, lambda error: future.complete(self._tensors, error, self._ended)
 
     def is_completed(self) -> bool:
         return self._done.is_set()
@@ -98,6 +123,7 @@ class Worker:
         self._pending = 0
         self._count = 0
         self._thread: threading.Thread | None = None
+        self._lane = Lane(name)
 
     def submit(
         self,
@@ -111,22 +137,26 @@ class Worker:
         now:      the caller is about to wait for it
         numbered: call function(number): 1 for the first that was submitted here, and so on, on every rank alike
         """
-        # The caller's mode, since the worker writes into the caller's tensors. Gradients are never recorded here.
-        inference = torch.is_inference_mode_enabled()
+        # The mode of the tensors that are written. Gradients are never recorded here.
+        inference = torch.is_inference_mode_enabled() or work.is_for_inference()
+        called = events.now()
 
         def run(number: int) -> None:
             error = None
             try:
-                with torch.inference_mode() if inference else torch.no_grad():
+                with (
+                    torch.inference_mode() if inference else torch.no_grad(),
+                    clock.on(self._lane, called),
+                ):
                     function(number) if numbered else function()
             except BaseException as caught:
                 error = caught
             with self._lock:
                 self._pending -= 1
+            ended = self._lane.time
             self._turn.release()
-            work.finish(
-                error
-            )  # out of turn: what waits for it may call the next collective from here
+            # Out of turn: what waits for it may call the next collective from here.
+            work.finish(error, ended)
 
         with self._lock:
             mine = now and self._pending == 0
@@ -145,6 +175,7 @@ class Worker:
                     self._thread.start()
                 self._queue.put(lambda: run(number))
         if mine:
+            work._waited_since = called
             run(number)
         return work
 

@@ -5,6 +5,7 @@
     checks/         check("name", answer): the checks of the exercises, which answer in sentences
     notebook.py     reading and writing a notebook file, and what a lesson says of itself
     normalise.py    one form for every committed notebook
+    lab.py          JupyterLab as the course opens it
     shape.py        what a lesson has to hold
     execute.py      running notebooks, with this Python and no other
     authoring.py    a notebook as a text file, and back
@@ -21,14 +22,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dtcourse.course.checks import check
     from dtcourse.course.errors import expect_error
+    from dtcourse.course.judging import check
     from dtcourse.course.source import show
 
 __all__ = ["check", "expect_error", "show"]
 
 _HOME = {
-    "check": "dtcourse.course.checks",
+    "check": "dtcourse.course.judging",
     "expect_error": "dtcourse.course.errors",
     "show": "dtcourse.course.source",
 }

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dtcourse.launch import server, waiting
+
 GB = 2**30
 
 
@@ -27,31 +29,39 @@ class Finding:
     advice: str = ""
 
 
-def examine(launch_ranks: bool = True) -> list[Finding]:
-    """Look at everything; a part that fails to look says so and does not stop the others."""
-    parts: list[Callable[[], Iterator[Finding]]] = [
-        _python,
-        _torch,
-        _packages,
-        _processors,
-        _gpus,
-        _backends,
+def examine(launch_ranks: bool = True) -> Iterator[Finding]:
+    """Look at everything and give each finding as it is found; a part that fails to look says so and stops no other."""
+    parts: list[tuple[Callable[[], Iterator[Finding]], str]] = [
+        (_python, "asking this Python"),
+        (_packages, "looking for packages"),
+        (_processors, "counting cores"),
+        (_shared_memory, "measuring shared memory"),
+        (_limits, "reading limits"),
+        (_grading, "starting bubblewrap"),
+        (_network, "connecting to this machine"),
+        (_kernel, "asking Jupyter for its kernel"),
+        (_torch, "importing PyTorch"),
+        (_gpus, "looking for GPUs"),
+        (_backends, "asking for backends"),
     ]
-    parts += [_shared_memory, _limits, _network, _kernel]
     if launch_ranks:
-        parts.append(_launch)
-    findings: list[Finding] = []
-    for part in parts:
+        parts.append((_launch, "launching two ranks"))
+        _start_server()
+    for part, doing in parts:
         try:
-            findings += part()
-        except (
-            Exception
-        ) as error:  # whatever a strange machine does, the other findings are still wanted
+            with waiting.saying(doing):
+                findings = list(part())
+        except Exception as error:  # whatever a strange machine does, the others are still wanted
             name = part.__name__.strip("_").replace("_", " ")
-            findings.append(
-                Finding(name, "note", f"could not be looked at: {type(error).__name__}: {error}")
-            )
-    return findings
+            said = f"could not be looked at: {type(error).__name__}: {error}"
+            findings = [Finding(name, "note", said)]
+        yield from findings
+
+
+def _start_server() -> None:
+    """The ranks' server imports PyTorch while we do."""
+    if sys.platform != "win32" and importlib.util.find_spec("torch") is not None:
+        server.start_early()
 
 
 def _python() -> Iterator[Finding]:
@@ -101,7 +111,6 @@ def _packages() -> Iterator[Finding]:
         "seaborn",
         "sklearn",
         "papermill",
-        "pandas",
     )
     missing = [name for name in wanted if importlib.util.find_spec(name) is None]
     if missing:
@@ -276,6 +285,21 @@ def _limits() -> Iterator[Finding]:
             f"{text} in this container",
             "docker run --pids-limit -1: a rank takes several threads",
         )
+
+
+def _grading() -> Iterator[Finding]:
+    from dtcourse.course.judging.bubblewrap import why_not
+
+    if not (reason := why_not()):
+        yield Finding("grading", "ok", "bubblewrap keeps what is graded from your files")
+        return
+    advice = "only `dtcourse grade` wants it"
+    if "does not work" in reason:
+        advice += (
+            "; on Ubuntu: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0; "
+            "most containers allow nobody to do that: grade outside"
+        )
+    yield Finding("grading", "ok" if sys.platform != "linux" else "note", reason, advice)
 
 
 def _network() -> Iterator[Finding]:

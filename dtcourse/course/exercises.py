@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from dtcourse.course import places
 from dtcourse.course.normalise import normalise
 
 STUB = "# YOUR CODE HERE\nraise NotImplementedError()"
+HELPERS = "# Functions of your own, if you want any, which those above may call."
+_OUTSIDE = re.compile(r"(?ms)^### BEGIN SOLUTION$.*?^### END SOLUTION$")
 
 
 class Edited(ValueError):
@@ -68,6 +71,13 @@ def generate(solution: nbfile.Notebook) -> nbfile.Notebook:
             raise ValueError(
                 f"solution cell {cell.get('id')} holds no region between ### BEGIN SOLUTION and ### END SOLUTION"
             )
+        # A stub at the top level would fail the cell, whatever the student has written above it.
+        if cell["cell_type"] == "code" and mark.get("solution"):
+            cell["source"] = _OUTSIDE.sub(HELPERS, cell["source"])
+            if "BEGIN SOLUTION" not in cell["source"]:
+                raise ValueError(
+                    f"solution cell {cell.get('id')} holds no region inside a function or a class"
+                )
     node = nbformat.from_dict(normalise(source))
     node.metadata.pop("dtcourse", None)
     config = Config()

@@ -1,9 +1,12 @@
 """Checking one notebook, and grading a folder of them.
 
-Every notebook is read before the first answer runs. Each exercise runs in a sandbox (checks/sandbox.py), and
-nothing that is read from an answer is executed or unpickled here. A sandbox imports a copy of the package that is
-written for it alone, from what the files held before the first answer ran: an answer that finds the package
-on the disk and edits it changes no grade, and is told of at the end.
+Every notebook is read before the first answer runs. Each notebook runs in a sandbox of its own (judging/sandbox.py), and
+nothing that is read from an answer is executed or unpickled here. On Linux, bubblewrap keeps an answer from the files,
+processes and networks of the machine; what it reached for is named in its feedback and in the note of its line.
+
+Without bubblewrap an answer can do what the instructor can, so `grade` wants to be told (trust=True). It still imports a
+copy of the package that is made for it alone, from what the files held before the first answer ran: an answer that finds
+the package on the disk and edits it changes no grade, and is told of at the end.
 """
 
 from __future__ import annotations
@@ -11,12 +14,17 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dtcourse.course import notebook as nbfile
-from dtcourse.course.checks.framework import (
+from dtcourse.course import places
+from dtcourse.course.judging.framework import (
     Check,
     Exercise,
     Refused,
@@ -26,6 +34,10 @@ from dtcourse.course.checks.framework import (
     judge,
 )
 from dtcourse.course.places import PACKAGE
+from dtcourse.course.workspace import is_lesson, number_in
+
+if TYPE_CHECKING:
+    from dtcourse.course.judging.sandbox import Sandbox
 
 LIMIT = 300.0
 
@@ -36,48 +48,64 @@ def check_notebook(
     *,
     limit: float = LIMIT,
     on_check: Callable[[Exercise, Check], None] | None = None,
-    package: dict[str, bytes] | None = None,
+    modules: Mapping[str, Path] | None = None,
+    private: Iterable[Path] = (),
+    confined: bool | None = None,
 ) -> list[Report]:
-    """Put exercises' checks to a student's notebook, each answer in a process of its own.
+    """Put exercises' checks to a student's notebook, whose answers run in a process of their own.
 
-    limit:   seconds for all of it
-    package: the files that the answer's process imports dtcourse from (`snapshot`); None: where it is installed
+    wanted:   best given lazily, since checks import torch, and so does that process, at the same time
+    limit:    seconds for all of it
+    modules:  what that process imports the course from (judging/sandbox.py); None: where it is installed
+    private:  folders that are none of its business
+    confined: whether bubblewrap keeps it apart; None: where that is possible
+
+    Raises ValueError where the notebook is a copy of a lesson, which has no answers.
     """
-    from dtcourse.course.checks.sandbox import Sandbox
-    from dtcourse.course.checks.taking import take
+    from dtcourse.course.judging.bubblewrap import why_not
+    from dtcourse.course.judging.sandbox import Sandbox
+    from dtcourse.course.judging.taking import is_begun
 
-    reports = []
-    with Sandbox(limit, package=package) as sandbox:
-        for exercise in wanted:
-            try:
-                sandbox.load(take(notebook, exercise.takes), exercise.takes)
-            except Unfinished as error:
-                reports.append(Report(exercise, unfinished=str(error)))
-                continue
-            except Refused as error:
-                reports.append(Report(exercise, refused=str(error)))
-                continue
-            told = (lambda one, of=exercise: on_check(of, one)) if on_check else None
-            reports.append(judge(exercise, sandbox, told))
-    return reports
+    if is_lesson(notebook):
+        raise ValueError(
+            "this is a copy of the lesson; its exercises are a notebook of their own, whose name ends in -exercises"
+        )
+    confined = not why_not() if confined is None else confined
+    with Sandbox(limit, modules=modules, confined=confined, private=private) as sandbox:
+        if is_begun(notebook):
+            sandbox.begin()  # while the checks are imported, which import torch here
+        return check_in(sandbox, notebook, wanted, on_check)
 
 
-def check_path(
-    path: Path,
-    number: str,
-    *,
-    limit: float = LIMIT,
+def check_in(
+    sandbox: Sandbox,
+    notebook: nbfile.Notebook,
+    wanted: Iterable[Exercise],
     on_check: Callable[[Exercise, Check], None] | None = None,
 ) -> list[Report]:
-    """The reports on a student's notebook of one lesson.
+    """The same in a given process for answers."""
+    from dtcourse.course.judging import forbidden
+    from dtcourse.course.judging.taking import take
 
-    Raises
-    ------
-    ValueError
-        If the file is no notebook, or the lesson has no checks; in a sentence.
-    """
-    notebook = nbfile.read(path)
-    return check_notebook(notebook, exercises_of(number), limit=limit, on_check=on_check)
+    reports = []
+    for exercise in wanted:
+        try:
+            pieces = take(notebook, exercise.takes)
+            if refused := forbidden.found(pieces, exercise.forbidden):
+                raise Refused(refused)
+        except Unfinished as error:
+            reports.append(Report(exercise, unfinished=str(error)))
+            continue
+        except Refused as error:
+            reports.append(Report(exercise, refused=str(error)))
+            continue
+        sandbox.load(pieces, exercise.takes)
+        told = (lambda one, of=exercise: on_check(of, one)) if on_check else None
+        report = judge(exercise, sandbox, told)
+        succeeded = "" if sandbox.confined else ", and nothing kept it from that"
+        report.attempts = [f"It tried to {words}{succeeded}." for words in sandbox.tried()]
+        reports.append(report)
+    return reports
 
 
 def exercises_of(number: str) -> list[Exercise]:
@@ -96,13 +124,17 @@ def exercises_of(number: str) -> list[Exercise]:
 
 @dataclass
 class Grade:
-    """What one submission earned, with the reports; `refused` says why nothing could be graded."""
+    """What one submission earned, with the reports; `refused` says why nothing could be graded.
+
+    possible: the points that its lesson's exercises give; None where nobody can say which lesson it is of
+    """
 
     student: str
     file: str
     lesson: str = ""
     reports: list[Report] = field(default_factory=list)
     refused: str = ""
+    possible: int | None = None
 
     @property
     def points(self) -> int:
@@ -110,23 +142,22 @@ class Grade:
         return 0 if self.refused else sum(report.points for report in self.reports)
 
     @property
-    def possible(self) -> int:
-        """Points that the lesson's exercises give."""
-        return sum(report.exercise.points for report in self.reports)
-
-    @property
     def note(self) -> str:
-        """One line for the instructor: what was refused and why."""
-        refused = [
-            f"{report.exercise.name}: {report.refused}" for report in self.reports if report.refused
+        """One line for the instructor: what was refused and why, and what the answers reached for."""
+        said = [
+            f"{report.exercise.name}: {sentence}"
+            for report in self.reports
+            for sentence in (report.refused, *report.attempts)
+            if sentence
         ]
-        return self.refused or "; ".join(refused)
+        return self.refused or "; ".join(said)
 
     def feedback(self) -> str:
         """The student's feedback, as Markdown."""
         lines = [f"# {self.file}", ""]
         if self.refused:
-            return "\n".join([*lines, self.refused, ""])
+            lost = [f"0 of {self.possible} points.", ""] if self.possible is not None else []
+            return "\n".join([*lines, *lost, self.refused, ""])
         lines += [f"{self.points} of {self.possible} points.", ""]
         for report in self.reports:
             lines += ["```text", str(report), "```", ""]
@@ -178,47 +209,78 @@ def grade(
     *,
     lesson: str | None = None,
     limit: float = LIMIT,
+    trust: bool = False,
     on_submission: Callable[[int, int, Submission], None] | None = None,
     on_changed: Callable[[list[str]], None] | None = None,
 ) -> list[Grade]:
     """Grade every notebook of a folder; writes points.csv and feedback/ under `out` at the end.
 
-    on_changed is told of files of the package that are not what they were before the first answer ran.
+    trust:      run the answers without bubblewrap
+    on_changed: is told of files of the package that are not what they were before the first answer ran
 
     Raises
     ------
     ValueError
-        If the folder holds nothing to grade. A submission by itself never raises: it is refused in its grade.
+        If the folder holds nothing to grade, or the answers cannot be kept apart and are not trusted. A submission by
+        itself never raises: it is refused in its grade.
     """
-    from dtcourse.course.workspace import number_in
+    from dtcourse.course.judging.bubblewrap import why_not
+    from dtcourse.course.judging.sandbox import MODULES
 
     all_of_them = submissions(folder, out)
-    grades = []
     if lesson is not None:
         exercises_of(lesson)
-    before = snapshot()
-    for index, submission in enumerate(all_of_them, 1):
-        if on_submission:
-            on_submission(index, len(all_of_them), submission)
-        result = Grade(submission.student, submission.file)
-        try:
-            result.lesson = lesson or number_in(Path(submission.file).name)
-            notebook = nbfile.parse(submission.data, Path(submission.file).name)
-            wanted = exercises_of(result.lesson)
-            result.reports = check_notebook(notebook, wanted, limit=limit, package=before)
-        except ValueError as error:
-            result.refused = f"{error}"
-        except Exception as error:  # one submission must not cost the others their grade
-            result.refused = f"It could not be graded: {type(error).__name__}: {error}"
-        grades.append(result)
+    if not trust and (reason := why_not()):
+        raise ValueError(
+            f"grading runs what students wrote, and nothing would keep it from your files: {reason}; "
+            "--trust runs it all the same, as you, with all that you may read and write"
+        )
+    before = contents()
+    grades = []
+    with tempfile.TemporaryDirectory(prefix="dtcourse-grade-") as scratch:
+        copy = Path(scratch, PACKAGE.name)
+        shutil.copytree(PACKAGE, copy)
+        options = {
+            "limit": limit,
+            "modules": {**MODULES, PACKAGE.name: copy},
+            "private": [folder, out, *_course()],
+            "confined": not trust,
+        }
+        for index, submission in enumerate(all_of_them, 1):
+            if on_submission:
+                on_submission(index, len(all_of_them), submission)
+            grades.append(_grade_one(submission, lesson, options))
     write(grades, out)
-    after = snapshot()
+    after = contents()
     changed = sorted(
         name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
     )
     if changed and on_changed:
         on_changed(changed)
     return grades
+
+
+def _grade_one(submission: Submission, lesson: str | None, options: dict[str, Any]) -> Grade:
+    result = Grade(submission.student, submission.file)
+    name = Path(submission.file).name
+    try:
+        result.lesson = lesson or number_in(name)
+        wanted = exercises_of(result.lesson)
+        result.possible = sum(exercise.points for exercise in wanted)
+        result.reports = check_notebook(nbfile.parse(submission.data, name), wanted, **options)
+    except ValueError as error:
+        result.refused = f"{error}"
+    except Exception as error:  # one submission must not cost the others their grade
+        result.refused = f"It could not be graded: {type(error).__name__}: {error}"
+    return result
+
+
+def _course() -> list[Path]:
+    """Where solutions and tests are."""
+    found = [PACKAGE.parent] if (PACKAGE.parent / "pyproject.toml").is_file() else []
+    with suppress(ValueError):
+        found.append(places.home())
+    return found
 
 
 def write(grades: list[Grade], out: Path) -> None:
@@ -239,7 +301,7 @@ def write(grades: list[Grade], out: Path) -> None:
             grade.lesson,
             *cells,
             grade.points,
-            grade.possible,
+            "" if grade.possible is None else grade.possible,
             grade.note,
         ]
         table.writerow([_cell(value) for value in row])
@@ -261,8 +323,8 @@ def _cell(value: object) -> object:
     )
 
 
-def snapshot() -> dict[str, bytes]:
-    """The package's files as they are now, by their path under the package's parent."""
+def contents() -> dict[str, bytes]:
+    """What the package's files hold now, by their path under the package's parent."""
     kinds = (".py", ".yml", ".json")
     return {
         path.relative_to(PACKAGE.parent).as_posix(): path.read_bytes()
@@ -273,8 +335,8 @@ def snapshot() -> dict[str, bytes]:
 
 __all__ = [
     "Grade",
+    "check_in",
     "check_notebook",
-    "check_path",
     "exercises_of",
     "grade",
     "submissions",

@@ -1,21 +1,36 @@
 """One form for every committed notebook, so that a diff shows what a person changed and nothing else.
 
+The form is what JupyterLab writes: to open a lesson and save it changes no byte of it.
+
 ids            kept where they are well formed and unique; random ones are named after their section
 metadata       kernel and language; of a cell its tags, topics, reasons and nbgrader's own
 counts         1, 2, 3 ... in order
+references     "lesson 06" is a link where that lesson is there (links.py)
 outputs        no times, addresses, machine paths, widget state; streams joined
 record         the hash of the code that the outputs came from, and how long it ran
 """
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
+from dtcourse.course import links
 from dtcourse.course.notebook import Cell, Notebook, code_cells, code_hash, sections
 from dtcourse.course.reproducible import scrub
 
 _CELL_METADATA = ("deletable", "editable", "nbgrader", "nbval_reason", "tags", "topics")
+# What the Python kernel says of itself, and JupyterLab writes into each notebook that it opens: all but the
+# version of Python, which differs from reader to reader (lab.py keeps it out of what JupyterLab saves).
+LANGUAGE = {
+    "codemirror_mode": {"name": "ipython", "version": 3},
+    "file_extension": ".py",
+    "mimetype": "text/x-python",
+    "name": "python",
+    "nbconvert_exporter": "python",
+    "pygments_lexer": "ipython3",
+}
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _RANDOM_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[0-9a-f]*\d)[0-9a-f]{8}")
 _WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -25,11 +40,14 @@ _WIDGET_TEXT = re.compile(r"^(interactive|[A-Z]\w*)\(.*(children=|value=|layout=
 def normalise(notebook: Notebook, *, seconds: float | None = None) -> Notebook:
     """Bring a notebook into the one form, in place. `seconds` says that it has just been executed."""
     _name_cells(notebook)
+    lessons = links.known()
     count = 0
     for cell in notebook["cells"]:
         cell["source"] = "\n".join(line.rstrip() for line in cell["source"].rstrip().split("\n"))
         cell["metadata"] = _cell_metadata(cell)
         kept = {key: cell[key] for key in ("attachments",) if cell.get(key)}
+        if cell["cell_type"] == "markdown":
+            cell["source"] = links.link(cell["source"], lessons)
         common = {key: cell[key] for key in ("cell_type", "id", "metadata", "source")}
         if cell["cell_type"] == "code":
             executed = cell.get("execution_count") is not None or bool(cell["outputs"])
@@ -54,7 +72,7 @@ def normalise(notebook: Notebook, *, seconds: float | None = None) -> Notebook:
             "language": "python",
             "name": "python3",
         },
-        "language_info": {"name": "python"},
+        "language_info": copy.deepcopy(LANGUAGE),
     }
     if record:
         notebook["metadata"]["dtcourse"] = record
@@ -108,10 +126,7 @@ def _outputs(outputs: list[dict[str, Any]], count: int | None) -> list[dict[str,
             else:
                 kept.append({"output_type": "stream", "name": output["name"], "text": text})
         elif kind in ("display_data", "execute_result"):
-            data = {
-                key: "".join(value) if isinstance(value, list) else value
-                for key, value in output.get("data", {}).items()
-            }
+            data = {key: _joined(key, value) for key, value in output.get("data", {}).items()}
             if _WIDGET in data:
                 del data[_WIDGET]
                 if _WIDGET_TEXT.match(data.get("text/plain", "")) or not data.get("text/plain"):
@@ -144,6 +159,13 @@ def _outputs(outputs: list[dict[str, Any]], count: int | None) -> list[dict[str,
                 }
             )
     return kept
+
+
+def _joined(kind: str, value: Any) -> Any:
+    """Text that a file holds as a list of lines, joined; JSON stays what it is."""
+    if isinstance(value, list) and kind != "application/json" and not kind.endswith("+json"):
+        return "".join(value)
+    return value
 
 
 def _name_cells(notebook: Notebook) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dtcourse.course import links
+
 Notebook = dict[str, Any]
 Cell = dict[str, Any]
 
@@ -81,17 +83,34 @@ def read(path: Path | str) -> Notebook:
 
 
 def dumps(notebook: Notebook) -> str:
-    """A notebook as text: keys sorted, text as lists of lines (so that a diff reads), a newline at the end."""
-    split = json.loads(json.dumps(notebook))
+    """A notebook as the text that JupyterLab writes when it saves it, to the byte.
+
+    Keys sorted, one space a level, what is text as lists of lines (so that a diff reads), a picture as one
+    string, a newline at the end: nbformat's rules. And 18 for 18.0: JavaScript has one kind of number.
+    """
+    split = json.loads(json.dumps(notebook), parse_float=_number)
     for cell in split["cells"]:
         cell["source"] = cell["source"].splitlines(keepends=True)
         for output in cell.get("outputs", []):
             if isinstance(output.get("text"), str):
                 output["text"] = output["text"].splitlines(keepends=True)
-            for kind, value in output.get("data", {}).items():
-                if isinstance(value, str):
-                    output["data"][kind] = value.splitlines(keepends=True)
+            _split_bundle(output.get("data", {}))
+        for attachment in cell.get("attachments", {}).values():
+            _split_bundle(attachment)
     return json.dumps(split, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def _number(text: str) -> int | float:
+    """A float as JavaScript would write it."""
+    return int(float(text)) if float(text).is_integer() else float(text)
+
+
+def _split_bundle(data: dict[str, Any]) -> None:
+    """The text among the representations of one output, as lists of lines, in place."""
+    for kind, value in data.items():
+        text = kind.startswith("text/") or kind in ("application/javascript", "image/svg+xml")
+        if text and isinstance(value, str):
+            data[kind] = value.splitlines(keepends=True)
 
 
 def write(notebook: Notebook, path: Path | str) -> None:
@@ -148,7 +167,7 @@ class Card:
 
 def card(notebook: Notebook) -> Card:
     """Read the title cell: heading, minutes, what it needs, what to know first ("" where it does not say)."""
-    text = notebook["cells"][0]["source"] if notebook["cells"] else ""
+    text = links.without(notebook["cells"][0]["source"]) if notebook["cells"] else ""
     heading = re.search(r"^#\s+(?:\d+\s*[·:.\-]?\s*)?(.+)$", text, re.MULTILINE)
     minutes = re.search(r"(\d+)\s*(?:to\s*\d+\s*)?min", text)
     return Card(

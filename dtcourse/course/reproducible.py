@@ -30,9 +30,6 @@ REPLACEMENTS = [
 # What a reader is shown as it is, and nbval does not compare: it runs each cell without counting it.
 COMPARED_OTHERWISE = [("cell-number", r"Cell In\[\d+\]", "Cell In[…]")]
 
-# What nbval does not compare, and a reader wants to see: nbval's kernel has executed cells of its own before.
-NBVAL_ONLY = [("cell-number", r"Cell In\[\d+\]", "Cell In[…]")]
-
 
 def scrub(text: str) -> str:
     """The text with every address, machine path, process number and port replaced."""

@@ -11,7 +11,7 @@ from dtcourse.course.normalise import staleness
 from dtcourse.course.notebook import Cell, Notebook, card, code_cells, output_text, tags
 from dtcourse.course.reproducible import REPLACEMENTS
 
-PARAMETERS = ("WORLD_SIZE", "DEVICE", "BACKEND", "CLUSTER")
+PARAMETERS = ("WORLD_SIZE", "DEVICE", "BACKEND")
 SECTIONS = ("Break it", "The real thing", "What to remember")
 IGNORED = "nbval-ignore-output"
 LONGEST = 25

@@ -1,44 +1,84 @@
-"""A student's own copies: `dtcourse start` puts them in my/, where no later version of the course touches them."""
+"""A student's own copies of a lesson and its exercises, in my/, where no later version of the course touches them.
+
+    my/02-processes-and-ranks-lesson.ipynb      the lesson, without outputs
+    my/02-processes-and-ranks-exercises.ipynb   its exercises
+
+`dtcourse start` makes both, `dtcourse lab` what is missing of them; neither ever overwrites anything. A copy of
+exercises from before there were copies of lessons, my/02-processes-and-ranks.ipynb, is found as well.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
+from dtcourse.course import notebook as nbfile
 from dtcourse.course import places
+from dtcourse.course.exercises import fingerprint
+
+# What a copy is called after the lesson's name; the folder that it comes from.
+KINDS = {"lesson": "lessons", "exercises": "exercises"}
 
 
-class Started(ValueError):
-    """The copy is there already, and may hold work."""
+@dataclass(frozen=True)
+class Copy:
+    """A student's copy of a lesson or of its exercises.
+
+    kind:     "lesson" or "exercises"
+    new:      whether it was made just now
+    outdated: whether the course's own has changed since it was made
+    """
+
+    path: Path
+    kind: str
+    new: bool
+    outdated: bool
+
+    @property
+    def name(self) -> str:
+        """As a person would write it, from the course's folder: my/02-processes-and-ranks-lesson.ipynb."""
+        return f"{self.path.parent.name}/{self.path.name}"
 
 
-def start(number: str) -> Path:
-    """Copy an exercise into my/. It never overwrites anything.
+def start(number: str) -> list[Copy]:
+    """The copies of a lesson and of its exercises, made where they are missing. Nothing is overwritten.
+
+    A lesson without exercises has one copy; so have exercises without a lesson.
 
     Raises
     ------
-    Started
-        If the copy exists already.
     ValueError
-        If the lesson has no exercises.
+        If there is neither, or my/ cannot be written.
     """
-    source = places.notebooks("exercises").get(number)
-    if source is None:
-        there = ", ".join(places.notebooks("exercises")) or "none yet"
-        raise ValueError(f"lesson {number} has no exercises; there are exercises for: {there}")
-    target = places.home() / "my" / source.name
-    target.parent.mkdir(exist_ok=True)
-    data = source.read_bytes()
-    try:
-        # O_EXCL: whatever happens between a look and a write, work is not overwritten.
-        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    except FileExistsError:
-        raise Started(
-            f"my/{target.name} is there already, and stays as it is: open it, or rename it to start afresh"
-        ) from None
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    return target
+    return [
+        _copy(kind, source, number)
+        for kind in KINDS
+        if (source := places.notebooks(KINDS[kind]).get(number))
+    ]
+
+
+def place(kind: str, source: Path) -> Path:
+    """Where a student's copy of this notebook is, or would be."""
+    folder = places.home() / "my"
+    named, older = folder / f"{source.stem}-{kind}.ipynb", folder / source.name
+    return older if kind == "exercises" and older.exists() and not named.exists() else named
+
+
+def own() -> dict[str, list[Path]]:
+    """The copies in my/ by lesson number, sorted."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted((places.home() / "my").glob("[0-9][0-9]-*.ipynb")):
+        found.setdefault(path.name[:2], []).append(path)
+    return found
+
+
+def is_lesson(notebook: nbfile.Notebook) -> bool:
+    """Whether a notebook is a student's copy of a lesson: its exercises are elsewhere."""
+    record = notebook["metadata"].get("dtcourse")
+    return isinstance(record, dict) and "lesson" in record
 
 
 def find(what: str) -> tuple[str, Path]:
@@ -56,7 +96,7 @@ def find(what: str) -> tuple[str, Path]:
         return number_in(path.name), path
     known = places.notebooks("exercises")
     number = places.numbers([what], known)[0]
-    mine = places.home() / "my" / known[number].name
+    mine = place("exercises", known[number])
     if not mine.is_file():
         raise ValueError(f"my/{mine.name} is not there yet: `dtcourse start {number}` makes it")
     return number, mine
@@ -70,11 +110,78 @@ def number_in(name: str) -> str:
     ValueError
         If there is none.
     """
-    import re
-
     numbers = re.findall(r"(?<!\d)(\d\d)(?!\d)", name)
     known = set(places.notebooks("exercises")) | set(places.notebooks("solutions"))
     for number in numbers:
         if number in known or not known:
             return number
     raise ValueError(f"{name}: which lesson is it of? Its name needs the number of one, such as 02")
+
+
+def _copy(kind: str, source: Path, number: str) -> Copy:
+    target = place(kind, source)
+    notebook = nbfile.read(source)
+    now = fingerprint(notebook)
+    new = False
+    if not target.exists():
+        if kind == "lesson":
+            notebook = _unread(notebook, now, source, number)
+        new = _written(nbfile.dumps(notebook), target)
+    outdated = not new and _made_from(target, kind) not in (None, now)
+    return Copy(target, kind, new, outdated)
+
+
+def _written(text: str, target: Path) -> bool:
+    """Whether the file was made; False where it is there already, which then stays as it is."""
+    try:
+        if not target.parent.is_dir():
+            target.parent.mkdir()
+        # O_EXCL: whatever happens between a look and a write, work is not overwritten.
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except OSError as error:
+        if os.path.lexists(target):
+            return False
+        raise ValueError(
+            f"your copies cannot be made in {target.parent}: {error.strerror}"
+        ) from None
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    return True
+
+
+def _made_from(path: Path, kind: str) -> str | None:
+    """The fingerprint of what a copy was made from; None where it does not say."""
+    try:
+        record = nbfile.read(path)["metadata"].get("dtcourse")
+    except (OSError, nbfile.NotebookError):
+        return None
+    key = kind.removesuffix("s")
+    return record.get(key) if isinstance(record, dict) else None
+
+
+def _unread(
+    notebook: nbfile.Notebook, made_from: str, source: Path, number: str
+) -> nbfile.Notebook:
+    """A lesson as it is before anybody has run it, with its links as they are from my/."""
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell.update(outputs=[], execution_count=None)
+        elif cell["cell_type"] == "markdown":
+            cell["source"] = _LINK.sub(lambda link: _moved(link, source, number), cell["source"])
+    notebook["metadata"]["dtcourse"] = {"lesson": made_from}
+    return notebook
+
+
+# [text](target), and the src and href of HTML.
+_LINK = re.compile(r"""(?P<opening>\]\(|\b(?:src|href)=["'])(?P<target>[^\s)"'#]+)""")
+
+
+def _moved(link: re.Match[str], source: Path, number: str) -> str:
+    """A link of a lesson as its copy needs it. What leads to no file beside the lesson is left alone."""
+    target = source.parent / unquote(link["target"])
+    if "://" in link["target"] or link["target"].startswith("/") or not target.exists():
+        return link[0]
+    exercises = places.notebooks("exercises").get(number)
+    if exercises and target.resolve() == exercises.resolve():
+        target = place("exercises", exercises)
+    return link["opening"] + os.path.relpath(target, places.home() / "my").replace(" ", "%20")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 from functools import cache
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch.utils.data import TensorDataset
+
+from dtcourse.plural import plural
 
 
 class Digits(TensorDataset):
@@ -27,7 +32,7 @@ class Digits(TensorDataset):
         return self.tensors[1]
 
     def __repr__(self) -> str:
-        return f"Digits({len(self)} images of shape {tuple(self.images.shape[1:])})"
+        return f"Digits({plural(len(self), 'image')} of shape {tuple(self.images.shape[1:])})"
 
 
 def digits(
@@ -53,12 +58,13 @@ def digits(
 
 @cache
 def _load() -> tuple[torch.Tensor, torch.Tensor]:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
+    found = importlib.util.find_spec("sklearn")
+    if found is None or found.origin is None:
         raise ImportError(
             "the digits come with scikit-learn, which is not installed: pip install scikit-learn"
-        ) from error
-    raw = load_digits()
-    images = torch.tensor(raw.images, dtype=torch.float32).unsqueeze(1) / 16  # grey levels 0 to 16
-    return images, torch.tensor(raw.target, dtype=torch.int64)
+        )
+    # What sklearn.datasets.load_digits reads, without a second for importing scipy first, in each rank that asks.
+    file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    table = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.float32))
+    images = table[:, :-1].reshape(-1, 1, 8, 8) / 16  # grey levels 0 to 16
+    return images, table[:, -1].long()

@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import Dataset
 
 from dtcourse.data.storage import Opener, local
+from dtcourse.plural import plural
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -101,7 +102,7 @@ class ImageFolder(Dataset):
         return as_tensor(square)
 
     def __repr__(self) -> str:
-        return f"ImageFolder({len(self)} images in {len(self.classes)} classes)"
+        return f"ImageFolder({plural(len(self), 'image')} in {plural(len(self.classes), 'class', 'classes')})"
 
 
 def as_tensor(image: Image.Image) -> torch.Tensor:

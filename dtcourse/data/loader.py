@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dtcourse.data.sampler import DistributedSampler
 from dtcourse.data.token_batches import TokenBatchSampler
+from dtcourse.torch_private import stop_workers
 
 
 class ResumableLoader:
@@ -75,7 +76,7 @@ class ResumableLoader:
         batches = iter(self._loader)
         while True:
             try:
-                batch = next(batches)
+                batch = _next(batches)
             except StopIteration:
                 break
             except (RuntimeError, ConnectionError, EOFError) as error:
@@ -108,6 +109,17 @@ class ResumableLoader:
         self._over = False
 
 
+def _next(batches: Iterator[Any]) -> Any:
+    """The next batch. Where a connection to a worker is lost, torch's word on that worker may come a moment later, from a
+    signal handler: it shall come here, and not in the middle of what its caller does about it.
+    """
+    try:
+        return next(batches)
+    except (ConnectionError, EOFError):
+        time.sleep(0.1)
+        raise
+
+
 def _stop(batches: Any) -> None:
     """Ends the workers that live. torch reports a dead one from a signal handler, which would go off again with each
     other child that ends, wherever this process is then; so let it go off here, and be done with.
@@ -115,4 +127,4 @@ def _stop(batches: Any) -> None:
     with contextlib.suppress(RuntimeError):
         time.sleep(0.1)
     with contextlib.suppress(RuntimeError, AttributeError):
-        batches._shutdown_workers()
+        stop_workers(batches)

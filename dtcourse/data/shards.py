@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from torch.utils.data import IterableDataset
 
 from dtcourse.data.storage import Opener, local
+from dtcourse.plural import plural
 
 T = TypeVar("T")
 
@@ -215,7 +216,7 @@ def _samples(shard: str, opener: Opener) -> Generator[dict[str, Any], None, None
                 yield sample
         except (tarfile.TarError, EOFError) as error:
             raise ValueError(
-                f"the shard {shard} is broken after {count} samples: {error}"
+                f"the shard {shard} is broken after {plural(count, 'sample')}: {error}"
             ) from error
 
 

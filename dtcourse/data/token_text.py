@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset
 
+from dtcourse.plural import plural
+
 
 class ByteTokenizer:
     """A token is a byte of UTF-8: a vocabulary of 256 that can encode any text."""
@@ -85,7 +87,7 @@ class TokenDataset(Dataset):
             )
         if len(tokens) < length + 1:
             raise ValueError(
-                f"{len(tokens)} tokens make no block of length {length}, which needs {length + 1} "
+                f"{plural(len(tokens), 'token')} cannot make a block of length {length}, which needs {length + 1} "
                 "(the last target is the token after the block): give a longer text or a smaller length"
             )
         self.tokens, self.length, self.tokenizer = tokens.long(), length, tokenizer
@@ -107,7 +109,7 @@ class TokenDataset(Dataset):
         return self.tokenizer.decode(tokens)
 
     def __repr__(self) -> str:
-        return f"TokenDataset({len(self)} blocks of {self.length} tokens)"
+        return f"TokenDataset({plural(len(self), 'block')} of {plural(self.length, 'token')})"
 
 
 def text(

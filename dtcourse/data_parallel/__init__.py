@@ -6,9 +6,9 @@ In the order in which to read them:
     consistency.py     are the replicas still the same?
     threads.py         nn.DataParallel: replicas in the threads of one process, and what that costs
     per_parameter.py   start each all-reduce from a hook, as soon as its gradient is ready
-    buckets.py         many gradients in one message
-    ddp.py             DistributedDataParallel: buckets, overlap, no_sync, hooks
-    unused.py          parameters that the loss does not depend on
+    ddp.py             DistributedDataParallel: what a user sees; buckets, overlap and parameters that the loss does not
+                       depend on are in dtcourse/parameters: buckets.py, reducer.py, unused.py
+    options.py         what PyTorch's wrapper takes, and what it means here
     join.py            ranks that run out of data before the others
     sync_batchnorm.py  batch statistics over all ranks
 """

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtcourse.data_parallel.naive import Group
+from dtcourse.parameters.replicas import Group
 
 _FACTOR = 0x1E3779B97F4A7C15  # odd, and without a pattern
 _PART = 1 << 20  # elements at a time: the numbers below take 24 bytes for each

@@ -11,57 +11,43 @@ what to shadow, which is what ddp.py calls in one step, in the same order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import JoinHook
 
-if TYPE_CHECKING:
-    from dtcourse.data_parallel.ddp import DistributedDataParallel
+from dtcourse.parameters.reducer import Reducer
+from dtcourse.parameters.replicas import Group, broadcast_tensors
 
 
-def active_ranks(model: DistributedDataParallel, has_data: bool) -> list[int]:
+def active_ranks(group: Group, device: torch.device, has_data: bool) -> list[int]:
     """The ranks of the group that still have data, found together: every rank must call it."""
-    flags = torch.zeros(model.world_size, dtype=torch.int32, device=model.join_device)
-    flags[dist.get_rank(model.process_group)] = int(has_data)
-    dist.all_reduce(flags, group=model.process_group)
+    flags = torch.zeros(dist.get_world_size(group), dtype=torch.int32, device=device)
+    flags[dist.get_rank(group)] = int(has_data)
+    dist.all_reduce(flags, group=group)
     return flags.nonzero().flatten().tolist()
 
 
 class DataParallelJoinHook(JoinHook):
-    """Shadows one step of DistributedDataParallel.
+    """Shadows the steps of DistributedDataParallel.
 
-    divide_by_initial_world_size: the mean stays over all ranks, so a joined rank counts as a gradient of zero;
-    False divides by the number of ranks that still have data.
+    parameters, buffers: of its module; buffers only where it broadcasts them before each forward
     """
 
-    def __init__(self, model: DistributedDataParallel, divide_by_initial_world_size: bool) -> None:
-        model.divide_by_initial_world_size = divide_by_initial_world_size
-        self.model = model
+    def __init__(
+        self, reducer: Reducer, parameters: list[torch.Tensor], buffers: list[torch.Tensor]
+    ) -> None:
+        self.reducer, self.parameters, self.buffers = reducer, parameters, buffers
+        self.group, self.device = reducer.group, reducer.parameters[0].device
 
     def main_hook(self) -> None:
         """One step of the others: the same collectives, in the same order, with nothing to add."""
-        model = self.model
-        active = active_ranks(model, has_data=False)
-        if model.broadcast_buffers:
-            model._broadcast_buffers(source=active[-1])
-        futures = []
-        for bucket in model._buckets:
-            bucket.buffer().zero_()
-            futures.append(model._send(bucket))
-        model._used.used_somewhere(None)
-        for future in futures:
-            future.wait()
-        # It takes part in building the buckets again, once all have data: after a step, as the others count.
-        model._ready_order = model._ready_order or list(reversed(model._parameters_with_gradient))
+        active = active_ranks(self.group, self.device, has_data=False)
+        broadcast_tensors(self.buffers, source=active[-1], group=self.group)
+        self.reducer.reduce_local()
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """All ranks are out of data: everyone takes the model of one that made the last step."""
-        model = self.model
-        me = dist.get_rank(model.process_group)
-        source = torch.tensor([me if is_last_joiner else -1], device=model.join_device)
-        dist.all_reduce(source, op=dist.ReduceOp.MAX, group=model.process_group)
-        with torch.no_grad():
-            for tensor in [*model.module.parameters(), *model.module.buffers()]:
-                dist.broadcast(tensor, group=model.process_group, group_src=int(source))
+        me = dist.get_rank(self.group)
+        last = torch.tensor([me if is_last_joiner else -1], device=self.device)
+        dist.all_reduce(last, op=dist.ReduceOp.MAX, group=self.group)
+        broadcast_tensors([*self.parameters, *self.buffers], int(last), self.group)

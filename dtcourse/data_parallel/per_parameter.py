@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtcourse.data_parallel.naive import Group, broadcast_model
+from dtcourse.parameters.replicas import Group, broadcast_model
 
 
 class PerParameterDataParallel(nn.Module):

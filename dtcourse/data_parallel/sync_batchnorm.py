@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtcourse.data_parallel.naive import Group
+from dtcourse.parameters.replicas import Group
+from dtcourse.torch_private import BATCH_NORM, own_buffers
 
 
 class _Normalise(torch.autograd.Function):
@@ -71,7 +72,7 @@ class _Normalise(torch.autograd.Function):
         return x_gradient, weight_gradient, bias_gradient, None, None
 
 
-class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+class SyncBatchNorm(BATCH_NORM):
     """nn.BatchNorm1d, 2d and 3d over the batches of all ranks of `group`. x: (batch, channels, ...)."""
 
     def __init__(self, num_features: int, *args: Any, group: Group = None, **keywords: Any) -> None:
@@ -81,11 +82,11 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     @classmethod
     def convert(cls, module: nn.Module, group: Group = None) -> nn.Module:
         """The same module with every batch normalisation replaced; parameters and statistics are kept, not copied."""
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if isinstance(module, BATCH_NORM):
             new = cls(module.num_features, module.eps, module.momentum, module.affine,
                       module.track_running_stats, group=group)  # fmt: skip
             new.weight, new.bias = module.weight, module.bias
-            new._buffers.update(module._buffers)
+            own_buffers(new).update(own_buffers(module))
             return new.train(module.training)
         for name, child in module.named_children():
             setattr(module, name, cls.convert(child, group))

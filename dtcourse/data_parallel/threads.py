@@ -26,6 +26,7 @@ from torch import nn
 
 from dtcourse import device as devices_here
 from dtcourse import events
+from dtcourse.torch_private import own_buffers, own_modules, own_parameters
 
 MOVED = ("parameters", "buffers", "inputs", "outputs", "output gradients", "gradients")
 
@@ -181,10 +182,10 @@ def _twin(module: nn.Module, device: torch.device, number: int, moved: dict[str,
         # Dicts and lists of its own: nothing that is set on the twin changes the original.
         for key, value in vars(part).items():
             twin.__dict__[key] = copy.copy(value) if isinstance(value, dict | list) else value
-        twin._parameters.clear()
-        for name, child in part._modules.items():
-            twin._modules[name] = None if child is None else twin_of(child)
-        for what, owned in (("parameters", part._parameters), ("buffers", part._buffers)):
+        own_parameters(twin).clear()
+        for name, child in own_modules(part).items():
+            own_modules(twin)[name] = None if child is None else twin_of(child)
+        for what, owned in (("parameters", own_parameters(part)), ("buffers", own_buffers(part))):
             for name, tensor in owned.items():
                 if tensor is not None and tensor not in tensors:
                     tensors[tensor] = _move(tensor, device, number, moved, what)

@@ -29,6 +29,8 @@ class LAMB(Optimizer):
     adapt_one_dimensional: also adapt and decay biases and normalisation parameters.
     """
 
+    needs_whole_parameters = True  # a layer's norm is of all of it: sharding refuses it on parts
+
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
         weight_decay: float = 0.0, bias_correction: bool = True, max_weight_norm: float | None = None,

@@ -31,6 +31,8 @@ class LARS(Optimizer):
     trust: eta of the paper, 0.001 there. adapt_one_dimensional: also adapt biases and normalisation parameters.
     """
 
+    needs_whole_parameters = True  # a layer's norm is of all of it: sharding refuses it on parts
+
     def __init__(
         self, params: Iterable[Any], lr: float, momentum: float = 0.9, weight_decay: float = 0.0,
         trust: float = 0.001, eps: float = 1e-9, adapt_one_dimensional: bool = False,

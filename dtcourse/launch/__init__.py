@@ -1,20 +1,29 @@
 """Ranks from a notebook cell: `launch(step, 4)` runs step() in four fresh processes and brings the results back.
 
-launcher.py   launch() and Run: start the ranks, watch them, collect what they return
-options.py    which device and backend; what a user may ask for
-server.py     the fork server that makes a rank start in milliseconds
-rank.py       what runs inside a rank
-parcels.py    functions, arguments, results: how they travel (tensors out of band, through shared memory)
-failures.py   RankFailure and RankTimeout: who failed, where, and where everyone else was
-output.py     printed lines, in rank order
-messages.py   send_message and progress, from a rank to the notebook while it runs
-torchrun.py   the way out: the same function under torchrun, on any number of nodes
+launcher.py       launch()
+options.py        which device and backend; what a user may ask for
+processes.py      the ranks of one launch: started, watched, gone in the end
+server.py         the fork server that makes a rank start in milliseconds
+template.py       a process split off from it that has the course loaded, until a file of the course changes
+standby.py        spare ranks, split off from the template while the notebook is idle
+rank.py           what runs inside a rank
+environment.py    what a rank finds around it: torchrun's variables, the notebook's own
+serialization.py  the call as a parcel, and what is said of what cannot be sent
+parcels.py        functions, arguments, results: how they travel (tensors out of band, through shared memory)
+failures.py       RankFailure and RankTimeout: who failed, where, and where everyone else was
+run.py            Run: what came back
+interrupts.py     Ctrl-C while ranks run
+output.py         printed lines, in rank order
+messages.py       send_message and progress, from a rank to the notebook while it runs
+waiting.py        what is going on, where it takes longer than a second
+torchrun.py       the way out: the same function under torchrun, on any number of nodes
 """
 
-from dtcourse.launch import messages, server
+from dtcourse.launch import messages, server, template, waiting
 from dtcourse.launch.failures import RankFailure, RankTimeout
-from dtcourse.launch.launcher import Run, launch
+from dtcourse.launch.launcher import launch
 from dtcourse.launch.messages import progress, send_message
+from dtcourse.launch.run import Run
 from dtcourse.launch.torchrun import torchrun_command
 
 __all__ = [
@@ -29,3 +38,5 @@ __all__ = [
 
 if messages.in_notebook():  # a script that never launches pays nothing
     server.start_early()
+    template.start_early()
+    waiting.watch_cells()

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import sysconfig
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,8 @@ _ECHO = re.compile(
 
 class RankFailure(RuntimeError):
     """Raised in the notebook when a rank raised, exited, was killed or could not return its result.
+
+    With launch(on_failure="continue") it is not raised: it takes the place of that rank's result.
 
     .rank      the first failing rank
     .failures  every failure, first failing rank first
@@ -77,6 +80,25 @@ def rank_failure(failures: list[Failure], world_size: int) -> RankFailure:
     if stopped:
         lines += ["", f"Every other rank was stopped ({_numbers(stopped)})."]
     return RankFailure("\n".join(lines), failures, world_size)
+
+
+def one_failure(failure: Failure, world_size: int) -> RankFailure:
+    """What stands for the result of a rank that failed while the others go on."""
+    lines = [f"rank {failure.rank} of {world_size} {failure.summary}"]
+    if failure.details:
+        lines += ["", readable(failure.details).rstrip()]
+    error = RankFailure("\n".join(lines), [failure], world_size)
+    error.__cause__ = failure.exception
+    return error
+
+
+def one_timeout(limit: float, rank: int, stack: str, world_size: int) -> RankTimeout:
+    """What stands for the result of a rank that was not done in time, where others were."""
+    failure = Failure(rank, where(stack), stack, time.monotonic())
+    lines = [f"rank {rank} of {world_size} was not done after {limit:g} s: it {failure.summary}"]
+    if stack:
+        lines += ["", "its stack, innermost call first:", readable(stack).rstrip()]
+    return RankTimeout("\n".join(lines), [failure], world_size)
 
 
 def rank_timeout(
@@ -183,7 +205,7 @@ def where(stack: str) -> str:
     frames = main_thread(stack)
     if not frames:
         return "did not say where it was"
-    user = next((f for f in frames if not _is_library(f[0])), None)
+    user = next((f for f in frames if not is_library(f[0])), None)
     # The outermost function of torch.distributed is the one that was called.
     calls = [name for file, _, name in frames if "distributed_c10d" in file]
     doing = f"waited in {calls[-1]}()" if calls else f"was in {frames[0][2]}()"
@@ -195,7 +217,8 @@ def where(stack: str) -> str:
     return f"{doing}, called in {name}() at {place}" + (f": {text}" if text else "")
 
 
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
+    """Whether a frame's file is not the user's own."""
     here = str(Path(__file__).resolve().parents[1])
     roots = (here, sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"])
     return file.startswith(roots) or file.startswith("<frozen")

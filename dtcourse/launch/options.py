@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dtcourse.plural import plural
+
 TORCH_BACKENDS = ("gloo", "nccl", "mpi")
 
 NO_LIMIT = 1e9  # seconds; a longer time limit is none
@@ -45,7 +47,7 @@ class Layout:
         return self.world_size // self.nodes
 
     def __str__(self) -> str:
-        ranks = f"{self.world_size} rank{'s' * (self.world_size != 1)}"
+        ranks = f"{plural(self.world_size, 'rank')}"
         if self.nodes > 1:
             ranks += f" as {self.nodes} nodes of {self.ranks_per_node}"
         if self.kind == "cpu":
@@ -53,8 +55,8 @@ class Layout:
         elif self.gpus >= self.world_size:
             where = "a GPU each"
         else:
-            where = f"{self.gpus} shared GPU{'s' * (self.gpus != 1)}"
-        threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
+            where = f"{plural(self.gpus, 'shared GPU')}"
+        threads = f"{plural(self.threads, 'thread')}"
         return f"{ranks} on {where}, backend {self.backend}, {threads} a rank"
 
 
@@ -113,6 +115,31 @@ def time_limit(timeout: Any) -> float | None:
             f"timeout is in seconds, more than 0, or None for no limit; got {timeout!r}"
         )
     return float(timeout) if timeout < NO_LIMIT else None
+
+
+def emulated_cluster(devices: Any, network: Any, clock: str | None, world_size: int) -> Any:
+    """What the ranks emulate, or None. ValueError for what is no device, network or clock."""
+    if devices is None and network is None:
+        if clock is not None:
+            raise ValueError(
+                f"clock={clock!r} is the clock of an emulated cluster: give devices= or network= as well"
+            )
+        return None
+    from dtcourse.emulation.cluster import EmulatedCluster
+
+    cluster = EmulatedCluster(devices, network, clock or ("wall" if devices is None else "virtual"))
+    cluster.check(world_size)
+    return cluster
+
+
+def goes_on(on_failure: Any) -> bool:
+    """Whether the other ranks go on when one fails."""
+    if on_failure not in ("stop", "continue"):
+        raise ValueError(
+            'on_failure is "stop" (one failing rank ends all) or "continue" (the others go on); '
+            f"got {on_failure!r}"
+        )
+    return bool(on_failure == "continue")
 
 
 def check_open_files(world_size: int) -> None:

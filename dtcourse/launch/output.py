@@ -7,6 +7,8 @@ import os
 import sys
 from multiprocessing.connection import Connection
 
+from dtcourse.plural import plural
+
 SHOWN = 1000  # lines of one rank shown in the notebook; all of them stay in run.output
 
 
@@ -54,7 +56,8 @@ class Output:
             if len(lines) > SHOWN:
                 left_out = len(lines) - SHOWN
                 rows.insert(
-                    SHOWN // 2, f"rank {rank} | ... {left_out:,} lines more: run.output[{rank}]"
+                    SHOWN // 2,
+                    f"rank {rank} | ... {plural(left_out, 'line')} more: run.output[{rank}]",
                 )
             shown += rows
         if shown:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import faulthandler
+import importlib
 import linecache
 import os
 import pickle
@@ -18,15 +19,21 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection as mp_connection
-from multiprocessing import parent_process
+from multiprocessing import current_process, parent_process, set_start_method, spawn
 from multiprocessing.connection import Connection
 from typing import Any
 
-from dtcourse.launch import meeting, messages, parcels
+from dtcourse import events
+from dtcourse.launch import meeting, messages, parcels, serialization
+
+START = 60.0  # seconds in which the ranks must have formed their group, before the function's own limit begins
+
+# The launcher's words: begin the function; take down the group and go; or go as a process does that has failed, without a word to peers.
+GO, LEAVE, END = b"go", b"leave", b"end"
 
 
 @dataclass(frozen=True)
@@ -39,18 +46,16 @@ class Settings:
     threads: int
     init: bool
     record: bool
-    network: Any
+    emulated: Any  # an emulation.cluster.EmulatedCluster, or None
     timeout: float | None
     sources: dict[str, list[str]]  # code that lives in no file (a notebook's cells), for tracebacks
     meeting_place: str  # the path of the store's file
+    together: bool = False  # begin the function when all ranks can: one that fails at once breaks no group half made
 
 
 def main(channel: Connection, output: Connection, stacks: Connection) -> None:
     """The rank's whole life. Says what became of it on `channel`: ("result" | "failure", content)."""
-    os.setsid()  # a process group of its own: Ctrl-C is the launcher's, and one signal ends all we start
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, {signal.SIGINT}
-    )  # the server's children have it blocked
+    _leave_terminal()
     _end_with(parent_process())
     _redirect(output)
     faulthandler.enable(stacks.fileno())  # a crash leaves its stack
@@ -65,21 +70,34 @@ def main(channel: Connection, output: Connection, stacks: Connection) -> None:
             parcels.send(channel, (kind, content))
 
     try:
-        settings: Settings = parcels.receive(channel)()
+        first = parcels.receive(channel)()
+        if isinstance(first, dict):  # a spare, split off before it was known where it would be
+            set_start_method(None, force=True)  # what it was when this was split off
+            spawn.prepare(first)
+            importlib.invalidate_caches()
+            say("taken", None)
+            first = parcels.receive(channel)()
+        settings: Settings = first
         messages._channel = say
         _prepare(settings)
         unpack = parcels.receive(channel)
         function, args, kwargs = unpack()
         _adopt_main(function)
         _form_group(settings)
+        if settings.record:
+            events.start_recording(settings.rank)
+        say("begun", None)  # the function's time limit counts from when all ranks have said so
+        if settings.together:
+            channel.recv_bytes()  # GO, when they have
         start = time.monotonic()
-        value = function(*args, **kwargs)
+        with _computing(settings):
+            value = function(*args, **kwargs)
         seconds = time.monotonic() - start
         answer = {"value": value, "seconds": seconds, **_records(settings)}
         try:
             packed = parcels.pack(("result", answer))
         except Exception as error:
-            raise TypeError(_unsendable(value, error)) from error
+            raise TypeError(serialization.unsendable_result(value, error)) from error
     except BaseException as error:
         # BaseException: sys.exit() in a rank is a failure too, since no result will come.
         _flush()  # before it is said: the launcher may end us at once
@@ -90,8 +108,17 @@ def main(channel: Connection, output: Connection, stacks: Connection) -> None:
             sealed = parcels.Sealed(packed)
             sealed.send(channel)
             sealed.close()
-    channel.recv_bytes()  # "leave"
-    _leave_group()
+    if channel.recv_bytes() == LEAVE:
+        _leave_group()
+
+
+def _leave_terminal() -> None:
+    """A process group of its own: Ctrl-C is the launcher's, and one signal ends all we start."""
+    os.setsid()
+    # The server's children have it blocked. One that has come meanwhile was not for us either: ignoring it drops it.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGINT, handler)
 
 
 def _end_with(parent: Any) -> None:
@@ -129,6 +156,7 @@ def _prepare(settings: Settings) -> None:
 
     from dtcourse import device
 
+    current_process().name = f"rank {settings.rank}"
     os.environ.clear()
     os.environ.update(settings.environment)
     torch.set_num_threads(settings.threads)
@@ -143,10 +171,6 @@ def _prepare(settings: Settings) -> None:
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     builtins.input = _no_input
     sys.breakpointhook = _no_breakpoint
-    if settings.record:
-        from dtcourse import events
-
-        events.start_recording(settings.rank)
 
 
 def seed(rank: int) -> None:
@@ -180,11 +204,13 @@ def _adopt_main(function: Callable[..., Any]) -> None:
 
 def _form_group(settings: Settings) -> None:
     if not settings.init:
+        if settings.emulated is not None:
+            settings.emulated.start(settings.rank)
         return
     import torch.distributed as dist
 
     # Longer than the launcher's own limit, so that its report, with everyone's stacks, comes first.
-    limit = timedelta(seconds=(settings.timeout or 24 * 3600) + 60)
+    limit = timedelta(seconds=START + (settings.timeout or 24 * 3600) + 60)
     meeting_point: dict[str, Any] = {
         "store": meeting.join(settings.meeting_place, limit),
         "rank": settings.rank,
@@ -193,7 +219,7 @@ def _form_group(settings: Settings) -> None:
     if (
         settings.backend in ("gloo", "nccl", "mpi")
         and not settings.record
-        and settings.network is None
+        and settings.emulated is None
     ):
         dist.init_process_group(settings.backend, timeout=limit, **meeting_point)
         return
@@ -202,9 +228,16 @@ def _form_group(settings: Settings) -> None:
     backend.form_group(
         settings.backend,
         timeout=limit,
-        network=settings.network,
+        emulated=settings.emulated,
         record=settings.record,
         **meeting_point,
+    )
+
+
+def _computing(settings: Settings) -> Any:
+    """A context in which the function's operations take an emulated device's time, where there is one."""
+    return (
+        nullcontext() if settings.emulated is None else settings.emulated.computing(settings.rank)
     )
 
 
@@ -216,13 +249,17 @@ def _leave_group() -> None:
 
 
 def _records(settings: Settings) -> dict[str, Any]:
-    """The events and the traffic of this rank, where they were asked for."""
-    if not settings.record:
-        return {}
-    from dtcourse import events
-    from dtcourse.collectives import traffic
+    """The emulated time, the events and the traffic of this rank, where they were asked for."""
+    records: dict[str, Any] = {}
+    if settings.emulated is not None:
+        from dtcourse import emulation
 
-    return {"events": events.stop_recording(), "traffic": traffic.collect()}
+        records["account"] = emulation.account()
+    if settings.record:
+        from dtcourse.collectives import traffic
+
+        records |= {"events": events.stop_recording(), "traffic": traffic.collect()}
+    return records
 
 
 def _describe(error: BaseException) -> dict[str, Any]:
@@ -248,30 +285,3 @@ def _describe(error: BaseException) -> dict[str, Any]:
     except Exception:
         carried = None
     return {"summary": summary, "details": details, "when": when, "exception": carried}
-
-
-def _unsendable(value: Any, error: Exception) -> str:
-    """Names the part of a result that cannot be pickled."""
-    path, part = find_unpicklable(value, "the result")
-    return (
-        f"{path} is a {type(part).__name__}, which cannot be sent to the notebook ({error}): "
-        "return plain data (numbers, tensors, lists, dicts of them)"
-    )
-
-
-def find_unpicklable(value: Any, path: str) -> tuple[str, Any]:
-    """The innermost part of a container that cannot be pickled, and the path that leads to it."""
-    if isinstance(value, dict):
-        parts = [(f"{path}[{key!r}]", part) for key, part in value.items()]
-    elif isinstance(value, list | tuple):
-        parts = [(f"{path}[{i}]", part) for i, part in enumerate(value)]
-    else:
-        # A module has no attributes worth naming here, and a class none of its own.
-        attributes = {} if isinstance(value, type) else getattr(value, "__dict__", {})
-        parts = [(f"{path}.{name}", part) for name, part in attributes.items()]
-    for name, part in parts:
-        try:
-            parcels.pack(part)
-        except Exception:
-            return find_unpicklable(part, name)
-    return path, value

@@ -58,15 +58,7 @@ def triton_attention(
     Besides its conditions: v has q's dim, at most 256; float32, float16 or bfloat16 (not bfloat16 when interpreted).
     Raises RuntimeError where the kernels cannot run, ValueError where the inputs do not fit.
     """
-    scale = check_inputs(q, k, v, scale)
-    if reason := unavailable(q):
-        raise RuntimeError(reason)
-    if v.shape[-1] != q.shape[-1] or q.shape[-1] > 256:
-        shapes = f"got {q.shape[-1]} and {v.shape[-1]}"
-        raise ValueError(f"the kernels take one dim for q, k and v, at most 256; {shapes}")
-    narrow = [torch.float32, torch.float16] + [torch.bfloat16] * q.is_cuda
-    if q.dtype not in narrow:  # Triton's interpreter multiplies bfloat16 as integers (seen in 3.9)
-        raise ValueError(f"the kernels take {', '.join(map(str, narrow))} here; got {q.dtype}")
+    scale = check_kernel_inputs(q, k, v, scale)
     shape = q.shape
     if q.dim() == 3:
         q, k, v = (x.unsqueeze(1) for x in (q, k, v))
@@ -75,10 +67,26 @@ def triton_attention(
 
 
 class TritonAttention(torch.autograd.Function):
-    """The kernels as one differentiable operation on (batch, heads, length, dim)."""
+    """The kernels as one differentiable operation on (batch, heads, length, dim), whose rows have no gaps.
+
+    apply(q, k, v, causal, scale) takes the arguments of `triton_attention` by position, with the same defaults.
+    """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        scale = check_kernel_inputs(q, k, v, scale)
+        if q.dim() != 4 or any(x.stride(-1) != 1 for x in (q, k, v)):
+            raise ValueError(
+                f"the kernels take (batch, heads, length, dim) with rows without gaps; got q {tuple(q.shape)} of strides "
+                f"{q.stride()}. triton_attention takes any"
+            )
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         logsumexp = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
         meta = _meta(q, k, causal, scale)
@@ -107,6 +115,20 @@ class TritonAttention(torch.autograd.Function):
             )  # and delta
             _backward_kv[_grid(k, meta["BLOCK_S"])](*given, grad_k, grad_v, *strides, **meta)
         return grad_q, grad_k, grad_v, None, None
+
+
+def check_kernel_inputs(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float:
+    """As attention.check_inputs, and what the kernels need besides; RuntimeError where they cannot run."""
+    scale = check_inputs(q, k, v, scale)
+    if reason := unavailable(q):
+        raise RuntimeError(reason)
+    if v.shape[-1] != q.shape[-1] or q.shape[-1] > 256:
+        shapes = f"got {q.shape[-1]} and {v.shape[-1]}"
+        raise ValueError(f"the kernels take one dim for q, k and v, at most 256; {shapes}")
+    narrow = [torch.float32, torch.float16] + [torch.bfloat16] * q.is_cuda
+    if q.dtype not in narrow:  # Triton's interpreter multiplies bfloat16 as integers (seen in 3.9)
+        raise ValueError(f"the kernels take {', '.join(map(str, narrow))} here; got {q.dtype}")
+    return scale
 
 
 def _grid(x: Tensor, block: int) -> tuple[int, int]:

@@ -28,6 +28,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from dtcourse import device
 from dtcourse.memory import autocasting
 from dtcourse.memory.selective import CheckpointError, KeptOutputs, Policy
+from dtcourse.plural import plural
 
 
 def checkpoint(
@@ -68,7 +69,9 @@ def checkpoint_sequential(
     if segments is None:
         segments = square_root_segments(len(layers))
     if not 1 <= segments <= len(layers):
-        raise ValueError(f"{len(layers)} layers can be 1 to {len(layers)} segments; got {segments}")
+        raise ValueError(
+            f"{plural(len(layers), 'layer')} can be 1 to {plural(len(layers), 'segment')}; got {segments}"
+        )
     size, value = len(layers) // segments, input
     for start in range(0, size * (segments - 1), size):
         value = checkpoint(
@@ -174,7 +177,7 @@ class _Region:
                 except _EnoughError:
                     return
         raise CheckpointError(
-            f"the checkpointed function saved {len(self._holders)} tensors in forward and {saved} in the recompute: "
+            f"the checkpointed function saved {plural(len(self._holders), 'tensor')} in forward and {saved} in the recompute: "
             "it must do the same both times"
         )
 

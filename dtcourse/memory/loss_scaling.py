@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from dtcourse import device as devices
+from dtcourse.torch_private import check_finite_and_multiply_
 
 
 @dataclass
@@ -101,12 +102,7 @@ class StaticLossScaler:
                 "none of the optimizer's parameters has a gradient: backward comes first "
                 "(and with MasterWeights, collect_gradients)"
             )
-        progress.overflow = self._overflow_in(gradients)
-        # A pass to look and a pass to divide; PyTorch has a kernel that does both in one.
-        inverse = _float32(1.0 / self._scale)
-        with torch.no_grad():
-            for gradient in gradients:
-                gradient.mul_(inverse)
+        progress.overflow = self._divide(gradients)
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Unscales where that has not been done, and calls optimizer.step(*args, **kwargs) if all is finite."""
@@ -146,14 +142,18 @@ class StaticLossScaler:
         if self._enabled:
             self._scale = _checked_scale(_entries(state_dict, ["scale"])["scale"])
 
-    def _overflow_in(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """1.0 where a gradient of this rank, or of another of the group, is not finite, else 0.0. Does not wait."""
-        gradients = [g.detach() for g in gradients if g.numel()]
-        found = torch.zeros((), device=gradients[0].device if gradients else devices.current())
-        if gradients:
-            # An infinity is the smallest or the largest value, and NaN is both: one pass, nothing allocated.
-            ends = [end.to(found.device) for gradient in gradients for end in gradient.aminmax()]
-            found = 1.0 - torch.stack(ends).isfinite().all().float()
+    def _divide(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """Divides by the scale. 1.0 where a gradient of a rank of the group was not finite, else 0.0; does not wait."""
+        where = gradients[0].device if gradients else devices.current()
+        found = torch.zeros((), device=where)
+        alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        for gradient in gradients:
+            alike.setdefault((gradient.device, gradient.dtype), []).append(gradient.detach())
+        for (device, _), several in alike.items():
+            # gradient.isfinite().all() and gradient.mul_(), in one pass over memory instead of three.
+            found = found.maximum(
+                check_finite_and_multiply_(several, 1 / self._scale, device).to(where)
+            )
         if self.group is not None:
             dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.group)
         return found

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from dtcourse.torch_private import version_of
+
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
@@ -139,7 +141,7 @@ class MasterWeights(Optimizer):
                 self._masters[parameter] = (
                     parameter.detach().float().requires_grad_() if low else parameter
                 )
-                self._versions[parameter] = parameter._version
+                self._versions[parameter] = version_of(parameter)
             masters.append(self._masters[parameter])
         return {**group, "params": masters}
 
@@ -159,11 +161,11 @@ class MasterWeights(Optimizer):
         return loss
 
     def _note_versions(self) -> None:
-        self._versions = {p: p._version for p in self._masters}
+        self._versions = {p: version_of(p) for p in self._masters}
 
     def _check_nobody_wrote(self) -> None:
         changed = sum(
-            p._version != self._versions[p] for p, m in self._masters.items() if m is not p
+            version_of(p) != self._versions[p] for p, m in self._masters.items() if m is not p
         )
         if changed:
             raise RuntimeError(

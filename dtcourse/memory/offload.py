@@ -29,6 +29,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from dtcourse import device, events
+from dtcourse.plural import plural
+from dtcourse.torch_private import base_of, version_of
 
 
 class offload_activations(saved_tensors_hooks):
@@ -71,11 +73,12 @@ class offload_activations(saved_tensors_hooks):
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Packed:
         if tensor.layout != torch.strided:  # sparse tensors have no storage of their own
             return tensor
-        owner = tensor if tensor._base is None else tensor._base
+        owner = base_of(tensor)
+        owner = tensor if owner is None else owner
         storage = tensor.untyped_storage()
         if (owner.is_leaf and owner.requires_grad) or storage.nbytes() < self.minimum_bytes:
             return tensor
-        stored = self._store(storage, tensor._version)
+        stored = self._store(storage, version_of(tensor))
         size, stride, offset = tensor.size(), tensor.stride(), int(tensor.storage_offset())
         return _Packed(stored, tensor.dtype, size, stride, offset)
 
@@ -267,7 +270,7 @@ class _Region:
         while left:
             count = os.preadv(self._file.file.fileno(), [left], at)
             if not count:
-                raise OSError(f"the offload file ends {len(left)} bytes too early")
+                raise OSError(f"the offload file ends {plural(len(left), 'byte')} too early")
             left, at = left[count:], at + count
 
     def __del__(self) -> None:

@@ -26,6 +26,9 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse import device, events
+from dtcourse.parameters.agreement import smallest
+from dtcourse.parameters.replicas import average_gradients
+from dtcourse.plural import plural
 from dtcourse.profiling.memory_tracker import MemoryTracker
 
 
@@ -163,7 +166,7 @@ def train_step_with_halving(
     if len(targets) != samples or size < 1:
         raise ValueError(
             f"inputs and targets are the same samples, at least one, in micro-batches of at least one; got "
-            f"{samples} inputs, {len(targets)} targets, micro_batch={micro_batch}"
+            f"{plural(samples, 'input')}, {plural(len(targets), 'target')}, micro_batch={micro_batch}"
         )
     local: Any = getattr(
         model, "no_sync", None
@@ -180,7 +183,9 @@ def train_step_with_halving(
                 loss, failure = _attempt(model, loss_function, inputs, targets, size)
             attempts += 1
         # Also a rank that has succeeded asks again, until all have.
-        limit = _agree(_NO_LIMIT if failure is None else size // 2, group)
+        limit = _NO_LIMIT if failure is None else size // 2
+        if group is not None:
+            limit = smallest(limit, group, device.current())
         if limit == _NO_LIMIT:
             break
         again = limit < size
@@ -192,7 +197,7 @@ def train_step_with_halving(
             raise torch.OutOfMemoryError(f"one sample at a time is still too much: {whose}")
         size = min(size, limit)
     if group is not None:
-        _average(model, group)
+        average_gradients(model, group)
     optimizer.step()
     return HalvedStep(loss, size, attempts)
 
@@ -233,25 +238,6 @@ def _clean_up(model: nn.Module, random_state: Any, buffers: list[torch.Tensor]) 
     device.set_random_state(random_state)
     gc.collect()  # what only a reference cycle holds
     device.empty_cache()
-
-
-def _agree(mine: int, group: dist.ProcessGroup | None) -> int:
-    """The smallest of all ranks' numbers."""
-    if group is None:
-        return mine
-    smallest = torch.tensor(mine, dtype=torch.int64, device=device.current())
-    dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=group)
-    return int(smallest.item())
-
-
-def _average(model: nn.Module, group: dist.ProcessGroup) -> None:
-    ranks = dist.get_world_size(group)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            if parameter.grad is None:  # used on another rank, perhaps
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad, group=group)
-            parameter.grad /= ranks
 
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

@@ -21,7 +21,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+
+from dtcourse import nested
+from dtcourse.plural import plural
 
 
 @contextmanager
@@ -90,17 +92,13 @@ def _watch(name: str, watching: list[bool]) -> Any:
 
 
 def _floats(value: Any) -> list[torch.Tensor]:
-    return [
-        t
-        for t in tree_leaves(value)
-        if isinstance(t, torch.Tensor) and t.is_floating_point() and t.numel()
-    ]
+    return [t for t in nested.tensors(value) if t.is_floating_point() and t.numel()]
 
 
 def _share(tensor: torch.Tensor) -> str:
     nan, inf = int(tensor.isnan().sum()), int(tensor.isinf().sum())
     parts = [f"{n} {what}" for n, what in ((inf, "infinities"), (nan, "NaN")) if n]
-    return f"{' and '.join(parts)} among {tensor.numel()} values"
+    return f"{' and '.join(parts)} among {plural(tensor.numel(), 'value')}"
 
 
 def _type(tensor: torch.Tensor) -> str:

@@ -25,12 +25,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
-from torch.utils._pytree import tree_leaves
 
-from dtcourse import device
+from dtcourse import device, nested
 from dtcourse.memory.offload import bytes_of, recorder
+from dtcourse.torch_private import after_backward, version_of
 
 
 class OffloadedParameters:
@@ -109,7 +108,7 @@ class OffloadedParameters:
             self._bring(unit)
             if not self._in_backward:  # there it is a recompute
                 self._start(unit.number + 1)
-                unit.versions = [w.host._version for w in unit.weights]
+                unit.versions = [version_of(w.host) for w in unit.weights]
             inputs = _with_gradient((args, kwargs))
             if inputs:
                 call = object()
@@ -132,7 +131,7 @@ class OffloadedParameters:
         """A gradient has reached the unit's output."""
         if unit.in_backward:
             return
-        if unit.versions != [w.host._version for w in unit.weights]:
+        if unit.versions != [version_of(w.host) for w in unit.weights]:
             raise RuntimeError(
                 f"the weights of unit {unit.number} have been changed between its forward and this backward (an "
                 "optimizer's step?): gradients would be of neither model. Call backward before step."
@@ -167,7 +166,7 @@ class OffloadedParameters:
     def _at_the_end(self) -> None:
         if not self._in_backward:
             self._in_backward = True
-            Variable._execution_engine.queue_callback(self._finish_backward)
+            after_backward(self._finish_backward)
 
     def _finish_backward(self) -> None:
         """Backward is over: what was not used up (unused parameters) goes too; gradients are put where they belong."""
@@ -288,4 +287,4 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _with_gradient(value: Any) -> list[torch.Tensor]:
-    return [t for t in tree_leaves(value) if isinstance(t, torch.Tensor) and t.requires_grad]
+    return [t for t in nested.tensors(value) if t.requires_grad]

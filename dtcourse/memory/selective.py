@@ -19,8 +19,10 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
+
+from dtcourse.plural import plural
+from dtcourse.torch_private import OpOverload, TorchDispatchMode, shared_versions, version_of
 
 aten = torch.ops.aten
 
@@ -107,7 +109,7 @@ class _Replay(TorchDispatchMode):
         if turn >= len(self._kept[operation]):
             raise CheckpointError(
                 f"the recompute calls {operation} for the {turn + 1}. time; forward called it "
-                f"{turn} times: the function must do the same both times"
+                f"{plural(turn, 'time')}: the function must do the same both times"
             )
         kept = self._kept[operation][turn]
         return operation(*args, **(kwargs or {})) if kept is None else kept.output(operation)
@@ -119,11 +121,11 @@ class _Kept:
     def __init__(self, output: Any) -> None:
         self._many = not isinstance(output, torch.Tensor)
         tensors = [_detached(t) for t in (output if self._many else (output,))]
-        self._tensors = [(t, None if t is None else t._version) for t in tensors]
+        self._tensors = [(t, None if t is None else version_of(t)) for t in tensors]
 
     def output(self, operation: Any) -> Any:
         for tensor, version in self._tensors:
-            if tensor is not None and tensor._version != version:
+            if tensor is not None and version_of(tensor) != version:
                 raise CheckpointError(
                     f"the output of {operation}, which the policy keeps, was changed in place afterwards: leave "
                     "the operation to the recompute, or change a copy"
@@ -139,13 +141,13 @@ def _detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return tensor
     # Below autograd a detached tensor counts its versions alone; with this guard it shares the count, so a later
     # change in place is seen. PyTorch's checkpoint does the same.
-    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+    with shared_versions():
         return tensor.detach()
 
 
 def _in_list(operations: Collection[Any]) -> Callable[..., bool]:
     for operation in operations:
-        if not isinstance(operation, torch._ops.OpOverload):
+        if not isinstance(operation, OpOverload):
             hint = (
                 f": write {operation}.default" if "OpOverloadPacket" in str(type(operation)) else ""
             )

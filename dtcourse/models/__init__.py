@@ -8,9 +8,12 @@ stays as it was.
 from dtcourse.models import flops
 from dtcourse.models.convnet import ConvNet
 from dtcourse.models.counting import parameter_count, transformer_parameters
+from dtcourse.models.gates import BiasBalancedGate, ExpertChoiceGate, TopKGate
 from dtcourse.models.mlp import MLP
+from dtcourse.models.moe import Experts, MoE
 from dtcourse.models.published import PUBLISHED
 from dtcourse.models.resnet import ResNet
+from dtcourse.models.rotary import Rotary
 from dtcourse.models.seeding import seeded
 from dtcourse.models.transformer import (
     CausalAttention,
@@ -22,10 +25,16 @@ from dtcourse.models.transformer import (
 __all__ = [
     "MLP",
     "PUBLISHED",
+    "BiasBalancedGate",
     "CausalAttention",
     "ConvNet",
+    "ExpertChoiceGate",
+    "Experts",
     "FusedCausalAttention",
+    "MoE",
     "ResNet",
+    "Rotary",
+    "TopKGate",
     "Transformer",
     "TransformerConfig",
     "flops",

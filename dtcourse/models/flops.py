@@ -13,12 +13,15 @@ from dtcourse.models.transformer import TransformerConfig
 
 
 def matmul_parameters(config: TransformerConfig) -> int:
-    """Weights that each token is multiplied with: all matrices but the two embedding tables.
+    """Weights that each token is multiplied with: all matrices but the two embedding tables, of experts its top_k.
 
     The output layer is included, tied or not: looking a row up costs no operations, multiplying with it does.
     """
     d, f, kv = config.d_model, config.ff, config.kv_heads * config.d_head
-    return config.n_layers * (2 * d * d + 2 * d * kv + 2 * d * f) + config.vocab * d
+    mlp = (2 if config.mlp == "gelu" else 3) * d * f
+    if config.experts:  # and the gate, which scores all of them
+        mlp = (config.top_k + config.shared_experts) * mlp + d * config.experts
+    return config.n_layers * (2 * d * d + 2 * d * kv + mlp) + config.vocab * d
 
 
 def per_token(config: TransformerConfig, length: int, *, backward: bool = True) -> int:

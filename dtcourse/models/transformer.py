@@ -1,7 +1,8 @@
 """A GPT-style decoder: the model that every kind of parallelism in this course is applied to.
 
-GPT-2's shape (Radford et al. 2019): learned positions, LayerNorm before each part, GELU, one causal mask; with
-grouped-query attention (Ainslie et al. 2305.13245) and untied embeddings as options.
+GPT-2's shape (Radford et al. 2019): learned positions, LayerNorm before each part, GELU, one causal mask. Options are
+grouped-query attention (Ainslie et al. 2305.13245), untied embeddings, and what Llama changed (Touvron et al. 2302.13971):
+rotary positions (rotary.py), RMSNorm (Zhang and Sennrich 1910.07467), SwiGLU (Shazeer 2002.05202); and experts (moe.py).
 Its parts have names that a parallel plan can speak of: `blocks.0.attention.query`, `blocks.0.mlp.down`.
 
 Shape suffixes: B batch, S sequence, D d_model, F d_ff, H heads, K key-value heads, E elements of one head, V vocabulary.
@@ -10,13 +11,18 @@ Shape suffixes: B batch, S sequence, D d_model, F d_ff, H heads, K key-value hea
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dtcourse.models.gates import TopKGate
+from dtcourse.models.moe import Experts, MoE
+from dtcourse.models.rotary import Rotary
 from dtcourse.models.seeding import seeded
+
+KINDS = {"positions": ("learned", "rotary"), "norm": ("layer", "rms"), "mlp": ("gelu", "swiglu")}
 
 
 @dataclass(frozen=True)
@@ -26,10 +32,16 @@ class TransformerConfig:
     vocab: tokens in the vocabulary
     d_model, n_layers, n_heads: width, blocks, attention heads; n_heads divides d_model
     n_kv_heads: heads of keys and values, each shared by n_heads / n_kv_heads query heads; None means n_heads
-    d_ff: width of the hidden layer of each block's MLP; None means 4 d_model
-    max_length: longest sequence, the rows of the table of positions
+    d_ff: width of the hidden layer of each block's MLP; None means 4 d_model, and for SwiGLU, which has three matrices
+        where there were two, 8/3 d_model, rounded up to a multiple of 8
+    max_length: longest sequence, the rows of the table of learned positions
     tied: the output layer uses the token embedding's own weight
-    bias: linear layers and norms have biases (the output layer never has)
+    bias: linear layers and norms have biases (the output layer and RMSNorm never have)
+    positions: "learned", or "rotary" with its base, which needs heads of an even size
+    norm: "layer" or "rms"
+    mlp: "gelu" or "swiglu"
+    experts: MLPs of width d_ff in each block, of which a token goes through top_k and no token is dropped; 0: one, for all
+        tokens. shared_experts: that many times d_ff beside them for every token. balancing: the weight of the gates' loss
     """
 
     vocab: int = 256
@@ -42,6 +54,14 @@ class TransformerConfig:
     tied: bool = True
     bias: bool = True
     dropout: float = 0.0
+    positions: str = "learned"
+    norm: str = "layer"
+    mlp: str = "gelu"
+    rotary_base: float = 10_000.0
+    experts: int = 0
+    top_k: int = 2
+    shared_experts: int = 0
+    balancing: float = 0.01
 
     def __post_init__(self) -> None:
         for name in ("vocab", "d_model", "n_layers", "n_heads", "max_length"):
@@ -60,6 +80,28 @@ class TransformerConfig:
             raise ValueError(f"d_ff is at least 1; got {self.ff}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is a probability below 1; got {self.dropout}")
+        for name, known in KINDS.items():
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name} is {known[0]!r} or {known[1]!r}; got {getattr(self, name)!r}"
+                )
+        if self.experts < 0 or self.shared_experts < 0:
+            raise ValueError(
+                f"experts and shared_experts are 0 or more; got {self.experts} and {self.shared_experts}"
+            )
+        if self.experts and not 1 <= self.top_k <= self.experts:
+            raise ValueError(
+                f"a token goes through top_k = 1 to experts = {self.experts} of them; got top_k={self.top_k}"
+            )
+        if self.shared_experts and not self.experts:
+            raise ValueError(
+                f"shared_experts={self.shared_experts} stand beside others, and experts is 0"
+            )
+        if self.positions == "rotary" and self.d_head % 2:
+            raise ValueError(
+                f"rotary positions turn pairs of numbers, so a head has an even size; d_model={self.d_model} with "
+                f"n_heads={self.n_heads} gives {self.d_head}"
+            )
 
     @property
     def d_head(self) -> int:
@@ -71,7 +113,9 @@ class TransformerConfig:
 
     @property
     def ff(self) -> int:
-        return 4 * self.d_model if self.d_ff is None else self.d_ff
+        if self.d_ff is not None:
+            return self.d_ff
+        return 4 * self.d_model if self.mlp == "gelu" else 8 * math.ceil(self.d_model / 3)
 
 
 class CausalAttention(nn.Module):
@@ -106,7 +150,10 @@ class FusedCausalAttention(nn.Module):
 
 
 class Attention(nn.Module):
-    """Project to queries, keys and values, attend in each head, project back. x_BSD -> (B, S, D)"""
+    """Project to queries, keys and values, attend in each head, project back. x_BSD -> (B, S, D)
+
+    positions_S: as Transformer's; only rotary attention looks at them
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -115,13 +162,17 @@ class Attention(nn.Module):
         self.query = nn.Linear(D, D, bias=config.bias)
         self.key = nn.Linear(D, kv, bias=config.bias)
         self.value = nn.Linear(D, kv, bias=config.bias)
+        rotary = config.positions == "rotary"
+        self.rotary = Rotary(config.d_head, config.rotary_base) if rotary else None
         self.core: nn.Module = CausalAttention()
         self.output = nn.Linear(D, D, bias=config.bias)
 
-    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_BSD: torch.Tensor, positions_S: torch.Tensor | None = None) -> torch.Tensor:
         q_BHSE, k_BKSE, v_BKSE = (
             self._heads(layer(x_BSD)) for layer in (self.query, self.key, self.value)
         )
+        if self.rotary is not None:
+            q_BHSE, k_BKSE = self.rotary(q_BHSE, positions_S), self.rotary(k_BKSE, positions_S)
         return self.output(self.core(q_BHSE, k_BKSE, v_BKSE).transpose(1, 2).flatten(2))
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
@@ -141,19 +192,51 @@ class FeedForward(nn.Module):
         return self.down(F.gelu(self.up(x_BSD)))
 
 
+class GatedFeedForward(nn.Module):
+    """SwiGLU: widen twice, one half opens and closes the other, narrow. x_BSD -> (B, S, D)"""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.d_model, config.ff, bias=config.bias)
+        self.up = nn.Linear(config.d_model, config.ff, bias=config.bias)
+        self.down = nn.Linear(config.ff, config.d_model, bias=config.bias)
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        return self.down(F.silu(self.gate(x_BSD)) * self.up(x_BSD))
+
+
+def norm_of(config: TransformerConfig) -> nn.Module:
+    """The norm before each part and before the output layer."""
+    if config.norm == "rms":
+        return nn.RMSNorm(config.d_model, eps=1e-5)
+    return nn.LayerNorm(config.d_model, bias=config.bias)
+
+
+def mlp_of(config: TransformerConfig) -> nn.Module:
+    """One MLP, or a gate and experts."""
+    if not config.experts:
+        return FeedForward(config) if config.mlp == "gelu" else GatedFeedForward(config)
+    D, E, shared = config.d_model, config.experts, None
+    if config.shared_experts:
+        width = config.shared_experts * config.ff
+        shared = mlp_of(replace(config, d_ff=width, experts=0, shared_experts=0))
+    experts = Experts(E, D, config.ff, kind=config.mlp, bias=config.bias)
+    return MoE(TopKGate(D, E, config.top_k), experts, shared, balancing=config.balancing)
+
+
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)). x_BSD -> (B, S, D)"""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.norm_1 = nn.LayerNorm(config.d_model, bias=config.bias)
+        self.norm_1 = norm_of(config)
         self.attention = Attention(config)
-        self.norm_2 = nn.LayerNorm(config.d_model, bias=config.bias)
-        self.mlp = FeedForward(config)
+        self.norm_2 = norm_of(config)
+        self.mlp = mlp_of(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
-        x_BSD = x_BSD + self.dropout(self.attention(self.norm_1(x_BSD)))
+    def forward(self, x_BSD: torch.Tensor, positions_S: torch.Tensor | None = None) -> torch.Tensor:
+        x_BSD = x_BSD + self.dropout(self.attention(self.norm_1(x_BSD), positions_S))
         return x_BSD + self.dropout(self.mlp(self.norm_2(x_BSD)))
 
 
@@ -169,10 +252,12 @@ class Transformer(nn.Module):
         self.config = config = config or TransformerConfig()
         with seeded(seed):
             self.token_embedding = nn.Embedding(config.vocab, config.d_model)
-            self.position_embedding = nn.Embedding(config.max_length, config.d_model)
+            self.position_embedding = None
+            if config.positions == "learned":
+                self.position_embedding = nn.Embedding(config.max_length, config.d_model)
             self.dropout = nn.Dropout(config.dropout)
             self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
-            self.norm = nn.LayerNorm(config.d_model, bias=config.bias)
+            self.norm = norm_of(config)
             self.output = nn.Linear(config.d_model, config.vocab, bias=False)
             if config.tied:
                 self.output.weight = self.token_embedding.weight
@@ -193,22 +278,40 @@ class Transformer(nn.Module):
             )
         if positions_S is None:
             positions_S = torch.arange(S, device=tokens_BS.device)
-        x_BSD = self.token_embedding(tokens_BS) + self.position_embedding(positions_S)
+        x_BSD = self.token_embedding(tokens_BS)
+        if self.position_embedding is not None:
+            x_BSD = x_BSD + self.position_embedding(positions_S)
         x_BSD = self.dropout(x_BSD)
+        # Rotary attention turns by the positions in each block; with learned ones a block is a function of x alone.
+        rotary = () if self.position_embedding is not None else (positions_S,)
         for block in self.blocks:
-            x_BSD = block(x_BSD)
+            x_BSD = block(x_BSD, *rotary)
         return self.output(self.norm(x_BSD))
 
     def loss(self, tokens_BS: torch.Tensor, targets_BS: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy per token, in nats. targets_BS: the token that follows each of tokens_BS."""
-        return F.cross_entropy(self(tokens_BS).flatten(0, -2), targets_BS.flatten())
+        """Mean cross-entropy per token, in nats; with experts, and their gates' losses.
+
+        targets_BS: the token that follows each of tokens_BS
+        """
+        loss = F.cross_entropy(self(tokens_BS).flatten(0, -2), targets_BS.flatten())
+        for part in self.modules():  # wherever it is: a block may have been wrapped
+            if isinstance(part, MoE):
+                assert part.auxiliary_loss is not None, "its forward has just run"
+                loss = loss + part.auxiliary_loss
+        return loss
 
     def _initialise(self) -> None:
-        writes_residual = ("attention.output.weight", "mlp.down.weight")
+        writes_residual = (
+            "attention.output.weight",
+            "mlp.down.weight",
+            "mlp.shared.down.weight",
+            "mlp.experts.down",
+        )
         for name, parameter in self.named_parameters():
-            if parameter.dim() == 1:  # biases 0; the scale of a norm stays 1
-                if name.endswith("bias"):
-                    nn.init.zeros_(parameter)
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+                continue
+            if parameter.dim() == 1:  # the scale of a norm stays 1
                 continue
             std = 0.02
             if name.endswith(writes_residual):

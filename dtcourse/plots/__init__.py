@@ -17,6 +17,9 @@ from dtcourse.plots.live import LiveMonitor, live_monitor
 from dtcourse.plots.message_data import Chunk, Message, from_replay
 from dtcourse.plots.messages import message_grid, message_step, message_stepper
 from dtcourse.plots.scaling import amdahl, efficiency, fit_serial_fraction, gustafson, speedup
+from dtcourse.plots.schedule_explorer import schedule_explorer
+from dtcourse.plots.schedule_pictures import schedules
+from dtcourse.plots.storage_pictures import stored_over_time
 from dtcourse.plots.style import (
     INK,
     KIND_COLORS,
@@ -71,8 +74,11 @@ __all__ = [
     "message_step",
     "message_stepper",
     "rank_color",
+    "schedule_explorer",
+    "schedules",
     "seconds_text",
     "speedup",
+    "stored_over_time",
     "table",
     "timeline",
     "timeline_explorer",

@@ -25,6 +25,7 @@ from dtcourse.plots.style import (
     legend_below,
 )
 from dtcourse.plots.unit_axes import HALO, not_empty, unit_axis
+from dtcourse.plural import plural
 
 
 def memory_bars(
@@ -137,7 +138,7 @@ def bytes_by_rank(
     n, width = lengths.pop(), 0.8 / len(sent)
     picture, ax = figure(
         title=title,
-        description=title or f"{unit} sent by each of {n} ranks: " + ", ".join(sent),
+        description=title or f"{unit} sent by each of {plural(n, 'rank')}: " + ", ".join(sent),
         height=3.4,
     )
     write, hatches = units.formatter(unit), ("", "//", "..", "xx", "\\\\")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -20,6 +19,7 @@ from dtcourse.plots.style import (
     text_on,
 )
 from dtcourse.plots.unit_axes import UNITS, BinaryLocator
+from dtcourse.plural import plural
 
 
 def heatmap(
@@ -43,6 +43,8 @@ def heatmap(
     diverging: two hues about zero, for differences
     fmt: how a value is written, as "{:.2f}"
     """
+    import seaborn as sns  # here: it takes a second, and pandas and scipy.stats along
+
     values = np.asarray(matrix, dtype=float)
     if values.ndim != 2 or not values.size:
         raise ValueError(f"a heatmap is of a matrix; got shape {values.shape}")
@@ -113,14 +115,14 @@ def images(
     n = len(pixels)
     for name, given in (("labels", labels), ("predictions", predictions)):
         if given is not None and len(given) != n:
-            raise ValueError(f"{n} images, and {len(given)} {name}")
+            raise ValueError(f"{plural(n, 'image')}, and {len(given)} {name}")
     columns = min(columns, n)
     rows = -(-n // columns)
     captions = labels is not None or predictions is not None
     picture, axes = figure(
         rows, columns, width=max(2.5, columns * 0.95),
         height=rows * (1.15 if captions else 0.95) + (0.4 if title else 0.1),
-        title=title, description=title or f"{n} images", squeeze=False,
+        title=title, description=title or plural(n, "image"), squeeze=False,
     )  # fmt: skip
     for i, ax in enumerate(axes.flat):
         ax.set_axis_off()

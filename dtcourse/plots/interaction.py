@@ -27,6 +27,7 @@ class Interactive:
 
     still: the picture of the start values (or one of its own), as a saved notebook keeps it
     values: what the controls stand at
+    presets: {"name": values of some controls}: a button each, which sets those and puts the others where they started
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class Interactive:
         *,
         still: Any = None,
         play: str | None = None,
+        presets: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.draw, self.controls, self._still, self._play = draw, dict(controls), still, play
+        self.presets = {name: dict(values) for name, values in (presets or {}).items()}
         accepted = inspect.signature(draw).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         for name in self.controls:
@@ -49,8 +52,15 @@ class Interactive:
             name: _start(name, control, accepted.get(name))
             for name, control in self.controls.items()
         }
+        for preset, values in self.presets.items():
+            if strangers := values.keys() - self.controls.keys():
+                raise ValueError(
+                    f"the preset {preset!r} sets {min(strangers)!r}; the controls are {', '.join(self.controls)}"
+                )
+        self._start = dict(self.values)
         self.widgets: dict[str, Any] = {}
         self._handle: Any = None
+        self._setting = False
 
     @property
     def still(self) -> Any:
@@ -69,9 +79,20 @@ class Interactive:
                 self.widgets[name].value = value
         return self.draw(**self.values)
 
+    def choose(self, preset: str) -> None:
+        """What a preset's button does: sets all controls, and draws once."""
+        self._setting = True  # else each control that moves would draw
+        try:
+            for name, value in (self._start | self.presets[preset]).items():
+                self.widgets[name].value = value
+        finally:
+            self._setting = False
+        self._moved(None)
+
     def __repr__(self) -> str:
         parts = (f"{_label(n)} ({_range_text(c)})" for n, c in self.controls.items())
-        return "Controls: " + ", ".join(parts) + ". Run this cell to move them."
+        presets = f" Presets: {', '.join(self.presets)}." if self.presets else ""
+        return f"Controls: {', '.join(parts)}.{presets} Run this cell to move them."
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
@@ -103,16 +124,18 @@ class Interactive:
             # Linked in the browser, so that playing goes on while a picture is drawn.
             ipywidgets.jslink((player, "value"), (slider, "value"))
             boxes.insert(0, player)
-        return ipywidgets.VBox(
-            [
-                ipywidgets.Box(
-                    boxes, layout=ipywidgets.Layout(flex_flow="row wrap", grid_gap="6px")
-                ),
-                self._error,
-            ]
-        )
+        buttons = []
+        for preset in self.presets:
+            button = ipywidgets.Button(description=preset, layout={"width": "max-content"})
+            button.on_click(lambda _, preset=preset: self.choose(preset))
+            buttons.append(button)
+        row = ipywidgets.Layout(flex_flow="row wrap", grid_gap="6px")
+        rows = [ipywidgets.Box(part, layout=row) for part in (buttons, boxes) if part]
+        return ipywidgets.VBox([*rows, self._error])
 
     def _moved(self, _change: Any) -> None:
+        if self._setting:
+            return
         self.values = {name: widget.value for name, widget in self.widgets.items()}
         try:
             picture = self.draw(**self.values)
@@ -214,10 +237,17 @@ def _slider(name: str, control: tuple[float, ...]) -> tuple[float, float, float]
 
 
 def _options(name: str, control: Any) -> dict[str, Any]:
-    if isinstance(control, Mapping) and control:
-        return {str(k): v for k, v in control.items()}
-    if isinstance(control, Sequence) and not isinstance(control, str) and control:
-        return {str(v): v for v in control}
+    options: dict[str, Any] = {}
+    if isinstance(control, Mapping):
+        options = {str(k): v for k, v in control.items()}
+    elif isinstance(control, Sequence) and not isinstance(control, str):
+        options = {str(v): v for v in control}
+    if any(value is None for value in options.values()):
+        raise ValueError(
+            f"the control {name} offers None, by which a drop-down means that nothing is chosen"
+        )
+    if options:
+        return options
     raise ValueError(
         f"the control {name} is (low, high), a list, a dict, True or False, or a widget; got {control!r}"
     )
@@ -264,4 +294,4 @@ def _range_text(control: Any) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("\n", "<br>")

@@ -19,6 +19,7 @@ from dtcourse.plots.style import (
     legend_below,
 )
 from dtcourse.plots.unit_axes import not_empty, unit_axis
+from dtcourse.plural import plural
 
 
 def loss_curves(
@@ -47,7 +48,7 @@ def loss_curves(
         runs = _runs(values, label)
         at = np.arange(runs.shape[1]) if x is None else np.asarray(x, dtype=float)
         if len(at) != runs.shape[1]:
-            raise ValueError(f"{label!r} has {runs.shape[1]} values, and x has {len(at)}")
+            raise ValueError(f"{label!r} has {plural(runs.shape[1], 'value')}, and x has {len(at)}")
         color, (middle, low, high) = RANK_COLORS[i % 7], np.quantile(runs, (0.5, 0, 1), axis=0)
         if len(runs) > 1:
             ax.fill_between(at, low, high, color=color, alpha=0.22, lw=0)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dtcourse.plots.style import KIND_COLORS
+from dtcourse.plural import plural
 
 # A part of the step, and the kind of event whose colour it has on a timeline.
 _PARTS = {
@@ -65,7 +66,7 @@ class LiveMonitor:
 
     def __repr__(self) -> str:
         steps = max((m["steps"] for m in self.ranks.values()), default=0)
-        return f"Live monitor: {len(self.ranks)} ranks, {steps} steps"
+        return f"Live monitor: {plural(len(self.ranks), 'rank')}, {plural(steps, 'step')}"
 
     def _repr_html_(self) -> str:
         # The page's own text colour is right on a light and on a dark page; only the bars are coloured.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dtcourse.plots.units import plain_text
+from dtcourse.plural import plural
 
 State = Sequence[Sequence[Any]]
 """What every rank holds at one moment: for each rank a list of Chunk, text, number or None (nothing yet)."""
@@ -83,13 +84,15 @@ def frames_of(messages: Sequence[Message], states: Sequence[State]) -> list[list
     ranks = len(states[0])
     for t, state in enumerate(states):
         if len(state) != ranks:
-            raise ValueError(f"states[{t}] has {len(state)} ranks, and states[0] has {ranks}")
+            raise ValueError(
+                f"states[{t}] has {plural(len(state), 'rank')}, and states[0] has {ranks}"
+            )
     frames: list[list[Message]] = [[] for _ in states]
     for m in messages:
         if not 0 <= m.step < len(states) - 1:
             raise ValueError(
-                f"{m}: its step has no state after it; {len(states)} states are the start and "
-                f"{len(states) - 1} steps, 0 to {len(states) - 2}"
+                f"{m}: its step has no state after it; {plural(len(states), 'state')}: the start and "
+                f"{plural(len(states) - 1, 'step')}, 0 to {len(states) - 2}"
             )
         if not (0 <= m.src < ranks and 0 <= m.dst < ranks) or m.src == m.dst:
             raise ValueError(f"{m}: src and dst are two of the {ranks} ranks, 0 to {ranks - 1}")

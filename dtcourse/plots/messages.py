@@ -26,6 +26,7 @@ from dtcourse.plots.style import (
     text_on,
 )
 from dtcourse.plots.units import bytes_text
+from dtcourse.plural import plural
 
 _ROW = 1.25  # height of a rank's row, in widths of a cell of one letter
 
@@ -60,7 +61,8 @@ def message_grid(
         width=max(width, 4.0),
         height=rows * (units_high * scale + 0.42) + (0.45 if title else 0.1),
         title=title,
-        description=title or f"Messages between {len(states[0])} ranks in {len(frames) - 1} steps",
+        description=title
+        or f"Messages between {plural(len(states[0]), 'rank')} in {plural(len(frames) - 1, 'step')}",
         squeeze=False,
     )
     for i, ax in enumerate(axes.flat):
@@ -90,7 +92,7 @@ def message_step(
         width=max(4.5, units_wide * scale + 0.4),
         height=units_high * scale + 0.5 + (0.4 if title else 0),
         title=title,
-        description=title or f"Messages between {len(states[0])} ranks, step {step}",
+        description=title or f"Messages between {plural(len(states[0]), 'rank')}, step {step}",
     )
     ax.set_axis_off()
     _panel(ax, frames[step], states[step], messages, states, scale, labels=True)
@@ -119,7 +121,7 @@ def _names(step_names: Sequence[str] | None, steps: int) -> list[str]:
     if step_names is None:
         return ["start", *(f"step {t}" for t in range(1, steps + 1))]
     if len(step_names) != steps:
-        raise ValueError(f"{len(step_names)} step_names for {steps} steps")
+        raise ValueError(f"{len(step_names)} step_names for {plural(steps, 'step')}")
     return ["start", *step_names]
 
 

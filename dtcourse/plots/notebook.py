@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from dtcourse.events import Timeline
+from dtcourse.events import HasTimeline, Timeline
+from dtcourse.plots.schedule_pictures import schedules
 from dtcourse.plots.style import Picture
 from dtcourse.plots.timelines import timeline
+from dtcourse.plural import plural
 
 
 def shell() -> Any | None:
@@ -17,7 +19,7 @@ def shell() -> Any | None:
 
 
 def register() -> bool:
-    """Lets a Timeline draw itself as the last expression of a cell. Returns whether there was an IPython to tell."""
+    """Lets a Timeline, or what has one, draw itself as the last expression of a cell. Returns whether there was an IPython to tell."""
     ip = shell()
     if ip is None:
         return False
@@ -25,6 +27,7 @@ def register() -> bool:
     # The inline backend registers Figure, with a crop that makes sizes differ from cell to cell; ours goes first.
     formatters["image/png"].for_type(Picture, lambda picture: picture._repr_png_())
     formatters["image/png"].for_type(Timeline, lambda events: timeline(events)._repr_png_())
+    formatters["image/png"].for_type(HasTimeline, lambda one: schedules(one)._repr_png_())
     formatters["text/plain"].for_type(Timeline, _timeline_text)
     return True
 
@@ -32,4 +35,4 @@ def register() -> bool:
 def _timeline_text(events: Timeline, printer: Any, cycle: bool) -> None:
     # Nothing measured: a saved notebook is compared by this text.
     ranks = len(events.ranks)
-    printer.text(f"Timeline of {ranks} rank{'s' * (ranks != 1)}")
+    printer.text(f"Timeline of {plural(ranks, 'rank')}")

@@ -22,6 +22,7 @@ from dtcourse.plots.style import (
     figure,
     label_lines,
 )
+from dtcourse.plural import plural
 
 Seconds = float | Sequence[float]
 """One time, or those of several repeats."""
@@ -151,7 +152,7 @@ def _times(
     times = [np.atleast_1d(np.asarray(measured[r], dtype=float)) for r in ranks]
     for r, t in zip(ranks, times, strict=True):
         if not t.size or not (t > 0).all():
-            raise ValueError(f"seconds are positive; got {measured[r]} for {r} ranks")
+            raise ValueError(f"seconds are positive; got {measured[r]} for {plural(r, 'rank')}")
     middle = np.array([np.median(t) for t in times])
     low, high = np.array([t.min() for t in times]), np.array([t.max() for t in times])
     return float(middle[0]), np.array(ranks, dtype=float), middle, low, high

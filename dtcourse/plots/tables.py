@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dtcourse.plots.units import plain_text
+from dtcourse.plural import plural
 
 Format = str | Callable[[Any], str]
 
@@ -126,7 +127,7 @@ def _records(rows: Any, columns: Sequence[str] | None) -> list[dict[str, Any]]:
             records.append(dict(row))
         elif columns is None or len(row) != len(columns):
             raise ValueError(
-                f"a row of {len(row)} values needs as many columns=[...]; "
+                f"a row of {plural(len(row), 'value')} needs as many columns=[...]; "
                 f"got {'none' if columns is None else len(columns)}"
             )
         else:

@@ -21,6 +21,7 @@ from dtcourse.plots.style import (
     text_on,
 )
 from dtcourse.plots.units import time_unit
+from dtcourse.plural import plural
 
 _HINT = "no events: launch(..., record=True) records them"
 
@@ -279,5 +280,4 @@ def _key(kind: str) -> Any:
 
 
 def _ranks_text(timeline: Timeline, ranks: Sequence[int] | None) -> str:
-    n = len(timeline.ranks if ranks is None else ranks)
-    return f"{n} rank{'s' * (n != 1)}"
+    return plural(len(timeline.ranks if ranks is None else ranks), "rank")

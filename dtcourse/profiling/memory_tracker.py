@@ -21,11 +21,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from dtcourse.profiling.memory import held_tensors, local
 from dtcourse.profiling.memory_history import Allocation, History, Peak
+from dtcourse.torch_private import TorchDispatchMode, in_backward, tree_leaves
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -189,8 +188,3 @@ class MemoryTracker(TorchDispatchMode):
             return result
 
         return resize_
-
-
-def in_backward() -> bool:
-    """Whether autograd is running a backward pass in this thread (PyTorch has no public name for it)."""
-    return torch._C._current_graph_task_id() != -1

@@ -33,6 +33,7 @@ import torch.distributed as dist
 
 from dtcourse import device, events
 from dtcourse.launch import send_message
+from dtcourse.plural import plural
 from dtcourse.profiling import kernels
 from dtcourse.profiling.report import Report, Step
 
@@ -107,7 +108,7 @@ class Monitor:
         measured = self._steps[self.warm_up :]
         if not measured:
             raise ValueError(
-                f"{len(self._steps)} steps were taken and the first {self.warm_up} are warm-up, so nothing was "
+                f"{plural(len(self._steps), 'step')} taken, and the first {self.warm_up} are warm-up, so nothing was "
                 "measured: take more steps, or a shorter warm-up"
             )
         if self._kernels:

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dtcourse.plural import plural
+
 PARTS = ("compute", "communication", "data", "queueing")
 """What a step's seconds are split into; see dtcourse.profiling.monitor."""
 
@@ -116,9 +118,9 @@ class Report:
         if self.tokens_per_second:
             speed += f", {self.tokens_per_second:,.0f} tokens/s"
         count = len(self.steps) // len(self.ranks)
-        ranks = f"{len(self.ranks)} rank{'s' * (len(self.ranks) != 1)}"
+        ranks = f"{plural(len(self.ranks), 'rank')}"
         return "\n".join(
-            [*lines, f"{speed} on {ranks}; {count} steps after {self.warm_up} of warm-up"]
+            [*lines, f"{speed} on {ranks}; {plural(count, 'step')} after {self.warm_up} of warm-up"]
         )
 
     def save(self, path: str | Path, **about: Any) -> None:

@@ -3,12 +3,13 @@
 In the order in which to read them:
 
     partition.py       who owns which parameter
+    exchange.py        parameters and gradients between their owners and everybody
     zero1.py           ZeroRedundancyOptimizer: optimizer states on their owner (P_os)
     zero2.py           ShardedDataParallel: gradients on their owner as well (P_os+g)
     flat_parameter.py  parameters laid end to end, of which each rank keeps an equal part
     unit.py            what is gathered, freed and reduced together; schedule.py says when
     fully_shard.py     fully_shard: parameters as well (P_os+g+p), in PyTorch's shape; hooks.py and policies.py go with it
-    state_dict.py      the sharded model's state, whole; checkpoint.py: in parts, on disk
+    state_dict.py      the sharded model's state, whole; checkpoint.py: in parts, on disk (dtcourse/checkpoint)
 """
 
 from dtcourse.sharding.fully_shard import FSDPModule, fully_shard

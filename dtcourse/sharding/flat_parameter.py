@@ -10,6 +10,10 @@ it is even to the element, whatever the shapes. While the flat is whole, each pa
 its storage is empty, and the model holds a ShardedParameter in each parameter's place: the elements that this rank keeps.
 What is laid together has one dtype and one requires_grad (fully_shard makes several flats where a unit mixes them).
 
+A gradient of zero is not none: weight decay and momentum act on the one, and leave a parameter alone that no rank's loss
+depends on. Ranks must agree on which it is, and can without a message: the sign of zero says it. Where a rank has no
+gradient it sends -0, and -0 is the sum only where all sent -0, since (-0) + 0 = 0 and x - x = 0.
+
 Source: Zhao et al., PyTorch FSDP (VLDB 2023, arXiv 2304.11277), section 3.2.1; Rajbhandari et al., ZeRO (arXiv 1910.02054), P_os+g+p.
 A rank holds ceil(n / p) of the n elements, and n + padding of them while the flat is whole.
 """
@@ -22,7 +26,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtcourse.sharding.sharded_parameter import FreedParameter, Place, ShardedParameter
+from dtcourse.sharding.sharded_parameter import (
+    FreedParameter,
+    Place,
+    ShardedGradient,
+    ShardedParameter,
+)
+from dtcourse.torch_private import as_plain_tensors, gradient_hooks, own_parameters
 
 
 def padded_size(elements: int, ranks: int) -> int:
@@ -81,6 +91,16 @@ class FlatParameter:
         ]
         for view, place in zip(self.views, self.places, strict=True):
             view.place = place  # type: ignore[attr-defined]
+        self.first_elements = torch.tensor(
+            [
+                r * self.part + part_of(p.start, p.end, r, self.part)[0]
+                for p in self.places
+                for r in range(p.start // self.part, -(-p.end // self.part))
+                if p.shape.numel()
+            ],
+            dtype=torch.int64,
+            device=device,
+        )  # of each parameter in each rank's part
         self.gradients: torch.Tensor | None = None  # whole, not yet sent
         self.arrived: set[int] = set()  # the places that have a gradient in there
         self.free()
@@ -111,7 +131,14 @@ class FlatParameter:
 
     def check(self, unit: str) -> None:
         """Raises ValueError if a parameter is no longer the piece of the shard that it was made as."""
-        with torch._C.DisableTorchFunctionSubclass():
+        for place, *known in zip(self.places, self.sharded, self.views, strict=True):
+            held = [own_parameters(module).get(name) for module, name in place.holders]
+            if not all(any(h is parameter for parameter in known) for h in held):
+                raise ValueError(
+                    f"{place.name} of {unit} was replaced or removed after fully_shard (a new Parameter, pruning, a "
+                    "parametrization?): change the model first, shard it then. To set values, load a state."
+                )
+        with as_plain_tensors():
             for parameter, address in zip(self.sharded, self._addresses, strict=True):
                 if (
                     parameter.data_ptr() != address
@@ -147,27 +174,21 @@ class FlatParameter:
         for view, place in zip(self.views, self.places, strict=True):
             view.__class__ = nn.Parameter
             for module, attribute in place.holders:
-                module._parameters[attribute] = view
+                own_parameters(module)[attribute] = view
 
     def show_shard(self) -> None:
         """The model's parameters become this rank's part."""
         for parameter, place in zip(self.sharded, self.places, strict=True):
             for module, attribute in place.holders:
-                module._parameters[attribute] = parameter
+                own_parameters(module)[attribute] = parameter
 
     # --- gradients --------------------------------------------------------------------------------------------
 
     def on_gradient(self, callback: Callable[[], Any]) -> None:
         """Has callback() run whenever backward has the gradient of one of the views."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with as_plain_tensors():
             for view in self.views:
                 view.register_post_accumulate_grad_hook(lambda _: callback())
-
-    @property
-    def has_gradients(self) -> bool:
-        """Whether there are gradients that have not been sent."""
-        with torch._C.DisableTorchFunctionSubclass():
-            return bool(self.arrived) or any(view.grad is not None for view in self.views)
 
     def pack_gradients(self, scale: float) -> None:
         """Moves the views' gradients, times `scale`, into the flat of gradients; each is freed as it is moved.
@@ -175,7 +196,7 @@ class FlatParameter:
         All at once when the last one is there, since until then the flat would only take up memory.
         """
         for index, (view, place) in enumerate(zip(self.views, self.places, strict=True)):
-            with torch._C.DisableTorchFunctionSubclass():  # the view may have been freed by now
+            with as_plain_tensors():  # the view may have been freed by now
                 gradient, view.grad = view.grad, None
             if gradient is None:
                 continue
@@ -198,15 +219,16 @@ class FlatParameter:
             self.arrived.add(index)
 
     def take_gradients(self) -> tuple[torch.Tensor, set[int]]:
-        """The flat of gradients, zero where none came, and the places that had one; the next backward starts another."""
+        """The flat of gradients, -0 where none came, and the places that had one; the next backward starts another."""
         gradients = self.gradients
         if gradients is None:
-            gradients = torch.zeros(self.padded, dtype=self.reduce_dtype, device=self.device)
-        else:
-            gradients[self.elements :].zero_()
-            for index, place in enumerate(self.places):
-                if index not in self.arrived:
-                    gradients[place.start : place.end].zero_()
+            gradients = torch.empty(self.padded, dtype=self.reduce_dtype, device=self.device)
+        gradients[self.elements :].fill_(-0.0)
+        # A gradient that came may be -0 too; one element in each rank's part that is not says that it came.
+        gradients[self.first_elements] += 0.0
+        for index, place in enumerate(self.places):
+            if index not in self.arrived:
+                gradients[place.start : place.end].fill_(-0.0)
         arrived = self.arrived
         self.gradients, self.arrived = None, set()
         return gradients, arrived
@@ -214,17 +236,23 @@ class FlatParameter:
     def add_gradient(self, shard: torch.Tensor, arrived: set[int]) -> None:
         """Adds this rank's part of the mean gradients, shape (part,), to the ShardedParameters' .grad.
 
-        A parameter that no rank's loss depends on keeps the gradient it had, None at first, as in one process. Where this
-        rank did not use it, the others did not either if all that came is zero.
+        A parameter that no rank's loss depends on keeps the gradient it had, None at first, as in one process.
         """
         shard = shard.to(device=self.shard.device, dtype=self.dtype)
-        with torch._C.DisableTorchFunctionSubclass():
+        came: list[ShardedParameter] = []
+        with as_plain_tensors():
             for index, (place, parameter) in enumerate(zip(self.places, self.sharded, strict=True)):
                 a, b = self.mine(place)
                 mine = shard[a:b]
-                if index not in arrived and not mine.any():
+                if index not in arrived and bool(((mine == 0) & mine.signbit()).all()):
                     continue
                 if parameter.grad is None:
-                    parameter.grad = mine
+                    gradient = mine.as_subclass(ShardedGradient)
+                    gradient.place, gradient.unit_name = place, parameter.unit_name
+                    parameter.grad = gradient
                 else:
                     parameter.grad.add_(mine)
+                came.append(parameter)
+        for parameter in came:  # autograd calls these hooks for its own leaves alone
+            for hook in gradient_hooks(parameter):
+                hook(parameter)

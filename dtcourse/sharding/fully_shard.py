@@ -28,14 +28,16 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse import device
-from dtcourse.sharding.clipping import clip_sharded
-from dtcourse.sharding.hooks import hook_up
+from dtcourse.parameters.grad_norm import Spread, scale_to, total_norm
+from dtcourse.parameters.replicas import check_same_on_all_ranks
+from dtcourse.sharding.hooks import Hooks
 from dtcourse.sharding.policies import MixedPrecisionPolicy, OffloadPolicy, Ranks, ranks_of
 from dtcourse.sharding.sharded_parameter import ShardedParameter
 from dtcourse.sharding.stale import retire
 from dtcourse.sharding.state_dict import load_full_state_dict
-from dtcourse.sharding.unit import Named, Unit
-from dtcourse.sharding.whole_model import check_same_on_all_ranks, materialise, share_buffers
+from dtcourse.sharding.unit import Named, Unit, units_in
+from dtcourse.sharding.whole_model import materialise, share_buffers
+from dtcourse.torch_private import AsksBeforeConversion, own_parameters
 
 
 def fully_shard(
@@ -57,13 +59,18 @@ def fully_shard(
     The first rank's values become everyone's, of parameters and buffers alike. A model on the meta device is given
     memory here, unit by unit, by its modules' reset_parameters. The module gets the methods of FSDPModule.
 
-    Raises ValueError for a module that is sharded already or holds a parameter of another unit, for models that differ
-    between ranks, and for a mesh of more than two axes.
+    Raises ValueError for a module that is sharded already, is a container without forward (ModuleList) or holds a parameter of another
+    unit, for models that differ between ranks, and for a mesh of more than two axes.
     """
     if not isinstance(module, nn.Module):
         raise ValueError(f"fully_shard takes a module; got {type(module).__name__}")
     if isinstance(module, FSDPModule):
         raise ValueError(f"{type(module).__name__} is sharded already: call fully_shard on it once")
+    if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
+        raise ValueError(
+            f"{type(module).__name__} has no forward: parameters are gathered when their module is called, and this one "
+            "never is. Apply fully_shard to the modules in it, or to the module whose forward uses what is in it."
+        )
     if reshard_after_forward not in (True, False, None):
         raise ValueError(
             f"reshard_after_forward is True, False or None; got {reshard_after_forward!r}"
@@ -71,7 +78,11 @@ def fully_shard(
     ranks = ranks_of(mesh)
     mine = _modules_of_unit(module)
     named = _parameters_of(mine)
-    check_same_on_all_ranks(named, ranks)
+    for group in filter(None, (ranks.shard, ranks.replicate)):
+        held = [(name, parameter) for name, parameter, _ in named]
+        check_same_on_all_ranks(
+            held, group, "shard different modules", "call fully_shard in the same order"
+        )
     originals = materialise(named, mine, device.current(), first=_is_first(ranks))
     share_buffers(mine.values(), ranks, device.current())
     unit = Unit(
@@ -85,18 +96,18 @@ def fully_shard(
     for name, original, _ in named:
         retire(original, name)
     _become_fsdp(module, unit)
-    hook_up(module, unit)
+    Hooks(module, unit, tuple(mine.values()))
     return module
 
 
-class FSDPModule:
+class FSDPModule(AsksBeforeConversion):
     """What a sharded module can do besides being called. Names are PyTorch's."""
 
     _fsdp: Unit
 
     def __new__(cls, *args: Any, **keywords: Any) -> Any:
         """A slice of a sharded nn.Sequential, say, is a plain one."""
-        plain = next(c for c in cls.__mro__ if not issubclass(c, FSDPModule))
+        plain = next(c for c in cls.__mro__ if not issubclass(c, AsksBeforeConversion))
         made = plain.__new__(plain)
         made.__init__(*args, **keywords)  # type: ignore[misc]
         return made
@@ -140,10 +151,20 @@ class FSDPModule:
 
         torch's own function sees this rank's part only, and each rank would clip by another norm.
         """
-        return clip_sharded(_units(self, True), max_norm, norm_type, error_if_nonfinite)
+        spreads = [
+            Spread(
+                [p.grad for flat in unit.flats for p in flat.sharded if p.grad is not None],
+                (unit.ranks.shard,),
+                unit.device,
+            )
+            for unit in _units(self, True)
+        ]
+        norm = total_norm(spreads, norm_type)
+        scale_to([g for s in spreads for g in s.gradients], norm, max_norm, error_if_nonfinite)
+        return norm.float()
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        """What model.to(...) and .half() call: fine where it changes nothing."""
+    def before_conversion(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool) -> None:
+        """What model.to(...) and .half() ask first: fine where it changes nothing."""
         for unit in _units(self, recurse):
             for flat in unit.flats:
                 probe = flat.shard[:0]
@@ -153,7 +174,6 @@ class FSDPModule:
                         f"the model was to become {after.dtype} on {after.device} after fully_shard; its shards are "
                         f"{probe.dtype} on {probe.device}. Convert and move it first, shard it then."
                     )
-        return super()._apply(fn, recurse)  # type: ignore[misc]
 
     def state_dict(self, *args: Any, **keywords: Any) -> Any:
         """Refused: what is here are parts, without the shapes and names that would make sense of them elsewhere."""
@@ -169,6 +189,12 @@ class FSDPModule:
                 "a sharded model loads all of a state, in place: strict=True, assign=False"
             )
         load_full_state_dict(self, state_dict)  # type: ignore[arg-type]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RuntimeError(
+            "a sharded model is not pickled: it holds parts and process groups. Save its state, by sharding.checkpoint.save "
+            "or full_state_dict, and build and shard the model again to load it"
+        )
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise RuntimeError(
@@ -199,7 +225,7 @@ def _parameters_of(modules: dict[str, nn.Module]) -> list[Named]:
     holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     names: dict[nn.Parameter, str] = {}
     for prefix, module in modules.items():
-        for attribute, parameter in module._parameters.items():
+        for attribute, parameter in own_parameters(module).items():
             if parameter is None:
                 continue
             name = f"{prefix}.{attribute}" if prefix else attribute
@@ -236,4 +262,4 @@ _classes: dict[type, type] = {}
 def _units(module: Any, recurse: bool) -> list[Unit]:
     if not recurse:
         return [module._fsdp]
-    return [m._fsdp for m in module.modules() if isinstance(m, FSDPModule)]
+    return units_in(module)

@@ -6,81 +6,137 @@ backward, from its end   _outputs_gradient_came  gather    _gradient_is_ready  r
 
 from __future__ import annotations
 
+from collections.abc import Iterable, ValuesView
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
 
+from dtcourse import nested
 from dtcourse.sharding.schedule import Schedule
-from dtcourse.sharding.unit import Unit
+from dtcourse.sharding.unit import Unit, units_in
+from dtcourse.torch_private import base_of, in_backward
+
+# A tensor that a module holds, and where in the graph it comes from.
+Left = tuple[torch.Tensor, Any]
 
 
-def hook_up(module: nn.Module, unit: Unit) -> None:
-    """Sets all hooks of a new unit."""
-    for flat in unit.flats:
-        if flat.trains:
-            flat.on_gradient(partial(_gradient_is_ready, unit))
-    module.register_forward_pre_hook(partial(_before_forward, unit), prepend=True, with_kwargs=True)
-    module.register_forward_hook(partial(_after_forward, unit), always_call=True)
+class Hooks:
+    """The hooks of one unit.
+
+    module: the unit's, which is called;  own: it and the modules inside that are in no inner unit
+
+    The schedule is that of the module that is called first, which is the root: its call tells all units inside.
+    """
+
+    def __init__(self, module: nn.Module, unit: Unit, own: Iterable[nn.Module]) -> None:
+        module._fsdp_hooks = self  # type: ignore[assignment]
+        self.module, self.unit, self.own = module, unit, own
+        self._schedule: Schedule | None = None
+        self._left: list[
+            list[Left]
+        ] = []  # by the forwards that are running: a module may call itself
+        for flat in unit.flats:
+            if flat.trains:
+                flat.on_gradient(self._gradient_is_ready)
+        module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
+        module.register_forward_hook(self._after_forward, always_call=True)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the model; made where there is none: in the first call, or by hand after unshard()."""
+        if self._schedule is None:
+            schedule = Schedule(self.module, units_in(self.module))
+            for unit in schedule.units:
+                vars(unit.module)["_fsdp_hooks"].join(schedule)
+        assert self._schedule is not None, "its own unit is among them"
+        return self._schedule
+
+    def join(self, schedule: Schedule) -> None:
+        """The unit is one of this schedule's from now on."""
+        self._schedule = schedule
+
+    def _before_forward(self, module: nn.Module, args: Any, keywords: Any) -> tuple[Any, Any]:
+        """Gathers, and casts floating-point inputs to the dtype of computation."""
+        unit = self.unit
+        self._left.append(_left_on(self.own))
+        self.schedule.enter(unit)
+        dtype = unit.mp_policy.param_dtype
+        if dtype is not None and unit.mp_policy.cast_forward_inputs:
+            args, keywords = nested.map_tensors(partial(_cast, dtype), (args, keywords))
+        if torch.is_grad_enabled() and not self.schedule.in_backward(unit):
+            inputs = [t for t in nested.tensors((args, keywords)) if t.requires_grad]
+            # torch cannot wait for a leaf's gradient inside autograd.grad, which may be asked for just that; a reentrant
+            # checkpoint computes again from leaves, and asks for all.
+            tells_its_end = bool(inputs) and (in_backward() or not any(t.is_leaf for t in inputs))
+            self.schedule.called(unit, tells_its_end)
+            if tells_its_end:
+                torch.autograd.graph.register_multi_grad_hook(inputs, self._inputs_are_ready)
+        return args, keywords
+
+    def _after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Frees, and sees to it that backward begins by gathering again. Runs after a failed forward too."""
+        unit = self.unit
+        if unit.mp_policy.output_dtype is not None:
+            output = nested.map_tensors(partial(_cast, unit.mp_policy.output_dtype), output)
+        closed: list[Any] = []
+        results = [t for t in nested.tensors(output, closed) if t.grad_fn is not None]
+        before = self._left.pop() if self._left else []  # another hook may have failed before ours
+        results += [
+            t for t, node in _left_on(self.own) if all(node is not earlier for _, earlier in before)
+        ]
+        if results and torch.is_grad_enabled() and not self.schedule.in_backward(unit):
+            # A view that is changed in place gets another history, without its hook; that of its base goes on.
+            bases = [b for b in map(base_of, results) if b is not None and b.grad_fn is not None]
+            around = self.schedule.running_around(unit)
+            hook = partial(self._outputs_gradient_came, around, unit.gathered)
+            torch.autograd.graph.register_multi_grad_hook([*results, *bases], hook, mode="any")
+        self.schedule.leave(unit, backward_will_come=bool(results), unseen=bool(closed))
+        return output
+
+    def _outputs_gradient_came(
+        self, around: list[Unit], of_forward: list[int], gradient: torch.Tensor
+    ) -> None:
+        """around: units whose forward ran around it, from outside in; of_forward: the versions of its shards then."""
+        name = self.unit.name
+        if torch.is_grad_enabled():
+            raise ValueError(
+                f"create_graph=True: a second backward through {name} would need its parameters after they are freed. "
+                "fully_shard computes first derivatives only; leave create_graph out, or keep this module unsharded."
+            )
+        self.schedule.comes_to(self.unit, around)
+        self.schedule.before_backward(self.unit)
+        if self.unit.gathered != of_forward:
+            raise RuntimeError(
+                f"the parameters of {name} have been changed between its forward and this backward (an optimizer's "
+                "step, a loaded state): gradients would be of neither model. Call backward first."
+            )
+
+    def _gradient_is_ready(self) -> None:
+        self.schedule.gradient_is_ready(self.unit)
+
+    def _inputs_are_ready(self, gradients: Any) -> None:
+        self.schedule.inputs_are_ready(self.unit)
 
 
-def _schedule_of(module: nn.Module) -> Schedule:
-    """One schedule for all units inside the module that is called first, which is the root."""
-    units: list[Any] = [m._fsdp for m in module.modules() if hasattr(m, "_fsdp")]
-    schedule = Schedule(module, units)
-    for unit in units:
-        unit.schedule = schedule
-    return schedule
+def _left_on(modules: Iterable[nn.Module]) -> list[Left]:
+    """Tensors with a history that are attributes of modules, or lie in one: forward may leave results there.
+
+    A mixture of experts keeps its balance loss so, for the training loop to collect.
+    """
+    if not torch.is_grad_enabled():
+        return []
+    found: list[Left] = []
+    for module in modules:
+        for value in vars(module).values():
+            if isinstance(value, dict):
+                value = value.values()
+            for item in value if isinstance(value, list | tuple | ValuesView) else (value,):
+                if isinstance(item, torch.Tensor) and item.grad_fn is not None:
+                    found.append((item, item.grad_fn))
+    return found
 
 
-def _before_forward(unit: Unit, module: nn.Module, args: Any, keywords: Any) -> tuple[Any, Any]:
-    """Gathers, and casts floating-point inputs to the dtype of computation."""
-    unit.schedule = unit.schedule or _schedule_of(module)
-    unit.schedule.enter(unit)
-    dtype = unit.mp_policy.param_dtype
-    if dtype is not None and unit.mp_policy.cast_forward_inputs:
-        args, keywords = tree_map(partial(_cast, dtype), (args, keywords))
-    if torch.is_grad_enabled() and not unit.in_backward:
-        unit.calls += 1  # where no input has a gradient, backward never tells that it is through: better late than early
-        inputs = [t for t in tree_leaves((args, keywords)) if _has_backward(t)]
-        if inputs:
-            torch.autograd.graph.register_multi_grad_hook(inputs, partial(_inputs_are_ready, unit))
-    return args, keywords
-
-
-def _after_forward(unit: Unit, module: nn.Module, args: Any, output: Any) -> Any:
-    """Frees, and sees to it that backward begins by gathering again. Runs after a failed forward too."""
-    if unit.mp_policy.output_dtype is not None:
-        output = tree_map(partial(_cast, unit.mp_policy.output_dtype), output)
-    results = [t for t in tree_leaves(output) if _has_backward(t)]
-    if results and torch.is_grad_enabled() and not unit.in_backward:
-        hook = partial(_outputs_gradient_came, unit)
-        torch.autograd.graph.register_multi_grad_hook(results, hook, mode="any")
-    unit.schedule.leave(unit, backward_will_come=bool(results))
-    return output
-
-
-def _outputs_gradient_came(unit: Unit, gradient: torch.Tensor) -> None:
-    unit.schedule.before_backward(unit)
-
-
-def _gradient_is_ready(unit: Unit) -> None:
-    unit.schedule.gradient_is_ready(unit)
-
-
-def _inputs_are_ready(unit: Unit, gradients: Any) -> None:
-    """Backward has passed one forward of this unit; after the last of them nothing in it is needed any more."""
-    unit.calls -= 1
-    if unit.calls == 0 and unit.in_backward:
-        unit.schedule.inputs_are_ready(unit)
-
-
-def _cast(dtype: torch.dtype, value: Any) -> Any:
-    floating = isinstance(value, torch.Tensor) and value.dtype.is_floating_point
-    return value.to(dtype) if floating else value
-
-
-def _has_backward(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
+def _cast(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.dtype.is_floating_point else tensor

@@ -2,7 +2,7 @@
 
 Neither fails by itself: the optimizer would update tensors that the model no longer uses, the loss would give its gradients
 to them. Replaced parameters are marked, and whoever meets the mark says so. So is an optimizer's state that was loaded
-for other parts than this rank's.
+for other parts than this rank's, and an optimizer that is wrong on parts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from dtcourse.plural import plural
 from dtcourse.sharding.sharded_parameter import ShardedParameter
 
 
@@ -32,6 +33,16 @@ def _backward_of_old_forward(original: torch.Tensor) -> None:
 
 
 def _optimizer_will_step(optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    needs_whole = getattr(
+        optimizer, "needs_whole_parameters", isinstance(optimizer, torch.optim.LBFGS)
+    )
+    if needs_whole and any(isinstance(p, ShardedParameter) for p in parameters):
+        raise ValueError(
+            f"{type(optimizer).__name__} looks at whole parameters (their norms, products of gradients), and each rank "
+            "keeps a part of each: take one that goes element by element (SGD, Adam, AdamW), or keep the parameters "
+            "whole, as sharding.ShardedDataParallel does."
+        )
     for parameter, slots in optimizer.state.items():
         if isinstance(parameter, ShardedParameter):
             for slot, value in slots.items():
@@ -41,15 +52,16 @@ def _optimizer_will_step(optimizer: torch.optim.Optimizer, args: Any, keywords: 
                         f"{parameter.data.numel()}: a state of another number of ranks, or of a whole model, was loaded. "
                         "sharding.checkpoint saves and loads for any number of ranks."
                     )
-    stale = [
-        p._sharded_as
-        for group in optimizer.param_groups
-        for p in group["params"]
-        if hasattr(p, "_sharded_as")
-    ]
+    views = [p for p in parameters if hasattr(p, "place") and not isinstance(p, ShardedParameter)]
+    if views:
+        raise ValueError(
+            f"this optimizer was built while parameters were gathered: it holds {len(views)} whole ones, the first "
+            f"{views[0].place.name}, that are freed again and never trained. Call reshard() before you build it."
+        )
+    stale = [p._sharded_as for p in parameters if hasattr(p, "_sharded_as")]
     if stale:
         raise ValueError(
-            f"this optimizer was built before fully_shard: it holds {len(stale)} parameters that the model no longer uses "
+            f"this optimizer was built before fully_shard: it holds {plural(len(stale), 'parameter')} that the model no longer uses "
             f"({', '.join(stale[:3])}{', ...' if len(stale) > 3 else ''}). Shard the model first, then build the optimizer."
         )
 

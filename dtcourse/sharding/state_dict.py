@@ -9,52 +9,74 @@ all ranks together: if one rank refuses, all do. For models that no single rank 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtcourse.collectives.compat import all_gather_single
+from dtcourse.parameters.agreement import on_any_rank, raise_on_all_ranks
 from dtcourse.sharding.flat_parameter import FlatParameter
-from dtcourse.sharding.sharded_parameter import Place, ShardedParameter
-from dtcourse.sharding.unit import Unit
+from dtcourse.sharding.sharded_parameter import Place
+from dtcourse.sharding.unit import Unit, units_in
+from dtcourse.torch_private import all_gather_single, is_persistent, own_buffers, own_parameters
 
 State = dict[str, torch.Tensor]
 
 
 class Entry(NamedTuple):
-    """One parameter of a sharded model."""
+    """One parameter of the model: of a unit, or of none, and then whole on every rank."""
 
-    names: list[str]  # by which the model knows it: several where tied
-    unit: Unit
-    flat: FlatParameter
-    place: Place
-    parameter: ShardedParameter
+    names: list[str]
+    """By which the model knows it: several where tied."""
+    parameter: nn.Parameter
+    """What this rank keeps: its part, shape (n,), or the whole."""
+    shape: torch.Size
+    """Of the whole."""
+    unit: Unit | None = None
+    flat: FlatParameter | None = None
+    place: Place | None = None
+
+    def start(self) -> int:
+        """The first of the parameter's elements that this rank keeps."""
+        if self.flat is None or self.place is None:
+            return 0
+        return max(self.flat.rank * self.flat.part - self.place.start, 0)
+
+    def kept_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """What this rank keeps of something in the whole parameter's shape."""
+        if self.flat is None:
+            return whole
+        return whole.reshape(-1)[self.start() :][: self.parameter.numel()]
 
 
-def entries(model: nn.Module) -> Iterator[Entry]:
-    """All sharded parameters, in the order of units and flats."""
+def entries(model: nn.Module) -> list[Entry]:
+    """All parameters: the sharded ones in the order of units and flats, then those that are in no unit."""
     prefixes: dict[nn.Module, list[str]] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         prefixes.setdefault(module, []).append(prefix)
-    found = False
-    for module in model.modules():
-        unit = getattr(module, "_fsdp", None)
-        if unit is None:
-            continue
-        found = True
+
+    def names(holders: Iterable[tuple[nn.Module, str]]) -> list[str]:
+        return [_join(prefix, name) for holder, name in holders for prefix in prefixes[holder]]
+
+    found: list[Entry] = []
+    sharded: set[tuple[nn.Module, str]] = set()
+    units = units_in(model)
+    if not units:
+        raise ValueError(f"{type(model).__name__} is not sharded: apply fully_shard to it first")
+    for unit in units:
         for flat in unit.flats:
             for place, parameter in zip(flat.places, flat.sharded, strict=True):
-                names = [
-                    f"{prefix}.{attribute}" if prefix else attribute
-                    for holder, attribute in place.holders
-                    for prefix in prefixes[holder]
-                ]
-                yield Entry(names, unit, flat, place, parameter)
-    if not found:
-        raise ValueError(f"{type(model).__name__} is not sharded: apply fully_shard to it first")
+                entry = Entry(names(place.holders), parameter, place.shape, unit, flat, place)
+                found.append(entry)
+                sharded.update(place.holders)
+    others: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in prefixes:
+        for name, own in own_parameters(module).items():
+            if own is not None and (module, name) not in sharded:
+                others.setdefault(own, []).append((module, name))
+    return found + [Entry(names(holders), p, p.shape) for p, holders in others.items()]
 
 
 def gather_flats(
@@ -62,47 +84,44 @@ def gather_flats(
 ) -> Iterator[tuple[Entry, torch.Tensor | None]]:
     """Each parameter with the whole of what its ranks keep parts of: shape as the parameter's, on the CPU.
 
-    part: this rank's part of something shaped like the parameter, shape (n,); None where there is none on any rank
+    part: this rank's part of something shaped like the parameter, shape (n,); None where there is none on any rank.
+          The whole for a parameter that is in no unit
     only_first: the first rank alone gets the whole; None elsewhere
 
-    One all-gather a parameter's flat, of n + padding elements in the dtype of the parts.
+    One all-gather per flat, of n + padding elements in the dtype of the parts.
     """
-    todo = list(entries(model))
-    by_flat: dict[int, list[Entry]] = {}
-    for entry in todo:
-        by_flat.setdefault(id(entry.flat), []).append(entry)
-    for group in by_flat.values():
-        flat, ranks = group[0].flat, group[0].unit.ranks
+    wanted = not only_first or dist.get_rank() == 0
+    by_flat: dict[tuple[Unit, FlatParameter], list[Entry]] = {}
+    for entry in entries(model):
+        if entry.unit is None or entry.flat is None:
+            value = part(entry)
+            yield entry, value.cpu().clone() if value is not None and wanted else None
+        else:
+            by_flat.setdefault((entry.unit, entry.flat), []).append(entry)
+    for (unit, flat), group in by_flat.items():
         parts = [part(entry) for entry in group]
-        present = _anywhere([p is not None for p in parts], group[0].unit)
+        present = on_any_rank([p is not None for p in parts], unit.ranks.shard, unit.device)
         dtype = next((p.dtype for p in parts if p is not None), flat.dtype)
-        mine = torch.zeros(flat.part, dtype=dtype, device=group[0].unit.device)
-        for entry, piece in zip(group, parts, strict=True):
-            a, b = flat.mine(entry.place)
+        mine = torch.zeros(flat.part, dtype=dtype, device=unit.device)
+        for place, piece in zip(flat.places, parts, strict=True):
+            a, b = flat.mine(place)
             if piece is not None:
                 mine[a:b].copy_(piece)
         whole = torch.empty(flat.padded, dtype=dtype, device=mine.device)
-        all_gather_single(whole, mine, group=ranks.shard)
-        wanted = not only_first or dist.get_rank() == 0
-        for entry, exists in zip(group, present, strict=True):
-            place = entry.place
+        all_gather_single(whole, mine, group=unit.ranks.shard)
+        for entry, place, exists in zip(group, flat.places, present, strict=True):
             if exists and wanted:
                 yield entry, whole[place.start : place.end].view(place.shape).cpu().clone()
             else:
                 yield entry, None
 
 
-def _anywhere(mine: list[bool], unit: Unit) -> list[bool]:
-    """Of several things, which are there on at least one of the ranks that share a unit out."""
-    flags = torch.tensor(mine, dtype=torch.int32, device=unit.device)
-    dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=unit.ranks.shard)
-    return [bool(flag) for flag in flags.tolist()]
-
-
 def full_state_dict(model: nn.Module, only_first: bool = False) -> State:
     """All parameters and buffers whole, by the plain model's names, on the CPU. Every rank must call it.
 
     only_first: the first rank alone gets them, the others an empty dict
+
+    What is in no unit is each rank's own: fully_shard keeps neither its values nor its gradients alike.
     """
     state = _named(gather_flats(model, lambda entry: entry.parameter.detach(), only_first))
     if only_first and dist.get_rank() != 0:
@@ -114,26 +133,20 @@ def full_state_dict(model: nn.Module, only_first: bool = False) -> State:
 
 def full_gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
     """All gradients whole, by name, None where there is none; a tied parameter once. Every rank must call it."""
-    return {
-        entry.names[0]: whole for entry, whole in gather_flats(model, lambda e: e.parameter.grad)
-    }
+    found = {e.names[0]: whole for e, whole in gather_flats(model, lambda e: e.parameter.grad)}
+    return {name: found[name] for name in _plain_order(model) if name in found}
 
 
 def load_full_state_dict(model: nn.Module, state: State) -> None:
-    """Takes this rank's part of each whole tensor. Every rank passes the same state.
+    """Takes this rank's part of each whole tensor, and all of what is in no unit. Every rank passes the same state.
 
     Raises ValueError on all ranks, before anything is changed, for names that are missing or unexpected, shapes that
     differ, and tied parameters with two values.
     """
-    agree(lambda: check_full(model, state))
+    raise_on_all_ranks(lambda: check_full(model, state))
     with torch.no_grad():
         for entry in entries(model):
-            low, high = entry.flat.rank * entry.flat.part, (entry.flat.rank + 1) * entry.flat.part
-            a, b = max(entry.place.start, low), min(entry.place.end, high)
-            if a < b:
-                whole = state[entry.names[0]].reshape(-1)
-                start = entry.place.start
-                entry.parameter.detach().copy_(whole[a - start : b - start])
+            entry.parameter.detach().copy_(entry.kept_of(state[entry.names[0]]))
         for name, buffer in buffers(model).items():
             buffer.copy_(state[name])
 
@@ -156,7 +169,7 @@ def check_names(
 
     ignore_empty: parameters without elements may be missing
     """
-    shapes = {name: tuple(e.place.shape) for e in entries(model) for name in e.names}
+    shapes = {name: tuple(e.shape) for e in entries(model) for name in e.names}
     shapes.update({name: tuple(b.shape) for name, b in buffers(model).items()})
     needed = {n for n, shape in shapes.items() if not ignore_empty or 0 not in shape}
     missing, extra = sorted(needed - found.keys()), sorted(found.keys() - shapes.keys())
@@ -171,23 +184,6 @@ def check_names(
             )
 
 
-def agree(check: Callable[[], Any]) -> Any:
-    """Runs `check` on every rank and returns its result; if it raises on any rank, raises on all of them."""
-    error, result = None, None
-    try:
-        result = check()
-    except Exception as caught:
-        error = caught
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, None if error is None else f"{type(error).__name__}: {error}")
-    if error is not None:
-        raise error
-    for rank, theirs in enumerate(everyone):
-        if theirs is not None:
-            raise ValueError(f"rank {rank} could not go on, so no rank does: {theirs}")
-    return result
-
-
 def _named(pairs: Iterator[tuple[Entry, torch.Tensor | None]]) -> State:
     return {name: whole for entry, whole in pairs if whole is not None for name in entry.names}
 
@@ -195,10 +191,10 @@ def _named(pairs: Iterator[tuple[Entry, torch.Tensor | None]]) -> State:
 def buffers(model: nn.Module) -> State:
     """The buffers that a plain model's state_dict has."""
     found = {}
-    for prefix, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                found[f"{prefix}.{name}" if prefix else name] = buffer
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in own_buffers(module).items():
+            if buffer is not None and is_persistent(module, name):
+                found[_join(prefix, name)] = buffer
     return found
 
 
@@ -206,9 +202,12 @@ def _plain_order(model: nn.Module) -> list[str]:
     """Names in the order of the plain model's state_dict."""
     names = []
     for prefix, module in model.named_modules(remove_duplicate=False):
-        for name in [*module._parameters, *module._buffers]:
-            names.append(f"{prefix}.{name}" if prefix else name)
+        names += [_join(prefix, name) for name in [*own_parameters(module), *own_buffers(module)]]
     return names
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
 
 
 def _some(names: list[str]) -> str:

@@ -12,7 +12,6 @@ When to call what is schedule.py's business. Bytes: a gather and a reduce-scatte
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,9 +20,9 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse import device, events
-from dtcourse.collectives.compat import all_gather_single, reduce_scatter_single
 from dtcourse.sharding.flat_parameter import FlatParameter
 from dtcourse.sharding.policies import MixedPrecisionPolicy, Ranks, is_offload
+from dtcourse.torch_private import all_gather_single, reduce_scatter_single, version_of
 
 SHARDED, GATHERING, WHOLE = "sharded", "gathering", "whole"
 Named = tuple[str, nn.Parameter, tuple[tuple[nn.Module, str], ...]]
@@ -69,13 +68,7 @@ class Unit:
         self.state = SHARDED
         self.kept_by_user = False  # gathered by unshard(): only the user, or a forward, frees it
         self._arriving: list[tuple[Any, torch.Tensor]] = []
-        # Schedule's notes on this backward pass.
-        self.in_backward = False
-        self.waiting = 0  # gradients still to come
-        self.calls = 0  # forwards whose inputs' gradients are still to come
-        self.innermost = True  # no other unit inside
-        self.schedule: Any = None
-        self._since: dict[str, float] = {}
+        self.gathered: list[int] = []  # which versions of the shards are, or were last, the whole
 
     def _from_rank_0(self, flat: FlatParameter, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """This rank's part of the first rank's parameters: every rank starts as that one did."""
@@ -115,6 +108,7 @@ class Unit:
         if self.state != SHARDED:
             return
         self.state = GATHERING
+        self.gathered = [version_of(flat.shard) for flat in self.flats]
         if self.flats:
             events.instant(f"gather {self.name}", "memory", bytes=self.whole_bytes)
         with torch.no_grad():
@@ -130,8 +124,6 @@ class Unit:
     def finish_gather(self) -> None:
         """Waits until the parameters are whole, and puts them into the module."""
         self.start_gather()
-        if self.state == WHOLE:
-            return
         if self._arriving:
             with events.span(f"wait for {self.name}", "wait"):
                 for work, _ in self._arriving:
@@ -140,6 +132,14 @@ class Unit:
         for flat in self.flats:
             flat.show_whole()
         self.state = WHOLE
+
+    def hide(self) -> None:
+        """Puts the shards back into the module while the whole stays in memory, for backward.
+
+        Between forward and backward, model.parameters() are then what an optimizer and zero_grad() are meant to see.
+        """
+        for flat in self.flats:
+            flat.show_shard()
 
     def free(self) -> None:
         """Puts the shards back into the module, and gives the memory of the whole back."""
@@ -154,18 +154,6 @@ class Unit:
         if self.flats:
             events.instant(f"free {self.name}", "memory", bytes=self.whole_bytes)
 
-    # --- the timeline -----------------------------------------------------------------------------------------
-
-    def begun(self, what: str) -> None:
-        """Notes the start of this unit's computation, where no other unit's runs inside."""
-        if self.innermost and events.recording():
-            self._since.setdefault(what, time.monotonic())
-
-    def ended(self, what: str) -> None:
-        """Records the computation as an event."""
-        if what in self._since:
-            events.add(f"{what} {self.name}", "compute", self._since.pop(what), time.monotonic())
-
     # --- gradients --------------------------------------------------------------------------------------------
 
     def pack_gradients(self) -> None:
@@ -179,6 +167,11 @@ class Unit:
         """Starts to sum the gradients over the ranks. They leave this unit: the next backward finds it empty."""
         flats = [flat for flat in self.flats if flat.trains]
         return [Reduction(flat, self.ranks, self.name) for flat in flats]
+
+
+def units_in(module: nn.Module) -> list[Unit]:
+    """The units of a module and of all modules inside, in their order."""
+    return [vars(m)["_fsdp"] for m in module.modules() if "_fsdp" in vars(m)]
 
 
 class Reduction:

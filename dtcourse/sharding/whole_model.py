@@ -10,7 +10,6 @@ A model too large for one rank is built on the meta device, where parameters hav
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,26 +17,7 @@ from torch import nn
 
 from dtcourse.sharding.policies import Ranks
 from dtcourse.sharding.unit import Named
-
-
-def check_same_on_all_ranks(named: list[Named], ranks: Ranks) -> None:
-    """Raises ValueError, naming ranks and shapes, unless every rank's unit has the same parameters."""
-    mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p, _ in named]
-    for group in filter(None, (ranks.shard, ranks.replicate)):
-        everyone: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(everyone, mine, group=group)
-        for rank, theirs in enumerate(everyone):
-            if theirs == everyone[0]:
-                continue
-            pairs = zip(everyone[0], theirs, strict=False)
-            a, b = next(
-                ((_words(a), _words(b)) for a, b in pairs if a != b),
-                (f"{len(everyone[0])} parameters", f"{len(theirs)}"),
-            )
-            raise ValueError(
-                f"the ranks shard different modules: rank 0 has {a}, rank {rank} has {b}. Build the same model on every "
-                "rank, and call fully_shard in the same order."
-            )
+from dtcourse.torch_private import own_buffers, own_parameters
 
 
 def materialise(
@@ -51,10 +31,10 @@ def materialise(
         p: nn.Parameter(torch.empty_like(p, device=where), p.requires_grad) for p in empty if first
     }
     for name, module in modules.items():
-        own = [p for p in module._parameters.values() if p is not None]
-        for attribute, buffer in module._buffers.items():
+        own = [p for p in own_parameters(module).values() if p is not None]
+        for attribute, buffer in own_buffers(module).items():
             if buffer is not None and buffer.is_meta:
-                module._buffers[attribute] = torch.empty_like(buffer, device=where)
+                own_buffers(module)[attribute] = torch.empty_like(buffer, device=where)
         if any(p in empty for p in own):
             if not hasattr(
                 module, "reset_parameters"
@@ -63,12 +43,12 @@ def materialise(
                     f"{name or 'the module'} ({type(module).__name__}) is on the meta device and has no reset_parameters "
                     "to give its parameters values: add one, or build the model on the CPU"
                 )
-            for attribute, p in module._parameters.items():
+            for attribute, p in own_parameters(module).items():
                 if p in made:
-                    module._parameters[attribute] = made[p]
+                    own_parameters(module)[attribute] = made[p]
     if first:
         for module in modules.values():
-            if any(p in set(made.values()) for p in module._parameters.values()):
+            if any(p in set(made.values()) for p in own_parameters(module).values()):
                 module.reset_parameters()  # type: ignore[operator]
     return [(name, made.get(p, p), holders) for name, p, holders in named]
 
@@ -76,14 +56,9 @@ def materialise(
 def share_buffers(modules: Iterable[nn.Module], ranks: Ranks, where: torch.device) -> None:
     """Every rank gets the first rank's buffers (running statistics), on the device."""
     for module in modules:
-        for name, buffer in module._buffers.items():
+        for name, buffer in own_buffers(module).items():
             if buffer is None:
                 continue
-            buffer = module._buffers[name] = buffer.to(where)
+            buffer = own_buffers(module)[name] = buffer.to(where)
             for group in filter(None, (ranks.shard, ranks.replicate)):
                 dist.broadcast(buffer, group=group, group_src=0)
-
-
-def _words(parameter: tuple[str, tuple[int, ...], str, bool]) -> str:
-    name, shape, dtype, trains = parameter
-    return f"{name} {list(shape)} {dtype.removeprefix('torch.')}{'' if trains else ' (frozen)'}"

@@ -15,28 +15,29 @@ that is 1.5 times DDP's volume; with `reduce_gradients`, which sends each gradie
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Joinable, JoinHook
 from torch.optim import Optimizer
 
 from dtcourse import events
+from dtcourse.parameters.buckets import Bucket
+from dtcourse.parameters.replicas import Group, check_same_on_all_ranks
+from dtcourse.sharding.exchange import reduce_to_owners, spread_from_owners
 from dtcourse.sharding.partition import (
-    Bucket,
-    Group,
-    assign,
+    assign_owners,
     by_turns,
-    check_same_parameters,
     in_buckets,
 )
+from dtcourse.torch_private import joining, joins_first
 
 BUCKET_BYTES = 4 << 20  # of parameters in one message; p of them are under way at once
 
 
-class ZeroRedundancyOptimizer(Optimizer):
+class ZeroRedundancyOptimizer(Optimizer, Joinable):
     """Runs `optimizer_class` on this rank's share of the parameters, and keeps all ranks' parameters equal.
 
     params:          parameters, named parameters or groups of them, as for any optimizer; the same on every rank
@@ -48,6 +49,9 @@ class ZeroRedundancyOptimizer(Optimizer):
     owner: {parameter: rank of the group that updates it}. Hyperparameters are read from `param_groups` at each step,
     so learning-rate schedulers work. Gradients must be averaged before `step`: by DDP, by `reduce_gradients` or by
     ShardedDataParallel (ZeRO-2). Raises ValueError if the ranks pass different parameters, or none.
+
+    Frozen parameters cost nothing, so they are dealt out apart; one that is unfrozen later is updated from then on (a
+    wrapper has to be made again for it). Uneven inputs: Join([ddp_model, optimizer]), in that order.
     """
 
     def __init__(
@@ -68,11 +72,17 @@ class ZeroRedundancyOptimizer(Optimizer):
             raise ValueError("this rank is not in process_group, so it has no share of the work")
         self.owner: dict[torch.Tensor, int] = {}
         self._loads = [0] * self.world_size
+        self._frozen_loads = [0] * self.world_size
+        self._changing: set[torch.Tensor] = set()  # trained now or before: a step may change them
+        self._means: dict[
+            torch.Tensor, torch.Tensor | None
+        ] = {}  # what reduce_gradients has left here
         self._local: Optimizer | None = None
         self._consolidated: dict[str, Any] | None = None
 
-        super().__init__(params, defaults)  # calls add_param_group for each group
-        check_same_parameters([g["params"] for g in self.param_groups], self.process_group)
+        Joinable.__init__(self)
+        Optimizer.__init__(self, params, defaults)  # calls add_param_group for each group
+        self._check_same(self.param_groups)
         self._local = optimizer_class([self._own_part(g) for g in self.param_groups], **defaults)
         self._local.state = self.state  # one state, seen through both
         self.defaults = self._local.defaults
@@ -83,13 +93,16 @@ class ZeroRedundancyOptimizer(Optimizer):
         """Adds parameters: every rank calls it with the same ones. Owners of the earlier ones stay."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        sizes = [p.numel() if p.requires_grad else 0 for p in group["params"]]
-        owners = assign(sizes, self.world_size, self._loads)
-        for parameter, size, owner in zip(group["params"], sizes, owners, strict=True):
-            self.owner[parameter] = owner
-            self._loads[owner] += size
+        for trained, loads in ((True, self._loads), (False, self._frozen_loads)):
+            parameters = [p for p in group["params"] if p.requires_grad == trained]
+            owners = assign_owners([p.numel() for p in parameters], self.world_size, loads)
+            for parameter, owner in zip(parameters, owners, strict=True):
+                self.owner[parameter] = owner
+                loads[owner] += parameter.numel()
+            if trained:
+                self._changing.update(parameters)
         if self._local is not None:
-            check_same_parameters([group["params"]], self.process_group)
+            self._check_same([group])
             self._local.add_param_group(self._own_part(group))
             self._places = self._where()
 
@@ -106,79 +119,73 @@ class ZeroRedundancyOptimizer(Optimizer):
         Afterwards a parameter has a gradient on its owner, and None elsewhere. One that has no gradient on this rank
         counts as zero, since it may have one on another.
         """
-        self._in_flight(self._buckets(), self._start_reduce, self._end_reduce)
+        if joining(self):
+            raise ValueError(
+                "inside Join, a rank without data shadows DistributedDataParallel's averages and this optimizer's steps, "
+                "not reduce_gradients(): wrap the model in DistributedDataParallel, and pass both to Join"
+            )
+        if any(p.grad is mean for p, mean in self._means.items()):
+            raise RuntimeError(
+                "gradients were added to a mean, which would be averaged again: run all micro-batches first and call "
+                "reduce_gradients() once before step(), or wrap the model in ShardedDataParallel"
+            )
+        trained = {p for p in self.owner if p.requires_grad}
+        buckets = self._buckets(trained)
+        reduce_to_owners(buckets, self.process_group)
+        self._means = {p: p.grad for b in buckets if b.owner == self.rank for p in b.parameters()}
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Updates the own parameters, then spreads all of them from their owners. All ranks call it."""
+    def step(self, closure: Callable[[], float] | None = None, **keywords: Any) -> float | None:  # type: ignore[override]
+        """Updates the own parameters, then spreads all of them from their owners. All ranks call it.
+
+        Further keywords go to the own optimizer's step.
+        """
         assert self._local is not None, "set by __init__"
-        self._check_not_moved()
+        self._check_step()
         self._consolidated = None
+        self._means.clear()
         self._copy_options(self.param_groups, self._local.param_groups)
+        if closure is not None:  # there are optimizers whose step takes none
+            keywords["closure"] = closure
         with events.span("update own parameters", "compute"):
-            loss = self._local.step(closure)  # type: ignore[arg-type]
+            loss = self._local.step(**keywords)
         self._copy_options(self._local.param_groups, self.param_groups)
-        self._in_flight(self._buckets(), self._start_broadcast, self._end_broadcast)
+        # One that is frozen by now still changes, where a gradient is left: by momentum, by weight decay.
+        self._changing |= {p for p in self.owner if p.requires_grad}
+        spread_from_owners(self._buckets(self._changing), self.process_group)
         return loss
 
-    def _buckets(self) -> list[Bucket]:
-        trained = [p for g in self.param_groups for p in g["params"] if p.requires_grad]
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Lets go of all gradients, or sets them to zero: every rank's own ones."""
+        self._means.clear()
+        super().zero_grad(set_to_none)
+
+    def _buckets(self, chosen: set[torch.Tensor]) -> list[Bucket]:
         buckets: list[Bucket] = []
         for rank in range(self.world_size):
-            mine = [p for p in trained if self.owner[p] == rank]
+            mine = [p for p in self.owned(rank) if p in chosen]
             buckets += in_buckets(mine, self.owner.__getitem__, BUCKET_BYTES)
         return list(by_turns(buckets, self.world_size))
 
-    def _in_flight(self, buckets: list[Bucket], start: Any, end: Any) -> None:
-        """Starts all buckets in order, with a message of each owner under way: memory for p buckets, not for all."""
-        waiting: deque[tuple[Bucket, torch.Tensor, dist.Work]] = deque()
-        for bucket in buckets:
-            if len(waiting) == self.world_size:
-                self._end_oldest(waiting, end)
-            waiting.append((bucket, *start(bucket)))
-        while waiting:
-            self._end_oldest(waiting, end)
+    # --- uneven inputs: torch.distributed.algorithms.Join ---------------------------------------------------
 
-    @staticmethod
-    def _end_oldest(waiting: deque[tuple[Bucket, torch.Tensor, dist.Work]], end: Any) -> None:
-        bucket, flat, work = waiting.popleft()
-        work.wait()
-        end(bucket, flat)
+    def join_hook(self, **keywords: Any) -> JoinHook:
+        """What this rank does for the others once it has no more data: it updates its own parameters and sends them.
 
-    def _start_broadcast(self, bucket: Bucket) -> tuple[torch.Tensor, dist.Work]:
-        first = bucket.tensors[0].detach()
-        if len(bucket.tensors) == 1 and first.is_contiguous():
-            flat = first  # written where it lies
-        elif bucket.owner == self.rank:
-            flat = torch.cat([p.detach().reshape(-1) for p in bucket.tensors])
-        else:
-            flat = bucket.empty()
-        return flat, dist.broadcast(
-            flat, group=self.process_group, group_src=bucket.owner, async_op=True
-        )
+        DistributedDataParallel, before it in the list, has left it the mean gradients. Hyperparameters are those that
+        this rank had last: a schedule goes on only where there is data, so call its step outside Join.
+        """
+        return _ZeroJoinHook(self)
 
-    def _end_broadcast(self, bucket: Bucket, flat: torch.Tensor) -> None:
-        if bucket.owner == self.rank or flat.data_ptr() == bucket.tensors[0].data_ptr():
-            return
-        for parameter, value in zip(bucket.tensors, bucket.views(flat), strict=True):
-            parameter.detach().copy_(value)
+    @property
+    def join_device(self) -> torch.device:
+        """Where Join counts the ranks that still have data."""
+        return self._places[0][1]
 
-    def _start_reduce(self, bucket: Bucket) -> tuple[torch.Tensor, dist.Work]:
-        flat = bucket.empty()
-        for parameter, part in zip(bucket.tensors, bucket.views(flat), strict=True):
-            if parameter.grad is None:
-                part.zero_()
-            else:
-                torch.mul(parameter.grad, 1.0 / self.world_size, out=part)
-            parameter.grad = None
-        return flat, dist.reduce(
-            flat, group=self.process_group, group_dst=bucket.owner, async_op=True
-        )
-
-    def _end_reduce(self, bucket: Bucket, flat: torch.Tensor) -> None:
-        if bucket.owner == self.rank:
-            for parameter, mean in zip(bucket.tensors, bucket.views(flat), strict=True):
-                parameter.grad = mean
+    @property
+    def join_process_group(self) -> Any:
+        """The ranks that join."""
+        return self.process_group
 
     # --- state dicts ----------------------------------------------------------------------------------------
 
@@ -241,6 +248,14 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     # --- bookkeeping ----------------------------------------------------------------------------------------
 
+    def _check_same(self, groups: list[dict[str, Any]]) -> None:
+        named = [
+            (f"parameter {place} of group {number}", parameter)
+            for number, group in enumerate(groups)
+            for place, parameter in enumerate(group["params"])
+        ]
+        check_same_on_all_ranks(named, self.process_group, "optimize different parameters")
+
     def _own_part(self, group: dict[str, Any]) -> dict[str, Any]:
         options = {k: v for k, v in group.items() if k not in ("params", "param_names")}
         return options | {"params": [p for p in group["params"] if self.owner[p] == self.rank]}
@@ -253,13 +268,28 @@ class ZeroRedundancyOptimizer(Optimizer):
     def _where(self) -> list[tuple[torch.dtype, torch.device]]:
         return [(p.dtype, p.device) for group in self.param_groups for p in group["params"]]
 
-    def _check_not_moved(self) -> None:
+    def _check_step(self) -> None:
+        if joining(self) and joins_first(self):
+            raise ValueError(
+                "a step comes after the forward and backward of a model that averages: pass Join([model, optimizer]), the "
+                "DistributedDataParallel before its optimizer"
+            )
         for number, (before, now) in enumerate(zip(self._places, self._where(), strict=True)):
             if before != now:
                 raise ValueError(
                     f"parameter {number} was {before[0]} on {before[1]} when the optimizer was built, and is {now[0]} on "
                     f"{now[1]}: move or convert the model first, then build the optimizer"
                 )
+
+
+class _ZeroJoinHook(JoinHook):
+    """Shadows the steps of the others by steps of its own."""
+
+    def __init__(self, optimizer: ZeroRedundancyOptimizer) -> None:
+        self.optimizer = optimizer
+
+    def main_hook(self) -> None:
+        self.optimizer.step()
 
 
 def _fits(state: torch.Size, parameter: torch.Size) -> bool:

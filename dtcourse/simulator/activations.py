@@ -73,6 +73,7 @@ def block(
     on: the kind of device (default: this machine's): a GPU's dropout keeps a byte an element, a CPU's a number, and
     autocast computes softmax in float32 on a GPU alone
     """
+    _counted(shape)
     p, gpu = _checked(batch, sequence, precision, attention, checkpointing, on)
     B, S, D, F, H = batch, sequence, shape.d_model, shape.ff, shape.n_heads
     N, kv = B * S, shape.kv_heads * shape.d_head
@@ -195,6 +196,16 @@ def _cast_weights(shape: Shape, p: Precision) -> list[Kept]:
     D, kv = shape.d_model, shape.kv_heads * shape.d_head
     numbers = 2 * D * D + 2 * D * kv + 2 * D * shape.ff
     return [Kept("cast weights", numbers, p.products)] if p.casts else []
+
+
+def _counted(shape: Shape) -> None:
+    gpt2 = {"positions": "learned", "norm": "layer", "mlp": "gelu", "experts": 0}
+    for name, counted in gpt2.items():
+        if getattr(shape, name, counted) != counted:
+            raise ValueError(
+                f"the activations of a Transformer with {name}={getattr(shape, name)!r} have no formula here (only those "
+                f"with {counted!r} have): trace the model with dtcourse.simulator.tracing"
+            )
 
 
 def _checked(

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dtcourse.profiling.memory_tracker import MemoryTracker
+from dtcourse.torch_private import fake_tensors
 
 
 def trace(
@@ -46,7 +46,7 @@ def trace(
     """
     if steps < 1:
         raise ValueError(f"steps is at least 1; got {steps}")
-    with FakeTensorMode():
+    with fake_tensors():
         model = build()
         updating = optimizer(model.parameters()) if optimizer else None
         batch = list(inputs())

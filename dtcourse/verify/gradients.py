@@ -6,6 +6,8 @@ by their gradients, never by "a similar loss".
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -24,11 +26,16 @@ def gradients_of(model: nn.Module) -> Gradients:
 
 
 def compare(
-    got: Gradients, expected: Gradients, tolerance: float = 1e-5, what: str = "gradient"
+    got: Gradients,
+    expected: Gradients,
+    tolerance: float = 1e-5,
+    what: str = "gradient",
+    norm: float = math.inf,
 ) -> float:
     """Returns the largest relative error; raises NotEqual where it is above `tolerance`.
 
-    The error of a parameter is max|got - expected| / max|expected|, with 1e-8 added below, so it has no unit.
+    The error of a parameter is |got - expected| / |expected|, with 1e-8 added below, so it has no unit; |x| is the largest
+    number in x, or, with norm=2, the 2-norm.
     Missing and unexpected parameters are errors too.
     """
     if got.keys() != expected.keys():
@@ -46,7 +53,7 @@ def compare(
             raise NotEqual(
                 f"{name}: the {what} has shape {tuple(mine.shape)}, not {tuple(right.shape)}"
             )
-        error = relative_error(mine, right)
+        error = relative_error(mine, right, norm)
         if not error <= worst:  # NaN counts as worst
             worst, worst_name = error, name
     if not worst <= tolerance:
@@ -60,12 +67,40 @@ def compare(
     return worst
 
 
-def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """max|got - expected| / max|expected|; both may be of any dtype and are compared in double precision."""
+def require_close(
+    got: torch.Tensor | None,
+    expected: torch.Tensor,
+    where: str,
+    tolerance: float = 1e-6,
+    hint: str = "",
+) -> None:
+    """Raises NotEqual where one tensor is not the other up to rounding, with what the difference looks like.
+
+    where:     what is compared, the beginning of the sentence: "on rank 1, the gradient of layer.weight"
+    tolerance: of max|got - expected| / max|expected|
+    hint:      a sentence more, or a question that leads on
+    """
+    if got is None:
+        raise NotEqual(f"{where}: there is none. {hint}".rstrip())
+    if got.shape != expected.shape:
+        shapes = f"{tuple(got.shape)}, not {tuple(expected.shape)}"
+        raise NotEqual(f"{where}: its shape is {shapes}. {hint}".rstrip())
+    error = relative_error(got, expected)
+    if not error <= tolerance:  # NaN is no number that is close
+        looks = looks_like(got, expected)
+        raise NotEqual(f"{where} is off by {error:.1e} of its size. {looks} {hint}".rstrip())
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor, norm: float = math.inf) -> float:
+    """max|got - expected| / max|expected|; both may be of any dtype and are compared in double precision.
+
+    norm: 2 for the 2-norm instead of the largest number
+    """
     if expected.numel() == 0:
         return 0.0
     got, expected = got.double(), expected.double()
-    return float((got - expected).abs().max() / (expected.abs().max() + 1e-8))
+    error, size = (torch.linalg.vector_norm(x, norm) for x in (got - expected, expected))
+    return float(error / (size + 1e-8))
 
 
 def looks_like(got: torch.Tensor, expected: torch.Tensor) -> str:

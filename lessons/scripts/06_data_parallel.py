@@ -1,6 +1,6 @@
 """Trains a small convolutional net on handwritten digits, data parallel.
 
-torchrun --standalone --nproc-per-node 2 06_data_parallel.py --epochs 2
+torchrun --standalone --nproc-per-node 2 lessons/scripts/06_data_parallel.py
 """
 
 import argparse

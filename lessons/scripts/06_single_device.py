@@ -1,6 +1,6 @@
 """Trains a small convolutional net on handwritten digits, on one device.
 
-python 06_single_device.py --epochs 2
+python lessons/scripts/06_single_device.py
 """
 
 import argparse

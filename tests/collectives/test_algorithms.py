@@ -290,7 +290,7 @@ def compare(got: Any, want: Any) -> str:
 def test_drawn_cases_agree_with_gloo(ranks: int, data: st.DataObject) -> None:
     # The first example of hypothesis is all minimal; the others are what counts.
     drawn = data.draw(st.lists(cases(ranks), min_size=60, max_size=60))
-    wrong = launch(work_through, ranks, drawn, timeout=60, backend="gloo", device="cpu")
+    wrong = launch(work_through, ranks, drawn, timeout=240, backend="gloo", device="cpu")
     assert not [w for on_rank in wrong for w in on_rank]
 
 
@@ -301,7 +301,7 @@ def test_every_algorithm_in_every_form(ranks: int) -> None:
         Case(c, a, (129,), "float32", "SUM", ranks - 1, strided, not strided, strided, 5)
         for (c, a), strided in itertools.product(PAIRS, [False, True])
     ]
-    wrong = launch(work_through, ranks, every, timeout=60, backend="gloo", device="cpu")
+    wrong = launch(work_through, ranks, every, timeout=240, backend="gloo", device="cpu")
     assert not [w for on_rank in wrong for w in on_rank]
 
 
@@ -465,7 +465,7 @@ def test_asynchronous_collectives_progress_without_wait_and_in_order() -> None:
         early = a.is_completed() or b.is_completed()
         if dist.get_rank() == 0:
             store.set("go", "")
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while not b.is_completed() and time.monotonic() < end:
             time.sleep(0.001)  # nobody calls wait(): the worker does it all
         ordered = a.is_completed()

@@ -11,8 +11,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from dtcourse import launch
-from dtcourse.collectives import backend, torch_private
+from dtcourse import launch, torch_private
+from dtcourse.collectives import backend
 from dtcourse.collectives.process_group import AlgorithmGroup
 from dtcourse.launch import RankFailure
 
@@ -319,7 +319,7 @@ def _all(folder):
 @functools.cache
 def _outcome(name, folder):
     try:
-        return list(launch(_all, RANKS, folder, backend=name, timeout=100))
+        return list(launch(_all, RANKS, folder, backend=name, timeout=240))
     except RankFailure as failure:
         return failure  # once, for all programs
 

@@ -1,22 +1,18 @@
-"""The model against its sources, against counted traffic, and against the clock under an emulated network."""
+"""The model against its sources, against counted traffic, and against an emulated network."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import math
-import statistics
-import time
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from dtcourse import launch
 from dtcourse.collectives import bench, cost
 from dtcourse.collectives.cost import Link, Terms, bus_bandwidth, crossover, fit, seconds, terms
-from dtcourse.collectives.network import EmulatedNetwork, sleep_until
+from dtcourse.emulation import EmulatedNetwork
 
 
 @pytest.mark.parametrize("p", [2, 4, 8])
@@ -112,49 +108,30 @@ def test_what_there_is_no_model_of(call, says):
         call()
 
 
-SLOW = EmulatedNetwork(latency=20e-3, bandwidth=10e6)
-SIZES = [4 << 10, 64 << 10, 256 << 10, 1 << 20]
-
-
-def measure(module, collective, sizes, repeats=3):
-    """Median seconds of the slowest rank."""
-    algorithm = importlib.import_module(f"dtcourse.collectives.{module}")
-    result = []
-    for size in sizes:
-        times = []
-        for _ in range(repeats):
-            x = torch.ones(size // 4)
-            # Ranks leave a barrier up to a latency apart; a moment of the clock they share is the same for all.
-            moment = torch.tensor([time.monotonic()], dtype=torch.double)
-            dist.all_reduce(moment, op=dist.ReduceOp.MAX)
-            start = moment.item() + 0.3
-            sleep_until(start)
-            getattr(algorithm, collective)(x)
-            slowest = torch.tensor([time.monotonic() - start])
-            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-            times.append(slowest.item())
-        result.append(statistics.median(times))
-    return result
-
-
-@pytest.mark.timing
-@pytest.mark.parametrize("algorithm", ["naive", "ring", "tree", "halving_doubling", "double_tree"])
-def test_predicted_is_measured_within_15_percent(algorithm):
-    link = Link(SLOW.latency, 1 / SLOW.bandwidth)
-    measured = launch(measure, 4, algorithm, "all_reduce", SIZES, backend="ring", network=SLOW)[0]
-    predicted = [seconds(algorithm, "all_reduce", s, 4, link) for s in SIZES]
-    errors = [abs(m - p) / m for m, p in zip(measured, predicted, strict=True)]
-    assert statistics.median(errors) < 0.15, list(zip(SIZES, measured, predicted, strict=True))
-
-
-@pytest.mark.timing
 def test_the_fit_finds_an_emulated_networks_own_numbers():
-    pairs = launch(
-        bench.ping_pong, 2, [1 << 10, 1 << 14, 1 << 18, 1 << 20], 3, 1, backend="ring", network=SLOW
-    )[0]
+    slow = EmulatedNetwork(latency=20e-3, bandwidth=10e6)
+    sizes = [1 << 10, 1 << 14, 1 << 18, 1 << 20]
+    pairs = launch(bench.ping_pong, 2, sizes, 3, 1, backend="ring", network=slow, clock="virtual")[
+        0
+    ]
     link = fit(*zip(*pairs, strict=True))
-    assert link.alpha == pytest.approx(SLOW.latency, rel=0.1)
-    assert link.bandwidth == pytest.approx(SLOW.bandwidth, rel=0.1)
+    assert link.alpha == pytest.approx(slow.latency, rel=1e-6)
+    assert link.bandwidth == pytest.approx(slow.bandwidth, rel=1e-6)
+
+
+def test_the_gap_makes_the_root_pay_and_gives_a_best_chunk():
+    free, paid = Link(1e-5, 1e-9), Link(1e-5, 1e-9, gap=1e-5)
+    root = [
+        seconds("naive", "all_reduce", 8, p, paid) - seconds("naive", "all_reduce", 8, p, free)
+        for p in (2, 8)
+    ]
+    assert root == pytest.approx([2 * 1e-5, 14 * 1e-5])  # 2 (p - 1) messages at one port
+    chunks = [1 << k for k in range(10, 24)]
+    times = [seconds("ring", "all_reduce", 1 << 24, 8, paid, chunk) for chunk in chunks]
+    best = chunks[times.index(min(times))]
+    assert chunks[0] < best < chunks[-1]
+    without = [seconds("ring", "all_reduce", 1 << 24, 8, free, chunk) for chunk in chunks]
+    assert min(without) == without[0]  # a message that costs nothing is never too small
 
 
 @pytest.mark.parametrize("backend", [None, "ring"])

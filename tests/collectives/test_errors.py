@@ -10,9 +10,19 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import launch
-from dtcourse.collectives import checks
+from dtcourse.collectives import EmulatedNetwork, checks
 from dtcourse.collectives.checks import Signature
 from dtcourse.collectives.reduce_ops import reduction_of
+
+ALGORITHMS = (
+    "naive",
+    "ring",
+    "tree",
+    "double_tree",
+    "halving_doubling",
+    "hierarchical",
+    "pairwise",
+)
 
 
 def messages(call: Callable[[], Any], ranks: int = 3) -> list[str]:
@@ -25,7 +35,7 @@ def messages(call: Callable[[], Any], ranks: int = 3) -> list[str]:
             return str(error)
         return "no error"
 
-    return list(launch(step, ranks, backend="gloo", device="cpu", timeout=20))
+    return list(launch(step, ranks, backend="gloo", device="cpu"))
 
 
 def test_wrong_arguments_that_one_rank_can_see() -> None:
@@ -54,7 +64,7 @@ def test_wrong_arguments_that_one_rank_can_see() -> None:
             r"got torch.int64 on cpu and torch.float32 on cpu": lambda: ring.all_gather_single(
                 torch.zeros(12, dtype=torch.int64), x
             ),
-            r"4 rows do not split evenly over 3 ranks": lambda: pairwise.all_to_all_single(
+            r"4 rows cannot be split evenly over 3 ranks": lambda: pairwise.all_to_all_single(
                 x.clone(), x
             ),
             r"input_split_sizes=\[1, 2, 3\] must be 3 sizes that add up to the tensor's 4 rows, got 3 that add up to 6": (
@@ -109,6 +119,75 @@ def test_sizes_that_differ_between_ranks_are_named_on_every_rank() -> None:
         assert "rank 2: all_reduce(op=SUM) of 11 x torch.float32" in message
 
 
+def call_all_with_sizes_that_differ(group: Any) -> dict[str, str]:
+    """Every collective of every algorithm, with one element more on ranks 2 and 3: what each call raises here."""
+    import importlib
+
+    from dtcourse.collectives import p2p
+
+    more = int(dist.get_rank() >= 2)
+    ranks, is_root = p2p.size(group), p2p.rank(group) == 0
+
+    def x(times: int = 1) -> torch.Tensor:
+        return torch.zeros((3 + more) * times)
+
+    lists = [x() for _ in range(ranks)]
+    calls: dict[str, Callable[[Any], Any]] = {
+        "broadcast": lambda f: f(x(), group=group),
+        "reduce": lambda f: f(x(), group=group),
+        "all_reduce": lambda f: f(x(), group=group),
+        "doubling_all_reduce": lambda f: f(x(), group=group),
+        "scatter": lambda f: f(x(), lists if is_root else None, group=group),
+        "gather": lambda f: f(x(), lists if is_root else None, group=group),
+        "all_gather": lambda f: f(lists, x(), group=group),
+        "all_gather_single": lambda f: f(x(ranks), x(), group=group),
+        "reduce_scatter": lambda f: f(x(), lists, group=group),
+        "reduce_scatter_single": lambda f: f(x(), x(ranks), group=group),
+        "all_to_all": lambda f: f([x() for _ in lists], lists, group=group),
+        "all_to_all_single": lambda f: f(x(ranks), x(ranks), group=group),
+    }
+    raised = {}
+    for name in ALGORITHMS:
+        module = importlib.import_module(f"dtcourse.collectives.{name}")
+        for collective, call in calls.items():
+            if hasattr(module, collective):
+                try:
+                    call(getattr(module, collective))
+                    raised[f"{name}.{collective}"] = "no error"
+                except ValueError as error:
+                    raised[f"{name}.{collective}"] = str(error)
+    return raised
+
+
+def in_groups_of_every_kind() -> dict[str, dict[str, str]]:
+    """Of the four ranks, the even ones and the odd ones; so one of each two has the longer tensors."""
+    from dtcourse.collectives.subgroup import Subgroup
+
+    halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    half = Subgroup(None, [r for r in range(4) if r % 2 == dist.get_rank() % 2])
+    groups = {
+        "all ranks": None,
+        "new_group": halves[dist.get_rank() % 2],
+        "subgroup": half,
+        "subgroup of a subgroup": Subgroup(half, [1, 0]),
+    }
+    return {name: call_all_with_sizes_that_differ(group) for name, group in groups.items()}
+
+
+@pytest.mark.parametrize(
+    "watched", [{}, {"record": True}, {"network": EmulatedNetwork(latency=1e-6)}], ids=str
+)
+def test_sizes_that_differ_on_gloo_however_it_is_watched(watched: dict[str, Any]) -> None:
+    run = launch(in_groups_of_every_kind, 4, backend="gloo", timeout=60, **watched)
+    for rank, by_group in enumerate(run):
+        for group, raised in by_group.items():
+            assert len(raised) == 47  # every pair of test_algorithms.py that moves data
+            for call, text in raised.items():
+                assert "not in the same collective" in text or "sends" in text, (call, group, text)
+                longer = 2 if group == "all ranks" else 2 + rank % 2
+                assert f"rank {longer}" in text, (call, group, text)
+
+
 def test_dtypes_roots_and_collectives_that_differ() -> None:
     def dtypes() -> None:
         from dtcourse.collectives import tree
@@ -153,7 +232,7 @@ def test_a_comparison_costs_no_message_and_is_made_once() -> None:
         with traffic.counting() as counted:
             for _ in range(3):
                 ring.all_reduce(torch.zeros(4))
-                notes.append(checks._notes[dist.group.WORLD].count)
+                notes.append(checks.notes_of(dist.group.WORLD).count)
         return [counted.messages_sent(), *notes]
 
     assert all(seen == [18, 1, 1, 1] for seen in launch(step, 4, backend="gloo", device="cpu"))
@@ -166,8 +245,7 @@ def test_comparing_always_or_never(mode: str, count: int) -> None:
 
         for _ in range(3):
             ring.all_reduce(torch.zeros(4))
-        notes = checks._notes.get(dist.group.WORLD)
-        return notes.count if notes else 0
+        return checks.notes_of(dist.group.WORLD).count
 
     run = launch(step, 2, backend="gloo", device="cpu", env={"DTCOURSE_CHECK": mode})
     assert list(run) == [count] * 2

@@ -84,9 +84,7 @@ def test_counted_messages_and_bytes_are_the_formulas(
     ranks: int, elements: int, chunk_bytes: int
 ) -> None:
     root = ranks - 1
-    run = launch(
-        count_all, ranks, elements, chunk_bytes, root, backend="gloo", device="cpu", timeout=60
-    )
+    run = launch(count_all, ranks, elements, chunk_bytes, root, backend="gloo", device="cpu")
     for rank in range(ranks):
         for name, counted in run[rank].items():
             if elements % ranks and name in (

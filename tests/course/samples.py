@@ -7,7 +7,7 @@ import random
 import torch
 import torch.distributed as dist
 
-from dtcourse.course.checks import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, require
 
 SHIFT = Exercise(
     "shift",
@@ -58,6 +58,19 @@ def check_double(answer: Answer) -> None:
         answer.call(_double, number, timeout=5) == 2 * number,
         f"double({number}) should be {2 * number}.",
     )
+
+
+# An answer that is called like a collective.
+ENDS = Exercise("ends", lesson="00", title="Ends", takes=("all_gather",), target="1 result")
+
+
+def _all_gather(all_gather):
+    return all_gather()
+
+
+@ENDS.check("comes to an end")
+def check_the_end(answer: Answer) -> None:
+    answer.run(_all_gather, 2, timeout=4)
 
 
 GOOD = """

@@ -1,26 +1,39 @@
-"""Every exercise of the course: its solution passes, each plausible wrong answer is rejected with the sentence that
-helps, and the untouched exercise fails politely. Mutants are in tests/course/mutants/lesson_NN.py."""
+"""Every exercise of the course: its solution passes and so do other right answers, each plausible wrong answer is rejected
+with the sentence that helps, and the untouched exercise fails politely. Answers are in mutants/, in a file each as the
+checks are:
+
+    MUTANTS    [(name, words of the sentence that rejects it, answer)]
+    ACCEPTED   [(name, answer)]: right, and another way than the solution's
+    NOTHING    [(name, answer)]: does nothing, or has it done by what is there already; earns no point
+
+An answer is code, or edits of the solution's own cell: ((right, wrong), ...).
+"""
 
 from __future__ import annotations
 
 import ast
 import copy
 import importlib.util
+import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from dtcourse.course import checks, places
 from dtcourse.course import notebook as nbfile
-from dtcourse.course import places
-from dtcourse.course.checks import Exercise, Report, exercises, judge
-from dtcourse.course.checks.framework import Unfinished
-from dtcourse.course.checks.runs import InKernel
-from dtcourse.course.checks.sandbox import define
-from dtcourse.course.checks.taking import take
-from dtcourse.course.grading import check_notebook
+from dtcourse.course.grading import check_in
+from dtcourse.course.judging import Exercise, Report, bubblewrap, exercises, forbidden, judge
+from dtcourse.course.judging.framework import Refused, Unfinished, Verdict
+from dtcourse.course.judging.runs import InKernel
+from dtcourse.course.judging.sandbox import Sandbox
+from dtcourse.course.judging.serving import define
+from dtcourse.course.judging.taking import take
+from tests.course import rotation
+from tests.course.edits import edited
 
 MUTANTS = Path(__file__).with_name("mutants")
-ENOUGH = 3
+ENOUGH, ENOUGH_ACCEPTED = 3, 2
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SOLUTIONS = places.notebooks("solutions")
@@ -28,15 +41,30 @@ EXERCISES = places.notebooks("exercises")
 ALL = exercises()
 
 
-def mutants(lesson: str) -> dict[str, list[tuple[str, str, str]]]:
-    """{exercise: [(name, fragment of the sentence, code)]} of a lesson."""
-    path = MUTANTS / f"lesson_{lesson}.py"
+@cache
+def answers(exercise: str, kind: str) -> list[tuple]:
+    """The answers of one kind to an exercise, by its name: MUTANTS, ACCEPTED or NOTHING."""
+    folder = Path(sys.modules[ALL[exercise].checks[0].function.__module__].__file__).parent.name
+    path = MUTANTS / folder / f"{exercise}.py"
     if not path.is_file():
-        return {}
-    spec = importlib.util.spec_from_file_location(f"mutants_{lesson}", path)
+        return []
+    spec = importlib.util.spec_from_file_location(f"mutants_{exercise}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.MUTANTS
+    return getattr(module, kind, [])
+
+
+def written(exercise: Exercise, answer: str | tuple[tuple[str, str], ...]) -> str:
+    """An answer's code: its own, or the solution's cell with its edits, each of which is at one place there."""
+    if isinstance(answer, str):
+        return answer
+    notebook = nbfile.read(SOLUTIONS[exercise.lesson])
+    (code,) = (
+        cell["source"]
+        for cell in notebook["cells"]
+        if "BEGIN SOLUTION" in cell["source"] and exercise.takes[0] in defined(cell["source"])
+    )
+    return edited(code, *answer)
 
 
 def with_mutant(notebook: dict, code: str) -> dict:
@@ -63,27 +91,78 @@ def defined(code: str) -> set[str]:
     return {node.name for node in ast.parse(code).body if isinstance(node, kinds)}
 
 
-def put(exercise: Exercise, notebook: dict) -> Report:
-    """Judge an answer that we trust: on ranks, but without a process of its own, which takes seconds to start."""
+class Enough(Exception):
+    """A check has said what was to be heard: the others need not run."""
+
+
+def put(exercise: Exercise, notebook: dict, wanted: str | None = None) -> Report:
+    """Judge an answer that we trust: on ranks, but without a process of its own, which takes seconds to start.
+
+    wanted: raise Enough as soon as a check fails with a sentence that has this in it
+    """
+
+    def heard(verdict: Verdict) -> None:
+        if wanted is not None and not verdict.passed and wanted in str(verdict):
+            raise Enough
+
     try:
-        functions = define(take(notebook, exercise.takes), exercise.takes)
+        pieces = take(notebook, exercise.takes)
+        if refused := forbidden.found(pieces, exercise.forbidden):
+            raise Refused(refused)
+        functions = define(pieces, exercise.takes)
     except Unfinished as error:
         return Report(exercise, unfinished=str(error))
-    return judge(exercise, InKernel(functions))
+    except Refused as error:
+        return Report(exercise, refused=str(error))
+    return judge(exercise, InKernel(functions), on_verdict=heard)
+
+
+@pytest.fixture
+def its_turn(exercise, name):
+    """Skips most answers to lessons that the change is not about."""
+    if why := rotation.left_out(exercise.lesson, PLACES[exercise.name, name]):
+        pytest.skip(why)
 
 
 EVERY_MUTANT = [
     pytest.param(exercise, *mutant, id=f"{exercise.lesson}-{exercise.name}-{mutant[0]}")
     for exercise in ALL.values()
-    for mutant in mutants(exercise.lesson).get(exercise.name, [])
+    for mutant in answers(exercise.name, "MUTANTS")
 ]
+EVERY_NOTHING = [
+    pytest.param(exercise, *other, id=f"{exercise.lesson}-{exercise.name}-{other[0]}")
+    for exercise in ALL.values()
+    for other in answers(exercise.name, "NOTHING")
+]
+EVERY_ACCEPTED = [
+    pytest.param(exercise, *other, id=f"{exercise.lesson}-{exercise.name}-{other[0]}")
+    for exercise in ALL.values()
+    for other in answers(exercise.name, "ACCEPTED")
+]
+PLACES = {
+    (exercise.name, answer[0]): place
+    for place, (exercise, *answer) in enumerate(
+        one.values for one in EVERY_MUTANT + EVERY_NOTHING + EVERY_ACCEPTED
+    )
+}
 EVERY_EXERCISE = [pytest.param(one, id=f"{one.lesson}-{one.name}") for one in ALL.values()]
 
 
-@pytest.mark.parametrize("exercise", EVERY_EXERCISE)
-def test_the_solution_passes(exercise):
-    report = check_notebook(nbfile.read(SOLUTIONS[exercise.lesson]), [exercise])[0]
-    assert report.passed and report.points == exercise.points, str(report)
+@pytest.fixture(scope="module")
+def sandbox():
+    """A process for all solutions that one worker tries, since it takes seconds to start."""
+    with Sandbox(3600, confined=not bubblewrap.why_not()) as started:
+        yield started
+
+
+@pytest.mark.parametrize("lesson", sorted({one.lesson for one in ALL.values()}))
+def test_the_solutions_pass(lesson, sandbox):
+    """In a process of their own, as they are graded."""
+    wanted = exercises(lesson).values()
+    reports = check_in(sandbox, nbfile.read(SOLUTIONS[lesson]), wanted)
+    assert [report.exercise for report in reports] == list(wanted)
+    for report in reports:
+        assert report.passed and report.points == report.exercise.points, str(report)
 
 
 @pytest.mark.parametrize("exercise", EVERY_EXERCISE)
@@ -93,21 +172,46 @@ def test_the_untouched_exercise_fails_politely(exercise):
     assert "not written yet" in report.unfinished, str(report)
 
 
-@pytest.mark.parametrize(("exercise", "name", "fragment", "code"), EVERY_MUTANT)
-def test_each_wrong_answer_is_rejected_with_the_sentence_that_helps(exercise, name, fragment, code):
+@pytest.mark.usefixtures("its_turn")
+@pytest.mark.parametrize(("exercise", "name", "answer"), EVERY_ACCEPTED)
+def test_other_right_answers_pass(exercise, name, answer):
     solution = nbfile.read(SOLUTIONS[exercise.lesson])
+    report = put(exercise, with_mutant(solution, written(exercise, answer)))
+    assert report.passed, f"{name}: {report}"
+
+
+@pytest.mark.usefixtures("its_turn")
+@pytest.mark.parametrize(("exercise", "name", "answer"), EVERY_NOTHING)
+def test_what_does_nothing_earns_nothing(exercise, name, answer):
+    solution = nbfile.read(SOLUTIONS[exercise.lesson])
+    report = put(exercise, with_mutant(solution, written(exercise, answer)))
+    assert report.points == 0 and not report.passed, f"{name}: {report}"
+
+
+@pytest.mark.usefixtures("its_turn")
+@pytest.mark.parametrize(("exercise", "name", "fragment", "answer"), EVERY_MUTANT)
+def test_each_wrong_answer_is_rejected_with_the_sentence_that_helps(
+    exercise, name, fragment, answer
+):
+    solution, code = nbfile.read(SOLUTIONS[exercise.lesson]), written(exercise, answer)
     assert defined(code) & set(exercise.takes), f"{name} defines none of {exercise.takes}"
-    report = put(exercise, with_mutant(solution, code))
+    try:
+        report = put(exercise, with_mutant(solution, code), wanted=fragment)
+    except Enough:
+        return
     assert not report.passed, f"{name} passes"
     assert fragment in str(report), str(report)
 
 
 @pytest.mark.parametrize("exercise", EVERY_EXERCISE)
-def test_every_exercise_has_points_checks_and_enough_mutants(exercise):
+def test_every_exercise_has_points_checks_and_enough_answers(exercise):
     assert exercise.checks and all(check.points > 0 for check in exercise.checks)
-    found = mutants(exercise.lesson).get(exercise.name, [])
+    found = answers(exercise.name, "MUTANTS")
+    assert answers(exercise.name, "NOTHING"), "what if it does nothing?"
+    others = answers(exercise.name, "ACCEPTED")
+    assert len(others) >= ENOUGH_ACCEPTED, f"{exercise.name}: {len(others)} other right answers"
     assert len(found) >= ENOUGH, f"{exercise.name} has {len(found)} mutants; {ENOUGH} are the least"
-    assert len({code for *_, code in found}) == len(found)
+    assert len({answer for *_, answer in found}) == len(found)
     assert all(len(fragment) >= 4 for _, fragment, _ in found)
 
 
@@ -130,7 +234,32 @@ def test_the_notebooks_check_every_exercise_for_its_points(lesson):
         assert calls[0]["metadata"]["nbgrader"]["points"] == exercise.points
 
 
+@pytest.mark.parametrize("exercise", EVERY_EXERCISE)
+def test_the_exercise_says_what_is_refused(exercise):
+    """In the text above its cell, in the words that the check's own list gives."""
+    text = ""
+    for cell in nbfile.read(EXERCISES[exercise.lesson])["cells"]:
+        if cell["cell_type"] == "markdown":
+            text = cell["source"]
+        elif exercise.takes[0] in defined(cell["source"]):
+            break
+    words = forbidden.in_words(exercise.forbidden)
+    assert words in text, f"solutions/{exercise.lesson}-...ipynb has to say: {words}"
+    assert text.count("is refused") == bool(words), "refused by the text, and by no check"
+
+
 def test_mutants_belong_to_exercises():
-    for path in MUTANTS.glob("lesson_*.py"):
-        lesson = path.stem.removeprefix("lesson_")
-        assert set(mutants(lesson)) <= set(exercises(lesson))
+    there = {path.relative_to(MUTANTS) for path in MUTANTS.glob("*/*.py")}
+    files = [sys.modules[one.checks[0].function.__module__].__file__ for one in ALL.values()]
+    assert there == {Path(*Path(file).parts[-2:]) for file in files}
+
+
+def test_every_file_of_checks_is_an_exercise():
+    for path in Path(checks.__file__).parent.glob("lesson_*/*.py"):
+        if "Exercise(" in path.read_text(encoding="utf-8"):
+            assert path.stem in ALL, path
+
+
+def test_folders_of_checks_are_called_like_the_notebooks():
+    names = {path.name for path in Path(checks.__file__).parent.glob("lesson_*")}
+    assert names == {f"lesson_{path.stem.replace('-', '_')}" for path in SOLUTIONS.values()}

@@ -68,6 +68,17 @@ def test_an_exercise_changed_by_hand_is_not_overwritten(solution):
     assert exercises.make(solution, force=True).what == "changed"
 
 
+def test_helpers_outside_of_functions_leave_no_stub_that_would_fail_the_cell(solution):
+    helper = "### BEGIN SOLUTION\ndef helper(x):\n    return 2 * x\n\n\n### END SOLUTION\n"
+    text = TEXT.replace("return 2 * x", "return helper(x)")
+    text = text.replace("\n# %% id=check", f"\n\n{helper}\n# %% id=check")
+    nbfile.write(authoring.build(text), solution)
+    cell = nbfile.read(exercises.make(solution).path)["cells"][1]["source"]
+    assert cell.count("raise NotImplementedError()") == 1 and "helper" not in cell
+    exec(cell.replace("raise NotImplementedError()", "return 2 * x"), space := {})
+    assert space["answer"](4) == 8
+
+
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
@@ -77,6 +88,11 @@ def test_an_exercise_changed_by_hand_is_not_overwritten(solution):
             "    ### BEGIN SOLUTION\n    return 2 * x\n    ### END SOLUTION\n",
             "    return x\n",
             "holds no region",
+        ),
+        (
+            "    ### BEGIN SOLUTION\n    return 2 * x\n    ### END SOLUTION\n",
+            "    return x\n\n\n### BEGIN SOLUTION\ny = 1\n### END SOLUTION\n",
+            "no region inside a function",
         ),
     ],
 )

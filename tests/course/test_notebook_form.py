@@ -3,11 +3,12 @@
 import copy
 import json
 
+import nbformat
 import pytest
 
-from dtcourse.course import authoring
+from dtcourse.course import authoring, lab, places
 from dtcourse.course import notebook as nbfile
-from dtcourse.course.normalise import normalise, staleness
+from dtcourse.course.normalise import LANGUAGE, normalise, staleness
 from tests.course.samples import notebook
 
 
@@ -201,3 +202,108 @@ def test_markdown_between_quotes():
         authoring.build('# %% [markdown] id=a\n"""\n# Hello\n"""\n')["cells"][0]["source"]
         == "# Hello"
     )
+
+
+COMMITTED = [
+    pytest.param(path, id=f"{kind}/{path.name}")
+    for kind in ("lessons", "solutions", "exercises")
+    for path in places.notebooks(kind).values()
+]
+
+
+@pytest.mark.parametrize("path", COMMITTED)
+def test_committed_notebooks_are_as_jupyters_server_writes_them(path):
+    """What JupyterLab's page does with one is asked of a real page, in tests/browser."""
+    text = path.read_text(encoding="utf-8")
+    assert nbformat.writes(nbformat.reads(text, as_version=4)) + "\n" == text
+    assert nbfile.dumps(nbfile.parse(text)) == text
+
+
+@pytest.mark.parametrize("path", COMMITTED)
+def test_committed_notebooks_hold_what_the_kernel_says_of_itself(path):
+    from ipykernel.ipkernel import IPythonKernel
+    from ipykernel.kernelspec import get_kernel_dict
+
+    metadata = nbfile.read(path)["metadata"]
+    said = {key: value for key, value in IPythonKernel.language_info.items() if key != "version"}
+    assert metadata["language_info"] == said
+    spec = get_kernel_dict()
+    assert metadata["kernelspec"] == {
+        "display_name": spec["display_name"],
+        "language": spec["language"],
+        "name": "python3",
+    }
+
+
+def every_kind_of_output() -> dict:
+    """One cell with each kind of output and of value that is not written like the others."""
+    found = messy()
+    found["cells"][0]["outputs"] = [
+        {"output_type": "stream", "name": "stdout", "text": "one\ntwo"},
+        {
+            "output_type": "display_data",
+            "metadata": {"image/png": {"width": 480.0, "height": 300.5}},
+            "data": {
+                "application/javascript": "let x\nlet y\n",
+                "application/json": ["a", "b"],
+                "application/vnd.plotly.v1+json": {"lines": "one\ntwo", "width": 7.0},
+                "image/png": "aaaa\nbbbb\n",
+                "image/svg+xml": "<svg>\n</svg>",
+                "text/html": "<p>\n</p>\n",
+                "text/latex": "$x$",
+            },
+        },
+        {
+            "output_type": "error",
+            "ename": "E",
+            "evalue": "one\ntwo",
+            "traceback": ["one\ntwo", "three"],
+        },
+    ]
+    found["cells"].append(
+        {
+            "cell_type": "markdown",
+            "id": "picture",
+            "metadata": {},
+            "source": "![a](attachment:a.png)",
+            "attachments": {"a.png": {"image/png": "aa\nbb", "text/plain": "one\ntwo"}},
+        }
+    )
+    return normalise(found)
+
+
+def test_every_kind_of_output_is_written_as_jupyters_server_writes_it():
+    text = nbfile.dumps(every_kind_of_output())
+    assert nbformat.writes(nbformat.reads(text, as_version=4)) + "\n" == text
+    assert nbfile.dumps(normalise(nbfile.parse(text))) == text
+    (shown,) = [o for o in json.loads(text)["cells"][0]["outputs"] if "data" in o]
+    assert shown["data"]["image/png"] == "aaaa\nbbbb\n"
+    assert shown["data"]["application/json"] == ["a", "b"]
+    assert '"width": 480\n' in text.replace(",", "")  # as JavaScript writes 480.0
+
+
+def test_python_s_version_stays_out_of_a_notebook_of_the_course():
+    model = {"type": "notebook", "content": normalise(messy(), seconds=1.0)}
+    model["content"]["metadata"]["language_info"]["version"] = "3.14.0"
+    written = copy.deepcopy(model)
+    lab.keep_form(model=model, path="lessons/x.ipynb", contents_manager=None)
+    assert model["content"]["metadata"]["language_info"] == LANGUAGE
+    del written["content"]["metadata"]["dtcourse"]  # somebody's own
+    own = copy.deepcopy(written)
+    lab.keep_form(model=own, path="mine.ipynb", contents_manager=None)
+    assert own == written
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"type": "directory", "content": None},
+        {"type": "file", "content": "text"},
+        {"type": "notebook", "content": {"cells": []}},
+        {"type": "notebook", "content": {"cells": [], "metadata": {"dtcourse": {}}}},
+    ],
+)
+def test_what_else_jupyterlab_saves_is_left_alone(model):
+    before = copy.deepcopy(model)
+    lab.keep_form(model=model, path="x", contents_manager=None)
+    assert model == before

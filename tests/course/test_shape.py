@@ -22,7 +22,7 @@ TEXT = """\
 
 # %% id=parameters tags=parameters
 WORLD_SIZE = 4
-DEVICE = BACKEND = CLUSTER = None
+DEVICE = BACKEND = None
 
 # %% id=one topics=02.spmd
 print(1)
@@ -66,7 +66,7 @@ def test_a_lesson_in_shape_has_no_faults():
         ("**Needs:** two CPU cores.", "", "what it needs"),
         ("![ranks](ranks.png)", "", "no picture"),
         ("id=parameters tags=parameters", "id=parameters", "0 cells are tagged `parameters`"),
-        ("DEVICE = BACKEND = CLUSTER = None", "DEVICE = None", "does not set BACKEND, CLUSTER"),
+        ("DEVICE = BACKEND = None", "DEVICE = None", "does not set BACKEND"),
         ("topics=02.launching", "", "no code cell teaches 02.launching"),
         ("topics=02.launching", "topics=02.launchin", "02.launchin is no topic"),
         ("topics=02.launching", "topics=launching", "write the topic as 02.launching"),

@@ -2,9 +2,9 @@
 
 import pytest
 
-from dtcourse.course.checks.framework import CheckFailed, Refused, Unfinished
-from dtcourse.course.checks.sandbox import define
-from dtcourse.course.checks.taking import take
+from dtcourse.course.judging.framework import CheckFailed, Refused, Unfinished
+from dtcourse.course.judging.serving import define
+from dtcourse.course.judging.taking import take
 from tests.course.samples import notebook
 
 
@@ -65,9 +65,10 @@ def test_an_answer_that_cannot_be_defined_names_its_cell():
     "code",
     [
         "import dtcourse.course.checks",
-        "from dtcourse.course.checks import framework",
+        "import dtcourse.course.judging",
+        "from dtcourse.course.judging import framework",
         "from dtcourse import course",
-        "import dtcourse\n    dtcourse.course.checks.framework.require = print",
+        "import dtcourse\n    dtcourse.course.judging.framework.require = print",
         "import gc",
         "import sys\n    sys.modules['x'] = 1",
         "import sys\n    sys._getframe(1).f_locals",
@@ -77,7 +78,8 @@ def test_an_answer_that_cannot_be_defined_names_its_cell():
         "from dtcourse.collectives import p2p\n    del p2p.send",
         "from dtcourse.collectives import p2p\n    setattr(p2p, 'send', print)",
         "import os\n    os.kill(os.getppid(), 9)",
-        "open('dtcourse/course/checks/lesson_02.py', 'w')",
+        "open('dtcourse/course/checks/lesson_02_processes_and_ranks/meet.py', 'w')",
+        "open('dtcourse/course/judging/runs.py', 'w')",
         "__import__('os')",
     ],
 )
@@ -98,3 +100,41 @@ def test_what_an_honest_answer_never_does_is_refused(code):
 )
 def test_honest_code_is_not_refused(code):
     assert take(notebook(f"def f(x=None):\n    {code}"), ("f",))
+
+
+STUB = "    # YOUR CODE HERE\n    raise NotImplementedError()"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"def f():\n{STUB}",
+        f'def f():\n    """What it does."""\n{STUB}',
+        f"def f(): return 1\n\n\ndef f():\n{STUB}",
+        'class f:\n    """Does."""\n\n    def __init__(self):\n        raise NotImplementedError\n\n'
+        "    def get(self):\n        raise NotImplementedError()",
+    ],
+)
+def test_what_stands_as_it_was_given_out_is_seen_without_running_it(code):
+    with pytest.raises(Unfinished, match="`f` is not written yet: replace"):
+        take(notebook(code), ("f",))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f():\n    return 1\n    raise NotImplementedError()",
+        f"def f():\n{STUB}\n\n\ndef f(): return 1",
+        f"def f():\n{STUB}\n\n\nf = min",
+        "class f:\n    def get(self): return 1\n\n    def put(self):\n        raise NotImplementedError()",
+    ],
+)
+def test_what_was_begun_is_run(code):
+    assert take(notebook(code), ("f",))
+
+
+def test_one_function_of_two_is_enough_to_run():
+    code = f"def f(): return 1\n\n\ndef g():\n{STUB}"
+    assert take(notebook(code), ("f", "g"))
+    with pytest.raises(Unfinished, match="`f`, `g` is not written yet"):
+        take(notebook(code, f"def f():\n{STUB}"), ("f", "g"))

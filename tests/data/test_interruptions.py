@@ -22,6 +22,7 @@ from dtcourse.data import (
     TokenBatchSampler,
     write_shards,
 )
+from dtcourse.data import loader as loading
 
 segments = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(0, 4)), max_size=4)
 
@@ -319,6 +320,25 @@ def test_after_a_dead_worker_the_position_is_good_for_going_on(tmp_path):
     before, seen = launch(read, 1, str(tmp_path / "mark"))[0]
     assert before < 12
     assert sorted(seen) == list(range(12))
+
+
+def test_what_torch_says_a_moment_after_a_lost_connection_is_what_is_raised():
+    """It says so from a signal handler, wherever the process is by then."""
+
+    def say(number, frame):
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+    class Lost:
+        def __next__(self):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            raise ConnectionResetError
+
+    before = signal.signal(signal.SIGALRM, say)
+    try:
+        with pytest.raises(RuntimeError, match="DataLoader worker"):
+            loading._next(Lost())
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 class Noise(Dataset):

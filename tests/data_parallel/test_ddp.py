@@ -244,7 +244,11 @@ def test_buckets_of_a_static_graph_are_built_again_with_what_is_unused_first():
         for i in range(2):
             x, y = CASES["unused"].batch(4, i)
             CASES["unused"].loss(model(x), y).backward()
-        return [model._names[p].split(".")[0] for b in model._buckets for p in b.parameters()]
+        return [
+            model.reducer.names[p].split(".")[0]
+            for b in model.reducer.buckets
+            for p in b.parameters()
+        ]
 
     order = launch(step, 2)[0]
     assert order == ["forgotten"] * 2 + ["out"] * 2 + ["used"] * 2
@@ -339,7 +343,7 @@ def test_gradients_are_views_into_the_buckets_and_stay_so():
             CASES["mlp"].loss(model(x), y).backward()
             inside = [
                 any(b.buffer().data_ptr() <= p.grad.data_ptr() < b.buffer().data_ptr() + b.buffer().nbytes
-                    for b in model._buckets)
+                    for b in model.reducer.buckets)
                 for p in model.parameters()
             ]  # fmt: skip
             places.append(all(inside))
@@ -366,7 +370,11 @@ def test_buckets_follow_the_order_of_readiness_after_the_first_step():
         for _ in range(2):
             model(torch.ones(1, 4)).sum().backward()
             orders.append(
-                [model._names[p].split(".")[0] for b in model._buckets for p in b.parameters()]
+                [
+                    model.reducer.names[p].split(".")[0]
+                    for b in model.reducer.buckets
+                    for p in b.parameters()
+                ]
             )
             model.zero_grad()
         return orders
@@ -420,6 +428,30 @@ def test_a_rank_without_any_data_in_the_first_epoch():
         assert torch.equal(a, b) and torch.allclose(a, c, atol=1e-6)
 
 
+def test_micro_batches_of_a_rank_that_joins_in_the_middle_of_them_count():
+    """Rank 1 has one micro-batch, which waits in no_sync() for a second; rank 0 has three, and averages the last two."""
+
+    def step(hook):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Linear(2, 1, bias=False))
+        if hook:
+            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        steps = []
+        with Join([model]):
+            for i in range(3 if dist.get_rank() == 0 else 1):
+                with model.no_sync() if i == 0 else nullcontext():
+                    model(torch.full((1, 2), float(i + 1))).sum().backward()
+                steps.append(model.module.weight.grad[0, 0].item())
+                if i == 1:
+                    model.zero_grad()
+        return steps
+
+    for hook in (False, True):
+        first, second = launch(step, 2, hook)
+        assert second == [1.0]
+        assert first == [1.0, (1 + 2 + 1) / 2, 3 / 2]
+
+
 # --- what it refuses --------------------------------------------------------------------------------------------
 
 
@@ -432,7 +464,7 @@ def test_a_rank_without_any_data_in_the_first_epoch():
         ),
         (
             lambda rank: nn.Sequential(*[nn.Linear(2, 2) for _ in range(1 + rank)]),
-            "rank 0 has 2 parameters and buffers, rank 1 has 4",
+            "rank 0 has 2 tensors, rank 1 has 4",
         ),
         (
             lambda rank: nn.Linear(2, 2, dtype=(torch.float32, torch.float64)[rank]),
@@ -446,8 +478,12 @@ def test_a_rank_without_any_data_in_the_first_epoch():
             lambda rank: nn.Linear(2, 2).requires_grad_(False),
             "none of the module's parameters needs a gradient",
         ),
+        (
+            lambda rank: nn.LazyLinear(2),
+            "lazy layers have no shapes yet: run the module's forward once",
+        ),
     ],
-    ids=["shapes", "number", "dtypes", "frozen on one rank", "nothing to train"],
+    ids=["shapes", "number", "dtypes", "frozen on one rank", "nothing to train", "lazy"],
 )
 def test_models_that_cannot_be_trained_together(build, message):
     """Said before anything is sent, and on every rank: none is left waiting for the others."""

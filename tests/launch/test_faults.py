@@ -21,15 +21,17 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import launch
-from dtcourse.launch import RankFailure, RankTimeout, server
+from dtcourse.launch import RankFailure, RankTimeout, server, standby
+from tests.launch.settling import settle
 
 
 def ranks_alive():
-    """Processes that the fork server has split off and that still live."""
+    """Processes that come from the fork server and still live, but for those that wait for the next launch."""
     if server.pid() is None or not psutil.pid_exists(server.pid()):
         return []
     children = psutil.Process(server.pid()).children(recursive=True)
-    return [c for c in children if c.status() != psutil.STATUS_ZOMBIE]
+    waiting = standby.pids()
+    return [c for c in children if c.pid not in waiting and c.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.fixture(autouse=True)
@@ -119,12 +121,12 @@ def test_a_receive_that_never_comes():
 
     start = time.monotonic()
     with pytest.raises(RankTimeout) as caught:
-        launch(step, 2, timeout=2)
-    assert time.monotonic() - start < 5
+        launch(step, 2, timeout=1)
+    assert time.monotonic() - start >= 1
     assert "waited in recv(), called in step()" in caught.value.waiting[0]
     assert "dist.recv(torch.zeros(1), src=1)" in caught.value.waiting[0]
     assert caught.value.waiting[1] == "had returned from the function"
-    assert "not done after 2 s" in str(caught.value)
+    assert "not done after 1 s" in str(caught.value)
 
 
 def test_a_collective_that_one_rank_skips():
@@ -135,7 +137,7 @@ def test_a_collective_that_one_rank_skips():
             dist.barrier()
 
     with pytest.raises(RankTimeout) as caught:
-        launch(step, 3, timeout=2)
+        launch(step, 3, timeout=1)
     assert "waited in all_reduce()" in caught.value.waiting[0]
     assert "waited in barrier()" in caught.value.waiting[2]
     assert str(caught.value).count("stack of rank") == 3
@@ -147,7 +149,17 @@ def test_a_rank_that_loops_for_ever():
             pass
 
     with pytest.raises(RankTimeout, match=r"rank 0 was in spin\(\)"):
-        launch(spin, 1, timeout=2)
+        launch(spin, 1, timeout=1)
+
+
+def test_the_time_limit_is_the_functions_own():
+    """What comes before it (here, an argument that takes its time to arrive) is not counted: a busy machine is no fault."""
+
+    class Slow:
+        def __reduce__(self):
+            return time.sleep, (1.5,)
+
+    assert list(launch(lambda late: dist.get_rank(), 2, Slow(), timeout=1)) == [0, 1]
 
 
 def test_a_function_that_cannot_be_pickled_names_the_object():
@@ -278,7 +290,7 @@ def test_processes_that_a_rank_started_end_with_it():
         return subprocess.Popen(["sleep", "300"]).pid
 
     pid = launch(start_one, 1)[0]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, "the sleeping child outlived its rank"
         time.sleep(0.05)
@@ -325,17 +337,17 @@ def gone_within(processes, seconds):
 def test_an_interrupt_from_the_keyboard_ends_all_ranks():
     process, family = start_sleeper()
     os.killpg(process.pid, signal.SIGINT)  # what a terminal and Jupyter send
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=120)
     assert "KeyboardInterrupt" in errors and "rank 2 was in sleep()" in errors
-    assert gone_within(family, 5)
+    assert gone_within(family, 60)
 
 
 @pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGTERM])
 def test_when_the_notebook_is_killed_its_ranks_and_server_go_too(with_signal):
     process, family = start_sleeper()
     process.send_signal(with_signal)
-    process.communicate(timeout=20)
-    assert gone_within(family, 5)
+    process.communicate(timeout=120)
+    assert gone_within(family, 60)
 
 
 @pytest.mark.slow
@@ -343,21 +355,38 @@ def test_three_hundred_launches_leave_nothing_behind():
     def small():
         return dist.get_rank()
 
+    me = psutil.Process()
+
+    def holds():
+        settle(2)  # a spare that is still being made would be open files, and a process, more
+        return me.num_fds(), me.num_threads(), me.memory_info().rss
+
+    def busy():
+        return [c for c in me.children(recursive=True) if c.pid not in standby.pids()]
+
     for _ in range(20):
         launch(small, 2)
-    me = psutil.Process()
-    before = (
-        me.num_fds(),
-        me.num_threads(),
-        me.memory_info().rss,
-        len(me.children(recursive=True)),
-    )
+    before, others = holds(), busy()
     for _ in range(300):
         launch(small, 2)
-    after = (me.num_fds(), me.num_threads(), me.memory_info().rss, len(me.children(recursive=True)))
+    after = holds()
     assert after[0] <= before[0] + 2, f"open files grew from {before[0]} to {after[0]}"
     assert after[1] <= before[1] + 1, f"threads grew from {before[1]} to {after[1]}"
     assert after[2] <= before[2] + 20_000_000, (
         f"memory grew by {(after[2] - before[2]) / 1e6:.0f} MB"
     )
-    assert after[3] == before[3]
+    left = [child for child in busy() if child not in others]
+    assert gone_within(left, 60), f"{left} are left"
+
+
+def test_an_end_that_is_told_late_spoils_no_result(monkeypatch):
+    """On a machine with hundreds of busy processes the template may say seconds later that a killed rank is gone."""
+    late = []
+
+    def close(process):
+        late.append(process.pid)
+        raise ValueError("Cannot close a process while it is still running.")
+
+    monkeypatch.setattr(server.RankProcess, "close", close)
+    assert list(launch(dist.get_rank, 2)) == [0, 1]
+    assert len(late) == 2

@@ -80,10 +80,10 @@ def test_a_rank_finds_torch_loaded_but_neither_dtcourse_code_nor_matplotlib():
     def arrived_loaded():
         import time
 
-        start = time.perf_counter()
+        start = time.process_time()
         for name in server.PRELOAD:
             __import__(name)
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     assert launch(loaded, 1)[0] == []
     # Importing them again costs nothing: they came with the process. Imported afresh they take seconds.
@@ -171,7 +171,7 @@ def test_after_a_multithreaded_backward_in_the_notebook():
         replica(torch.randn(32, 64)).sum().backward()
         return replica.weight.grad is not None
 
-    assert list(launch(train, 2, timeout=30)) == [True, True]
+    assert list(launch(train, 2)) == [True, True]
 
 
 SCRIPT = """
@@ -205,7 +205,7 @@ SCRIPT = """
 def test_from_a_script_without_a_main_guard(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240)
     assert done.stdout == "passed\n", done.stderr
 
 
@@ -214,7 +214,7 @@ def test_from_python_dash_c():
         [sys.executable, "-c", textwrap.dedent(SCRIPT).strip()],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.stdout == "passed\n", done.stderr
 
@@ -276,7 +276,7 @@ def test_what_comes_back_can_be_written_to_and_outlives_the_launch():
 
 def test_two_hundred_megabytes_come_back_without_a_pipe(monkeypatch):
     """The pipe carries a header only; the tensor is in a memory file, which the notebook maps."""
-    from dtcourse.launch import launcher, parcels
+    from dtcourse.launch import parcels
 
     sizes = []
     receive = parcels.receive
@@ -295,7 +295,7 @@ def test_two_hundred_megabytes_come_back_without_a_pipe(monkeypatch):
 
         return receive(Spy())
 
-    monkeypatch.setattr(launcher.parcels, "receive", measured)
+    monkeypatch.setattr(parcels, "receive", measured)
     run = launch(lambda: torch.full((50_000_000,), 7.0), 1)
     assert run[0].nbytes == 200_000_000 and run[0][-1] == 7.0
     assert sum(sizes) < 10_000
@@ -345,23 +345,25 @@ def test_a_hundred_thousand_lines(capfd):
     assert len(shown) == 1001 and "99,000 lines more: run.output[0]" in shown[500]
 
 
-def test_streamed_lines_arrive_while_the_rank_still_runs(capfd):
-    seen_before_end = []
+def test_streamed_lines_arrive_while_the_rank_still_runs(capfd, tmp_path):
+    shown, seen = "", tmp_path / "seen"
 
     def talk():
-        print("early")
-        send_message("printed")
         import time
 
-        time.sleep(0.3)
-        send_message("ending")
+        print("early")
+        while not seen.exists():  # the rank does not end before its line has been shown
+            send_message("still here")
+            time.sleep(0.05)
 
     def look(rank, message):
-        if message == "ending":
-            seen_before_end.append(capfd.readouterr().out)
+        nonlocal shown
+        shown += capfd.readouterr().out
+        if shown:
+            seen.touch()
 
     launch(talk, 1, stream=True, on_message=look)
-    assert seen_before_end == ["rank 0 | early\n"]
+    assert shown == "rank 0 | early\n"
 
 
 def test_messages_arrive_in_order_with_their_rank():

@@ -11,7 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dtcourse import device
 from dtcourse.memory import attention
-from dtcourse.memory.attention import memory_efficient_attention, plain_attention
+from dtcourse.memory.attention import (
+    MemoryEfficientAttention,
+    memory_efficient_attention,
+    plain_attention,
+)
 from dtcourse.models import Transformer, TransformerConfig
 from dtcourse.profiling.memory import SavedTensors
 from dtcourse.profiling.memory_tracker import MemoryTracker
@@ -218,6 +222,23 @@ def test_on_a_gpu_the_numbers_are_pytorchs_and_the_peak_is_linear():
         peaks.append(device.peak_memory(where) - before)
         assert_same(ours, theirs, atol=1e-11)
     assert peaks[2] - peaks[1] == pytest.approx(2 * (peaks[1] - peaks[0]), rel=0.05)
+
+
+def test_apply_takes_the_functions_arguments_by_position_and_has_its_defaults():
+    for values in ((), (True,), (False,), (True, 0.3), (True, 0.3, 2), (False, None, 2, 3)):
+        q, k, v = inputs((2,), 5, 5, 4)
+        names = ("causal", "scale", "block_q", "block_k")
+        expected = output_and_gradients(
+            memory_efficient_attention, q, k, v, **dict(zip(names, values, strict=False))
+        )
+        applied = output_and_gradients(
+            lambda *qkv, values=values: MemoryEfficientAttention.apply(*qkv, *values), q, k, v
+        )
+        assert_same(applied, expected, atol=0)
+    with pytest.raises(ValueError, match="same dim"):
+        MemoryEfficientAttention.apply(
+            torch.zeros(1, 2, 3), torch.zeros(1, 2, 4), torch.zeros(1, 2, 4)
+        )
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------

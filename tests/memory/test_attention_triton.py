@@ -96,6 +96,17 @@ def _interpreted(cases):
         triton_attention(*(torch.zeros(1, 4, 8, dtype=torch.bfloat16) for _ in range(3)))
     except ValueError as error:
         refused = str(error)
+    four = [torch.randn(1, 2, 20, 8) for _ in range(3)]
+    for given, options in (
+        ((), {}),
+        ((True,), {"causal": True}),
+        ((True, 0.5), {"causal": True, "scale": 0.5}),
+    ):
+        applied = output_and_gradients(
+            lambda *qkv, given=given: attention_triton.TritonAttention.apply(*qkv, *given), four
+        )
+        same = output_and_gradients(triton_attention, four, **options)
+        assert all(torch.equal(a, b) for a, b in zip(applied, same, strict=True)), given
     return errors, sum(x.nbytes for x in saved.values()), refused
 
 
@@ -165,6 +176,11 @@ def test_where_it_cannot_run_it_says_what_is_missing(monkeypatch):
         triton_attention(x, x, x)
     with pytest.raises(ValueError, match="each key has its value"):
         triton_attention(x, x, x[:, :2])
+    with pytest.raises(RuntimeError, match="on cpu"):
+        attention_triton.TritonAttention.apply(x, x, x, True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(ValueError, match="triton_attention takes any"):
+        attention_triton.TritonAttention.apply(x, x, x, True)
 
 
 @pytest.mark.gpu

@@ -246,7 +246,7 @@ def test_every_rank_is_told_that_one_sample_is_too_much():
         except torch.OutOfMemoryError as error:
             return str(error)
 
-    told = launch(step, 2, timeout=30)
+    told = launch(step, 2)
     assert told[0].endswith("another rank of the group ran out of memory")
     assert "Emulated device out of memory" in told[1]
 
@@ -262,7 +262,7 @@ def test_a_rank_that_fails_for_another_reason_is_named():
         )
 
     with pytest.raises(RankFailure, match=r"rank 1.*shapes cannot be multiplied"):
-        launch(step, 2, timeout=30)
+        launch(step, 2)
 
 
 @pytest.mark.gpu  # unverified: no GPU was at hand when this was written

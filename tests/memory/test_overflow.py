@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -82,6 +84,13 @@ def test_nan_and_outputs_in_containers():
         def forward(self, x):
             return {"fine": x, "log": [x.log(), "text"], "count": torch.ones(2, dtype=torch.long)}
 
+    class Object(nn.Module):
+        def forward(self, x):
+            return SimpleNamespace(log=x.log())
+
+    with raise_on_overflow(model := Object()):
+        with pytest.raises(OverflowError, match="1 infinities"):
+            model(torch.tensor([0.0, 1.0]))
     with raise_on_overflow(model := Two()):
         model(torch.ones(3))
         with pytest.raises(OverflowError, match="1 infinities and 1 NaN among 3 values in float32"):

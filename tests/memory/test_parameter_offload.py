@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -68,6 +69,33 @@ class Recomputed(nn.Module):
         return x
 
 
+@dataclass
+class Answer:
+    y: torch.Tensor
+
+
+class Answers(nn.Module):
+    """Its units return objects, which torch's pytrees do not open."""
+
+    class Unit(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, x):
+            return Answer(torch.tanh(self.layer(x)))
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.units, self.last = nn.ModuleList(self.Unit() for _ in range(3)), nn.Linear(6, 3)
+
+    def forward(self, x):
+        for unit in self.units:
+            x = unit(x).y
+        return self.last(x)
+
+
 tokens_BS = torch.randint(17, (2, 8), generator=torch.Generator().manual_seed(0))
 CASES_HERE = {
     "mlp": (lambda: CASES["mlp"].build(0), lambda m: m, lambda m: _loss(m)),
@@ -80,6 +108,7 @@ CASES_HERE = {
         lambda m: m.layers,
         lambda m: _loss(m),
     ),
+    "objects": (Answers, lambda m: m.units, lambda m: _loss(m)),
     "transformer": (transformer, lambda m: m.blocks, lambda m: m(tokens_BS).square().mean()),
 }
 

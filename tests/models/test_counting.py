@@ -21,9 +21,11 @@ from dtcourse.models import (
 def configs(draw) -> TransformerConfig:
     kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     heads = kv_heads * group
+    positions = draw(st.sampled_from(["learned", "rotary"]))
+    per_head = draw(st.integers(1, 6)) if positions == "learned" else 2 * draw(st.integers(1, 3))
     return TransformerConfig(
         vocab=draw(st.integers(1, 40)),
-        d_model=heads * draw(st.integers(1, 6)),
+        d_model=heads * per_head,
         n_layers=draw(st.integers(1, 3)),
         n_heads=heads,
         n_kv_heads=draw(st.sampled_from([kv_heads, None])),
@@ -31,6 +33,12 @@ def configs(draw) -> TransformerConfig:
         max_length=draw(st.integers(1, 20)),
         tied=draw(st.booleans()),
         bias=draw(st.booleans()),
+        positions=positions,
+        norm=draw(st.sampled_from(["layer", "rms"])),
+        mlp=draw(st.sampled_from(["gelu", "swiglu"])),
+        experts=(experts := draw(st.integers(0, 4))),
+        top_k=draw(st.integers(1, max(experts, 1))),
+        shared_experts=draw(st.integers(0, 2)) if experts else 0,
     )
 
 

@@ -10,11 +10,13 @@ from dtcourse.models import (
     MLP,
     ConvNet,
     FusedCausalAttention,
+    Rotary,
     Transformer,
     TransformerConfig,
     seeded,
 )
 
+LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False}
 SMALL = TransformerConfig(vocab=31, d_model=16, n_layers=2, n_heads=4, max_length=12)
 BUILD = {
     "MLP": lambda seed: MLP((64, 32, 10), seed=seed),
@@ -63,8 +65,11 @@ def test_convnet_without_batch_norm_treats_each_sample_alone() -> None:
 
 @pytest.mark.parametrize("kv_heads", [None, 2, 1])
 @pytest.mark.parametrize("tied", [True, False])
-def test_transformer_is_causal(kv_heads, tied) -> None:
-    config = TransformerConfig(31, 16, 2, 4, n_kv_heads=kv_heads, tied=tied, max_length=12)
+@pytest.mark.parametrize("options", [{}, LLAMA])
+def test_transformer_is_causal(kv_heads, tied, options) -> None:
+    config = TransformerConfig(
+        31, 16, 2, 4, n_kv_heads=kv_heads, tied=tied, max_length=12, **options
+    )
     model = Transformer(config).double()
     tokens = torch.randint(31, (2, 12), generator=torch.Generator().manual_seed(0))
     changed = tokens.clone()
@@ -109,8 +114,70 @@ def test_positions_may_be_given_for_a_part_of_the_sequence() -> None:
     assert not torch.equal(model(tokens), model(tokens, torch.arange(12).flip(0)))
 
 
-def test_transformer_learns_a_sequence() -> None:
+def test_rotary_attention_depends_on_distances_alone() -> None:
+    """Turned by complex numbers, as the paper writes it; and 100 positions further on, nothing has changed."""
+    rotary, x = Rotary(6, base=50.0), torch.randn(2, 3, 7, 6, dtype=torch.double)
+    where = torch.tensor([0, 1, 2, 5, 9, 4, 3])
+    turn = torch.polar(
+        torch.ones(7, 3, dtype=torch.double),
+        where[:, None] / 50.0 ** (torch.arange(3, dtype=torch.double) / 3),
+    )
+    turned = torch.complex(x[..., :3].contiguous(), x[..., 3:].contiguous()) * turn
+    torch.testing.assert_close(rotary(x, where), torch.cat([turned.real, turned.imag], -1))
+    torch.testing.assert_close(rotary(x), rotary(x, torch.arange(7)), rtol=0, atol=0)
+
+    model = Transformer(TransformerConfig(31, 16, 2, 4, max_length=12, **LLAMA)).double()
+    tokens = torch.arange(12).unsqueeze(0)
+    there = model(tokens, torch.arange(100, 112))
+    torch.testing.assert_close(model(tokens), there)
+    assert (model(tokens, torch.arange(12) * 2) - there).abs().max() > 1e-5
+    one = model.blocks[0]
+    y = torch.randn(1, 12, 16, dtype=torch.double)
+    torch.testing.assert_close(one(y), one(y, torch.arange(12)), rtol=0, atol=0)
+
+
+def test_rms_norm_and_swiglu_are_their_papers() -> None:
+    model = Transformer(TransformerConfig(31, 16, 1, 4, d_ff=10, norm="rms", mlp="swiglu")).double()
+    block, x = model.blocks[0], torch.randn(3, 16, dtype=torch.double)
+    scale = x.square().mean(-1, keepdim=True).add(1e-5).rsqrt()
+    torch.testing.assert_close(block.norm_1(x), x * scale * block.norm_1.weight)
+    mlp = block.mlp
+    gate = x @ mlp.gate.weight.T + mlp.gate.bias
+    expected = (gate * torch.sigmoid(gate) * mlp.up(x)) @ mlp.down.weight.T + mlp.down.bias
+    torch.testing.assert_close(mlp(x), expected)
+
+
+@pytest.mark.parametrize("d_model", [128, 768, 2048])
+def test_swiglu_holds_about_as_many_weights_as_two_matrices_of_4_d(d_model) -> None:
+    config = TransformerConfig(d_model=d_model, mlp="swiglu")
+    assert config.ff % 8 == 0
+    assert 0 <= 3 * config.ff - 8 * d_model <= 3 * 8
+
+
+def test_the_defaults_are_gpt2_s_to_the_last_bit() -> None:
+    """What lessons print rests on it: the options draw nothing and compute nothing where they are off."""
     model = Transformer(SMALL)
+    assert [n for n, _ in model.named_children()] == [
+        "token_embedding",
+        "position_embedding",
+        "dropout",
+        "blocks",
+        "norm",
+        "output",
+    ]
+    tokens = torch.arange(12).unsqueeze(0)
+    x = model.token_embedding.weight[:12] + model.position_embedding.weight
+    for block in model.blocks:
+        a, y = block.attention, block.norm_1(x)
+        q, k, v = (f(y).unflatten(-1, (4, 4)).transpose(0, 1) for f in (a.query, a.key, a.value))
+        x = x + a.output(a.core(q[None], k[None], v[None])[0].transpose(0, 1).flatten(1))
+        x = x + block.mlp.down(torch.nn.functional.gelu(block.mlp.up(block.norm_2(x))))
+    assert torch.equal(model.output(model.norm(x)), model(tokens)[0])
+
+
+@pytest.mark.parametrize("options", [{}, LLAMA])
+def test_transformer_learns_a_sequence(options) -> None:
+    model = Transformer(TransformerConfig(31, 16, 2, 4, max_length=12, **options))
     tokens = torch.arange(13).unsqueeze(0)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     losses = []
@@ -140,6 +207,10 @@ def test_tied_means_one_tensor() -> None:
         ({"n_layers": 0}, "n_layers .* 0"),
         ({"dropout": 1.0}, "1.0"),
         ({"d_ff": 0}, "d_ff"),
+        ({"experts": 2, "top_k": 3}, "experts = 2 .*top_k=3"),
+        ({"shared_experts": 1}, "shared_experts=1"),
+        ({"norm": "batch"}, "norm is 'layer' or 'rms'; got 'batch'"),
+        ({"d_model": 12, "n_heads": 4, "positions": "rotary"}, "d_model=12 .*n_heads=4 gives 3"),
     ],
 )
 def test_impossible_shapes_are_named(wrong, message) -> None:
@@ -162,4 +233,4 @@ def test_models_and_data_load_no_plotting() -> None:
         "bad = {'matplotlib', 'IPython', 'ipywidgets', 'seaborn', 'sklearn', 'PIL', 'pandas'} & set(sys.modules); "
         "assert not bad, bad"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)

@@ -15,7 +15,7 @@ SCRIPTS = Path(__file__).resolve().parent.parent.parent / "lessons" / "scripts"
 def run(command: list[str]) -> list[str]:
     environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "DTCOURSE_DEVICE": "cpu"}
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, env=environment, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

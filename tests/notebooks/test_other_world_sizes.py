@@ -1,5 +1,7 @@
 """Every lesson and solution runs with another number of ranks than its own, by papermill.
 
+A lesson runs as its reader has it: the copy that `dtcourse start` makes, in a my/ beside lessons/.
+
 One other number for each notebook and change keeps CI in its budget. Which one rotates with the
 commit, and from notebook to notebook, so that all of them come up. DTCOURSE_WORLD_SIZES=2,3 tries
 both on every notebook; DTCOURSE_WORLD_SIZES=all tries 2, 3 and 4 (`make test-all`).
@@ -15,6 +17,10 @@ from pathlib import Path
 import nbformat
 import papermill
 import pytest
+
+from dtcourse.course import notebook as nbfile
+from dtcourse.course import workspace
+from tests.notebooks.grammar import wrong_in
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ALTERNATES = (2, 3)
@@ -70,11 +76,25 @@ def plan() -> list:
     ]
 
 
+def readers_copy(lesson: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The copy of a lesson in the my/ of a course that is this one, but for its my/."""
+    for path in ROOT.iterdir():
+        if path.name != "my":
+            (home / path.name).symlink_to(path)
+    with monkeypatch.context() as here:
+        here.setenv("DTCOURSE_HOME", str(home))
+        copy = workspace.start(lesson.name[:2])[0]
+    assert copy.kind == "lesson" and copy.path.parent == home / "my"
+    return copy.path
+
+
 @pytest.mark.notebooks
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("notebook", "size"), plan())
-def test_runs_with_another_number_of_ranks(notebook: Path, size: int) -> None:
+def test_runs_with_another_number_of_ranks(
+    notebook: Path, size: int, tmp_path: Path, monkeypatch
+) -> None:
     own = own_world_size(notebook)
     if own is None and notebook.parent.name == "solutions":
         pytest.skip(f"{notebook.name} has no parameter WORLD_SIZE, and nbval runs it as it is")
@@ -83,6 +103,8 @@ def test_runs_with_another_number_of_ranks(notebook: Path, size: int) -> None:
     executed = ROOT / "build" / "executed" / f"{notebook.stem}-{size}-ranks.ipynb"
     executed = executed.with_name(f"{notebook.parent.name}-{executed.name}")
     executed.parent.mkdir(parents=True, exist_ok=True)
+    if notebook.parent.name == "lessons":
+        notebook = readers_copy(notebook, tmp_path, monkeypatch)
     papermill.execute_notebook(
         notebook,
         executed,
@@ -93,6 +115,7 @@ def test_runs_with_another_number_of_ranks(notebook: Path, size: int) -> None:
         start_timeout=120,
         execution_timeout=300,
     )
+    assert wrong_in(nbfile.read(executed)) == []  # "1 steps", where two ranks take one
 
 
 @pytest.mark.parametrize("own", [1, 2, 3, 4, None])

@@ -70,6 +70,25 @@ def test_moving_a_control_redraws_and_a_mistake_keeps_the_last_picture():
     assert shown == [4, 5, 3]
 
 
+def test_a_preset_sets_all_controls_and_draws_once():
+    shown = []
+    presets = {"big": {"a": 9, "c": "y"}, "b alone": {"b": 7}}
+    panel = plots.Interactive(
+        lambda a=1, b=2, c="x": (a, b, c), {"a": (0, 10), "b": (0, 10), "c": ["x", "y"]}, presets=presets
+    )  # fmt: skip
+    buttons = panel._panel().children[0].children
+    panel._handle = type("Handle", (), {"update": staticmethod(shown.append)})
+    assert [one.description for one in buttons] == ["big", "b alone"]
+    buttons[0].click()
+    buttons[1].click()  # the others go back to where they started
+    assert shown == [(9, 2, "y"), (1, 7, "x")]
+    panel.widgets["a"].value = 3
+    assert shown[2:] == [(3, 7, "x")]
+    assert "Presets: big, b alone." in repr(panel)
+    with pytest.raises(ValueError, match="preset 'big' sets 'z'; the controls are ranks"):
+        plots.Interactive(draw, {"ranks": (1, 9)}, presets={"big": {"z": 1}})
+
+
 def test_play_and_slider_are_linked():
     states = [[["a"], [None]], [["a"], ["a"]]]
     stepper = plots.message_stepper([plots.Message(0, 0, 1, chunk=0)], states)
@@ -104,6 +123,8 @@ def test_mistakes():
         plots.interactive(draw, law=["Gustafson"])
     with pytest.raises(ValueError, match="got 'Amdahl'"):
         plots.interactive(draw, law="Amdahl")
+    with pytest.raises(ValueError, match="control law offers None"):
+        plots.interactive(lambda law=None: law, law={"none": None, "Amdahl": 1})
     with pytest.raises(ValueError, match="the controls are ranks; got 'n'"):
         plots.interactive(draw, ranks=(1, 9)).update(n=3)
     with pytest.raises(ValueError, match=r"record=True"):
@@ -120,6 +141,8 @@ CELLS = [
     "_ = panel.update(n=7)",
     "plots.table([{'a': 1}])",
     "fig, ax = plt.subplots()\n_ = ax.plot([1, 2])",
+    "from dtcourse.pipeline_parallel.schedules import gpipe\ngpipe(2, 3)",
+    "from dtcourse.pipeline_parallel.simulate import Times, simulate\nsimulate(gpipe(2, 3), Times(transfer=0.5))",
 ]
 
 
@@ -135,7 +158,7 @@ def executed():
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MPLBACKEND", raising=False)  # the tests' own; a kernel chooses the inline one
-        NotebookClient(notebook, timeout=60).execute()
+        NotebookClient(notebook, timeout=240).execute()
     return notebook
 
 
@@ -186,6 +209,15 @@ def test_other_outputs_are_as_ever(executed):
 
 
 @pytest.mark.slow
+def test_what_has_a_timeline_draws_itself_and_keeps_its_words(executed):
+    (schedule,), (simulation,) = data(executed.cells[7]), data(executed.cells[8])
+    assert schedule["text/plain"] == "<GPipe: 2 ranks, 3 micro-batches>"
+    assert simulation["text/plain"].startswith("<GPipe: makespan 13, bubble rate")
+    assert png_size(schedule) == png_size(simulation) != (0, 0)
+    assert schedule["image/png"] != simulation["image/png"]
+
+
+@pytest.mark.slow
 def test_nbval_accepts_what_was_saved(executed, tmp_path):
     """As committed: without the widgets' ids, which no saved notebook can use."""
     notebook = nbformat.from_dict(executed)
@@ -196,7 +228,7 @@ def test_nbval_accepts_what_was_saved(executed, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", "saved.ipynb"],
         env={k: v for k, v in os.environ.items() if k != "MPLBACKEND"},
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        cwd=tmp_path, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
     assert f"{len(CELLS)} passed" in done.stdout

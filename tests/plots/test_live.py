@@ -51,7 +51,7 @@ run = launch(train, 2, on_message=plots.live_monitor())
 """
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
     updates = []
-    client = NotebookClient(notebook, timeout=120)
+    client = NotebookClient(notebook, timeout=240)
     original = client.process_message
 
     def spy(msg, *rest):

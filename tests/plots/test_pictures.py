@@ -61,6 +61,19 @@ def ring(p: int) -> tuple[list[plots.Message], list]:
     ]
 
 
+def pipeline(ranks: int, micro_batches: int, chunks: int = 1) -> Timeline:
+    """Forwards along a diagonal, then both backwards, then the optimizer."""
+    events, n = [], ranks + micro_batches * chunks
+    for rank in range(ranks):
+        for i, chunk in itertools.product(range(micro_batches), range(chunks)):
+            for at, action in ((0, "forward"), (n, "backward-input"), (2 * n, "backward-weight")):
+                t = at + rank + i + micro_batches * chunk
+                detail = {"action": action, "micro_batch": i, "stage": rank + chunk * ranks}
+                events.append(Event(action, "compute", rank, t, t + 1, detail=detail))
+        events.append(Event("optimizer", "compute", rank, 3 * n, 3 * n + 1))
+    return Timeline(events)
+
+
 x = np.arange(100)
 noise = np.random.default_rng(0).normal(size=(4, 100))
 sizes = 2.0 ** np.arange(4, 27, 2)
@@ -73,6 +86,13 @@ PICTURES = {
     "timeline, 32 ranks": lambda: plots.timeline(steps(32, lanes=False, n=1)),
     "timeline, empty": lambda: plots.timeline(Timeline()),
     "timelines": lambda: plots.timelines({"measured": steps(2), "predicted": steps(2, n=1)}, title="Two"),
+    "schedule": lambda: plots.schedules(pipeline(4, 8), title="One step"),
+    "schedule, 8 ranks, 24 micro-batches": lambda: plots.schedules(pipeline(8, 24)),
+    "schedule, 2 stages a rank": lambda: plots.schedules(pipeline(4, 8, 2)),
+    "schedule, one box": lambda: plots.schedules(pipeline(1, 1)),
+    "schedules": lambda: plots.schedules({"one": pipeline(4, 8), "two": pipeline(2, 12), "three": pipeline(4, 4, 2)}, title="Three"),
+    "stored": lambda: plots.stored_over_time({"one": [[(0, 3 * GIB), (5, GIB)]] * 4, "two": [[(0, GIB), (3, 2 * GIB)]] * 3}, limit=2 * GIB, unit="bytes", title="Stored"),
+    "stored, 8 ranks": lambda: plots.stored_over_time([[(i, i % 7) for i in range(30)]] * 8, unit="micro-batches", time="forwards"),
     "speedup": lambda: plots.speedup({1: [8.1, 8.3], 2: [4.4, 4.9, 4.3], 4: [2.9, 3.1]}, title="Faster"),
     "speedup, none": lambda: plots.speedup({1: 1.0, 2: 1.1, 4: 1.3}),
     "speedup, 64": lambda: plots.speedup({2**i: 64 / 2**i + 1 for i in range(7)}),
@@ -332,7 +352,7 @@ MISTAKES = {
     "two of the 2 ranks": lambda: plots.message_grid(
         [plots.Message(0, 0, 2)], [[["a"], ["b"]]] * 2
     ),
-    r"states\[1\] has 1 ranks": lambda: plots.message_grid([], [[["a"], ["b"]], [["a"]]]),
+    r"states\[1\] has 1 rank": lambda: plots.message_grid([], [[["a"], ["b"]], [["a"]]]),
     "step is 0 .* to 1; got 5": lambda: plots.message_step([], [[["a"], ["b"]]] * 2, 5),
     "1 step_names for 2": lambda: plots.message_grid([], [[["a"]]] * 3, step_names=["x"]),
 }

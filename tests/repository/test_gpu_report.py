@@ -53,7 +53,7 @@ def test_it_reports_tests_figures_and_benchmarks(gpu_report, monkeypatch, tmp_pa
     monkeypatch.setattr(gpu_report, "REPORTS", tmp_path / "build" / "reports")
     monkeypatch.setattr(gpu_report, "machine", lambda: {"GPUs": ["Pretended 80 GB"], "torch": "x"})
     monkeypatch.setattr(device, "count", lambda: 1)
-    assert gpu_report.main(["--limit", "2", "test_it.py"]) == 1
+    assert gpu_report.main(["--limit", "5", "test_it.py"]) == 1
     report = json.loads((tmp_path / "build" / "reports" / "gpu.json").read_text())
     results = {t["name"].partition("::")[2]: t for t in report["tests"]}
     assert {name: t["result"] for name, t in results.items()} == {
@@ -65,7 +65,7 @@ def test_it_reports_tests_figures_and_benchmarks(gpu_report, monkeypatch, tmp_pa
     assert "## Tests: 1 passed, 1 failed, 1 skipped" in text
     assert "peak 3.2 GB" in text
     assert "ratio 0.98" in text
-    assert "ended after 2 s" in text
+    assert "ended after 5 s" in text
     assert "Pretended 80 GB" in text
     assert "2 failed" in capsys.readouterr().out
 

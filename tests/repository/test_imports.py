@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -22,6 +23,10 @@ HEAVY = [
     "papermill",
     "torch",
 ]
+
+# What torch imports when the first optimizer is made or something is compiled.
+ON_DEMAND = ["torch._dynamo", "torch._inductor", "torch.onnx", "sympy", "networkx", "scipy"]
+WITH_SEABORN = ["seaborn", "pandas", "scipy", "matplotlib.pyplot", "IPython", "ipywidgets"]
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -47,8 +52,8 @@ def house(tmp_path: Path) -> Path:
     rooms = (
         "cli course plots models data hybrid data_parallel sharding pipeline_parallel "
         "tensor_parallel sequence_parallel expert_parallel compression asynchronous large_batch "
-        "memory fault_tolerance federated heterogeneous verify simulator profiling launch "
-        "collectives events device"
+        "memory fault_tolerance federated heterogeneous parameters checkpoint verify simulator profiling launch "
+        "collectives emulation events torch_private device nested plural attention grouped_mm"
     )
     for room in rooms.split():
         (tmp_path / "dtcourse" / room).mkdir(parents=True)
@@ -68,6 +73,10 @@ def house(tmp_path: Path) -> Path:
         ("data_parallel", "import dtcourse.sharding.inner"),
         ("tensor_parallel", "import dtcourse.sequence_parallel.inner"),
         ("sharding", "import dtcourse.hybrid.inner"),
+        ("parameters", "import dtcourse.sharding.inner"),
+        ("parameters", "import dtcourse.checkpoint.inner"),
+        ("checkpoint", "import dtcourse.memory.inner"),
+        ("torch_private", "import dtcourse.parameters.inner"),
         ("sharding", "import dtcourse.models.inner"),
         ("plots", "import dtcourse.sharding.inner"),
         ("plots", "import dtcourse.course.inner"),
@@ -85,6 +94,14 @@ def test_a_wrong_import_is_refused(house, room, line):
     assert done.returncode == 1 and "BROKEN" in done.stdout, done.stdout + done.stderr
 
 
+def test_two_files_that_need_each_other_are_refused(house):
+    room = house / "dtcourse" / "sharding"
+    (room / "inner.py").write_text("from dtcourse.sharding import outer\n")
+    (room / "outer.py").write_text("def f():\n    from dtcourse.sharding import inner\n")
+    done = lint_imports(house)
+    assert done.returncode == 1 and "cycles" in done.stdout, done.stdout + done.stderr
+
+
 def test_the_right_imports_are_let_pass(house):
     right = {
         "cli": "import dtcourse.course.inner",
@@ -92,7 +109,8 @@ def test_the_right_imports_are_let_pass(house):
         "plots": "import dtcourse.events.inner, matplotlib",
         "hybrid": "import dtcourse.sharding.inner, dtcourse.tensor_parallel.inner",
         "sequence_parallel": "import dtcourse.tensor_parallel.inner",
-        "sharding": "import dtcourse.verify.inner, dtcourse.collectives.inner",
+        "sharding": "import dtcourse.checkpoint.inner, dtcourse.parameters.inner, dtcourse.verify.inner",
+        "checkpoint": "import dtcourse.parameters.inner, dtcourse.collectives.inner",
         "launch": "import dtcourse.collectives.inner, dtcourse.device.inner",
     }
     for room, line in right.items():
@@ -110,19 +128,67 @@ def test_every_package_of_dtcourse_has_a_place_in_the_layers():
             assert path.stem in placed | {"__init__", "__main__"}, f"{path.name} is in no layer"
 
 
-@pytest.mark.parametrize("module", ["dtcourse", "dtcourse.launch"])
-def test_import_is_light(module):
-    code = f"import sys, {module}; print(*[name for name in {HEAVY} if name in sys.modules])"
+def loaded_by(code: str, names: list[str]) -> list[str]:
+    """Which of `names` a fresh Python has loaded after `code`."""
+    return printed_by(
+        f"{code}\nimport sys\nprint(*[name for name in {names} if name in sys.modules])"
+    )
+
+
+def printed_by(code: str) -> list[str]:
+    """The words that `code` prints in a fresh Python."""
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == []
+    return done.stdout.split()
 
 
-def test_a_rank_loads_neither_pictures_nor_notebooks():
+@pytest.mark.parametrize("module", ["dtcourse", "dtcourse.launch", "dtcourse.cli"])
+def test_import_is_light(module):
+    assert loaded_by(f"import {module}", HEAVY) == []
+
+
+def test_a_notebook_s_first_launch_loads_torch_and_nothing_beside_it():
+    code = "from dtcourse import launch\nlaunch(abs, 1, -1)"
+    unwanted = [*(name for name in HEAVY if name != "torch"), *ON_DEMAND]
+    assert loaded_by(code, ["torch", *unwanted]) == ["torch"]
+
+
+def test_techniques_load_nothing_that_only_compiling_or_an_optimizer_wants():
+    """torch._dynamo takes as long to import as torch itself, and brings sympy along."""
+    rooms = ["data_parallel", "large_batch", "memory", "models", "data", "simulator", "profiling"]
+    rooms += ["collectives.ring", "verify", "tensor_parallel"]
+    code = "\n".join(f"import dtcourse.{room}" for room in rooms)
+    assert loaded_by(code, ON_DEMAND) == []
+
+
+def test_pictures_load_matplotlib_s_figures_and_none_of_what_seaborn_brings():
+    assert loaded_by("from dtcourse import plots", ["matplotlib.figure", *WITH_SEABORN]) == [
+        "matplotlib.figure"
+    ]
+
+
+def test_a_rank_loads_nothing_but_the_course_s_own():
+    """What else it has came with the process: loaded once, in the server, for all ranks."""
+    from dtcourse.launch import server
+
+    # The first launch of a program, whose ranks come from the server itself: the template has the whole course.
+    code = """
+        import sys
+        from dtcourse import launch
+        print(*launch(lambda: sorted(sys.modules), 1)[0])
+    """
+    names = printed_by(textwrap.dedent(code))
+    preload = "\n".join(f"import {name}" for name in server.PRELOAD)
+    came_along = loaded_by(preload + "\nimport multiprocessing.forkserver", names)
+    own = set(names) - set(came_along)
+    assert {name for name in own if name.partition(".")[0] != "dtcourse"} <= {"__mp_main__"}
+
+
+def test_a_rank_has_neither_pictures_nor_notebooks():
     from dtcourse import launch
 
-    unwanted = [name for name in HEAVY if name != "torch"]
+    unwanted = [name for name in HEAVY if name != "torch"] + WITH_SEABORN
 
     def loaded(names: list[str]) -> list[str]:
         import sys

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["make", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        ["make", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
     )
 
 
@@ -42,8 +43,9 @@ def test_the_wheel_holds_the_package_its_licence_and_its_command(wheel):
         assert "dtcourse=dtcourse.cli:app" in archive.read(entry_points).decode()
         (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         assert "Requires-Python: >=3.11" in archive.read(metadata).decode()
-    for path in (ROOT / "dtcourse").rglob("*.py"):
-        assert path.relative_to(ROOT).as_posix() in names
+    for kind in ("*.py", "*.yml", "*.json", "*.js", "*.css"):
+        for path in (ROOT / "dtcourse").rglob(kind):
+            assert path.relative_to(ROOT).as_posix() in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "lessons", "my"))]
 
@@ -85,6 +87,11 @@ def test_make_clean_would_not_touch_the_environment_or_a_students_work():
 def test_make_lab_opens_jupyterlab_on_lesson_01(tmp_path):
     if not (ROOT / ".venv" / "dtcourse-ready").exists():
         pytest.skip("this environment was not made by `make env`, and a test does not install")
+    home = (
+        tmp_path / "course"
+    )  # a copy of lesson 01: its reader's own would be made in this checkout
+    (home / "lessons").mkdir(parents=True)
+    shutil.copy(ROOT / "lessons" / "01-why-distributed.ipynb", home / "lessons")
     opened, log = tmp_path / "opened", tmp_path / "log"
     browser = tmp_path / "browser"  # writes down what it is asked to open
     browser.write_text(f'#!/bin/sh\necho "$1" > "{opened}.part"; mv "{opened}.part" "{opened}"\n')
@@ -93,23 +100,23 @@ def test_make_lab_opens_jupyterlab_on_lesson_01(tmp_path):
         server = subprocess.Popen(
             ["make", "lab", "LAB_ARGS=--ServerApp.port=0"],
             cwd=ROOT,
-            env={**os.environ, "BROWSER": f"{browser} %s"},
+            env={**os.environ, "BROWSER": f"{browser} %s", "DTCOURSE_HOME": str(home)},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     try:
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 240
         while not opened.exists() and time.monotonic() < limit and server.poll() is None:
             time.sleep(0.1)
         assert opened.exists(), log.read_text()
         # JupyterLab hands the browser a local page that leads on, so that the token shows nowhere.
         page = Path(opened.read_text().strip().removeprefix("file://")).read_text()
         address = re.search(r'url=(http://[^"]+)"', page)[1]
-        assert "/lab/tree/lessons/01-why-distributed.ipynb?" in address
-        with urllib.request.urlopen(address, timeout=30) as response:
+        assert "/lab/tree/my/01-why-distributed-lesson.ipynb?" in address
+        with urllib.request.urlopen(address, timeout=120) as response:
             assert "JupyterLab" in response.read().decode()
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGTERM)
-        server.wait(20)
+        server.wait(60)

@@ -45,7 +45,11 @@ RUN_HERE = {
 # The course's own commands, which have tests of their own: where, and what shows that they run.
 RUN_IN_CLI_TESTS = {
     "dtcourse lab": "lab",
+    "dtcourse lab 02": "lab",
+    "dtcourse lab --instructor": "lab",
+    "dtcourse start": "start",
     "dtcourse start 02": "start",
+    "dtcourse check": "check",
     "dtcourse check 02": "check",
     "dtcourse run 01 -p WORLD_SIZE 3": "run",
     "dtcourse exercises": "exercises",

@@ -102,7 +102,7 @@ MAY_NAME_CUDA = {
     "dtcourse/launch/options.py",  # checks launch(device="cuda") before any rank has loaded torch
     "dtcourse/launch/__main__.py",  # --device
     "dtcourse/collectives/backend.py",  # tells torch which devices a backend serves
-    "dtcourse/collectives/torch_private.py",  # the same, in torch's non-public names
+    "dtcourse/torch_private.py",  # the same, in torch's non-public names
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -212,15 +213,13 @@ def test_the_first_call_installs_torch_the_lock_and_the_course(first_install):
 
 
 @pytest.mark.slow
-@pytest.mark.timing
-def test_the_second_call_spends_under_three_seconds(first_install):
-    times = []
-    for _ in range(3):
-        started = time.monotonic()
-        done = first_install.env(PIP_FIND_LINKS="")  # pip could not install anything now
-        times.append(time.monotonic() - started)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert sorted(times)[1] < 3.0, times
+def test_the_second_call_computes_for_less_than_a_second(first_install):
+    """Its processor time (0.1 s), which other programs do not stretch as they stretch the time on the clock."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = first_install.env(PIP_FIND_LINKS="")  # pip could not install anything now
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
 
 
 @pytest.mark.slow
@@ -357,4 +356,22 @@ def test_two_calls_at_once_install_one_after_the_other(checkout):
     assert "waiting" in second.stdout.readline()
     assert not (checkout.top / ".venv").exists()
     holder.communicate()
-    assert "torch could not be installed" in second.communicate(timeout=60)[0]
+    assert "torch could not be installed" in second.communicate(timeout=300)[0]
+
+
+def test_an_environment_that_is_only_linked_to_is_never_touched(checkout, tmp_path):
+    """It is another checkout's: a second one, with other versions, once cleared it."""
+    checkout.python()
+    (tmp_path / "theirs" / "bin").mkdir(parents=True)
+    link = checkout.top / ".venv"
+    link.symlink_to(tmp_path / "theirs")
+    done = checkout.env()
+    assert done.returncode != 0 and "where it leads is no environment" in done.stderr
+    (tmp_path / "theirs" / "bin" / "python").symlink_to(BASE_PYTHON)
+    ready = tmp_path / "theirs" / "dtcourse-ready"
+    ready.write_text(json.dumps({"fingerprint": "of another lock", "place": "elsewhere"}))
+    before = sorted(path.name for path in (tmp_path / "theirs").rglob("*"))
+    done = checkout.env()
+    assert done.returncode == 0, done.stderr
+    assert "it is used as it is" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "theirs").rglob("*")) == before

@@ -233,6 +233,50 @@ def test_values_are_fresh_after_a_step_although_kept():
     assert launch(step, 2)[0] == 0.0
 
 
+@pytest.mark.parametrize("keep", [False, None])
+def test_between_forward_and_backward_the_model_shows_its_shards_although_kept(keep):
+    """zero_grad() must reach the gradients that count, and an optimizer the parameters that it is to update."""
+
+    def step():
+        shard = fully_shard if keep is None else each_layer  # None keeps the outermost unit
+        model = shard(CASES["mlp"].build(0), reshard_after_forward=keep)
+        x, y = CASES["mlp"].batch(8, 0)
+        before = list(model.parameters())
+        CASES["mlp"].loss(model(5 * x), y).backward()
+        loss = CASES["mlp"].loss(model(x), y)
+        shown = all(a is b for a, b in zip(before, model.parameters(), strict=True))
+        model.zero_grad()
+        loss.backward()
+        return shown, full_gradients(model)
+
+    plain = CASES["mlp"].build(0)
+    x, y = CASES["mlp"].batch(8, 0)
+    CASES["mlp"].loss(plain(x), y).backward()
+    shown, gradients = launch(step, 2)[1]
+    compare(gradients, {n: p.grad for n, p in plain.named_parameters()})
+    assert shown
+
+
+def test_gradients_of_the_inputs_alone():
+    """torch.autograd.grad, as for a saliency map; the parameters' gradients stay as they were."""
+
+    def inputs_gradient(model):
+        x = CASES["mlp"].batch(8, 0)[0].clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(model(x).square().sum(), x)
+        model(gradient).sum().backward()
+        return gradient
+
+    def step():
+        model = each_layer(CASES["mlp"].build(0))
+        return inputs_gradient(model), full_gradients(model)
+
+    plain = CASES["mlp"].build(0)
+    expected = inputs_gradient(plain)
+    found, gradients = launch(step, 2)[0]
+    compare({"x": found}, {"x": expected})
+    compare(gradients, {n: p.grad for n, p in plain.named_parameters()})
+
+
 class Recomputed(nn.Module):
     """Blocks whose activations are computed again in backward; one checkpoint holds two units."""
 
@@ -274,6 +318,126 @@ def test_with_activation_checkpointing(reentrant):
     gradients, states = launch(step, 2)[1]
     compare(gradients, {n: p.grad for n, p in plain.named_parameters()})
     assert set(states) == {"sharded"}
+
+
+class Reentrant(nn.Module):
+    """Reentrant checkpoints: of all blocks, of one in the middle, of the last. The root's own layers lie before them.
+
+    Backward of a checkpoint is a backward of its own inside the outer one, whose end is not the outer one's.
+    """
+
+    def __init__(self, which, inside, plain=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.which, self.plain = which, plain
+        self.scale = nn.Parameter(torch.rand(6))
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.first.weight.requires_grad_(False)  # needed to reach scale, after all checkpoints
+        self.blocks = nn.ModuleList(Checkpoints(inside and not plain) for _ in range(3))
+
+    def forward(self, x):
+        x = torch.tanh(self.second(torch.tanh(self.first(x * self.scale))))
+        for i, block in enumerate(self.blocks):
+            again = i in self.which and not self.plain
+            x = checkpoint(block, x, use_reentrant=True) if again else block(x)
+        return x
+
+
+class Checkpoints(nn.Module):
+    """A block that checkpoints within itself, where asked."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.a, self.b, self.inside = nn.Linear(6, 6), nn.Linear(6, 6), inside
+
+    def run(self, x):
+        return x + self.b(torch.tanh(self.a(x)))
+
+    def forward(self, x):
+        return checkpoint(self.run, x, use_reentrant=True) if self.inside else self.run(x)
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_reentrant_checkpoints_first_in_the_middle_and_last(root):
+    places = {
+        (which, inside): None
+        for which in ((), (0,), (1,), (2,), (0, 1, 2))
+        for inside in (False, True)
+    }
+
+    def train(model):
+        for i in range(2):
+            model.zero_grad()
+            model(CASES["mlp"].batch(8, i)[0]).square().sum().backward()
+
+    def step():
+        found = {}
+        for which, inside in places:
+            model = Reentrant(which, inside)
+            for block in model.blocks:
+                fully_shard(block)
+            if root:
+                fully_shard(model)
+            train(model)
+            states = {unit.state for unit in units_of(model)}
+            found[which, inside] = full_gradients(model), states
+        return found
+
+    plain = Reentrant((), False, plain=True)
+    train(plain)
+    for place, (gradients, states) in launch(step, 2)[1].items():
+        expected = {n: p.grad for n, p in plain.named_parameters()}
+        compare(gradients, expected, what=f"checkpoints {place}: gradient")
+        assert states == {"sharded"}, place
+
+
+class RecomputedInPart(nn.Module):
+    """One unit, of which one layer always runs in a reentrant checkpoint, another under the checkpoint that is asked for."""
+
+    def __init__(self, first, plain=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.first, self.plain = first, plain
+
+    def forward(self, x):
+        if self.plain:
+            return torch.tanh(self.b(torch.tanh(self.a(x))))
+        x = x.requires_grad_()
+        x = (
+            checkpoint(self.a, x, use_reentrant=True)
+            if self.first == "reentrant"
+            else (
+                checkpoint(self.a, x, use_reentrant=False)
+                if self.first == "not reentrant"
+                else self.a(x)
+            )
+        )
+        return torch.tanh(checkpoint(self.b, torch.tanh(x), use_reentrant=True))
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("first", ["reentrant", "not reentrant", "no checkpoint"])
+def test_two_forwards_one_backward_and_reentrant_checkpoints(first, apart):
+    """A parameter's gradient comes once for each forward then, so having come says nothing of being the last."""
+
+    def train(model):
+        outputs = [model(CASES["mlp"].batch(8, i)[0]) for i in range(2)]
+        if apart:
+            (outputs[0].sum() + outputs[1].square().sum()).backward()
+        else:  # backward comes to both forwards' ends before it goes on
+            (outputs[0] * outputs[1]).sum().backward()
+
+    def step():
+        model = fully_shard(RecomputedInPart(first))
+        train(model)
+        return full_gradients(model), [unit.state for unit in units_of(model)]
+
+    plain = RecomputedInPart(first, plain=True)
+    train(plain)
+    for gradients, states in launch(step, 2):
+        compare(gradients, {n: p.grad for n, p in plain.named_parameters()})
+        assert states == ["sharded"]
 
 
 def units_of(model):

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
@@ -20,16 +22,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
 from dtcourse import launch
+from dtcourse.checkpoint import checksums
+from dtcourse.checkpoint.pieces import boxes
 from dtcourse.launch import RankFailure
 from dtcourse.sharding import (
     checkpoint,
-    checksums,
+    full_gradients,
     full_state_dict,
     fully_shard,
     load_full_state_dict,
 )
 from dtcourse.sharding.flat_parameter import padded_size, part_of
-from dtcourse.sharding.pieces import boxes
 from dtcourse.verify import CASES, compare
 
 # --- layout -----------------------------------------------------------------------------------------------------
@@ -80,12 +83,13 @@ def build():
     return model.eval()  # so that BatchNorm is the same on every number of ranks
 
 
-def sharded(each=True, mesh=None, shard=fully_shard):
+def sharded(each=True, mesh=None, shard=fully_shard, root=True):
+    """root=False: the normalisation and the last layer are in no unit."""
     model = build()
     if each:
         for layer in (model[0], model[3]):
             shard(layer, mesh=mesh)
-    return shard(model, mesh=mesh)
+    return shard(model, mesh=mesh) if root else model
 
 
 def adam(model):
@@ -100,6 +104,11 @@ def step(model, optimizer, number):
     x, y = CASES["mlp"].batch(SAMPLES, number)
     optimizer.zero_grad()
     CASES["mlp"].loss(model(x.chunk(size)[rank]), y.chunk(size)[rank]).backward()
+    if size > 1 and type(model) is nn.Sequential:  # what is in no unit is the user's to average
+        for layer in (model[1], model[4]):
+            for p in layer.parameters():
+                dist.all_reduce(p.grad)
+                p.grad /= size
     optimizer.step()
 
 
@@ -109,6 +118,8 @@ def write(folder, kind="ours"):
         model = sharded()
     elif kind == "hybrid":
         model = sharded(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b")))
+    elif kind == "inner units":
+        model = sharded(root=False)
     elif kind == "PyTorch's":
         model = sharded(shard=torch_fully_shard)
     else:
@@ -116,7 +127,7 @@ def write(folder, kind="ours"):
     optimizer = adam(model)
     for number in range(2):
         step(model, optimizer, number)
-    if kind in ("ours", "hybrid"):
+    if kind in ("ours", "hybrid", "inner units"):
         checkpoint.save(folder, model, optimizer)
     else:
         both = {
@@ -125,7 +136,7 @@ def write(folder, kind="ours"):
         }
         dcp.save(both, checkpoint_id=folder)
     step(model, optimizer, 2)
-    if kind in ("ours", "hybrid"):
+    if kind in ("ours", "hybrid", "inner units"):
         return full_state_dict(model)
     whole = {n: getattr(t, "full_tensor", lambda t=t: t)() for n, t in model.state_dict().items()}
     return {n: t.detach().clone() for n, t in whole.items()}
@@ -134,7 +145,8 @@ def write(folder, kind="ours"):
 def read(folder, kind="ours"):
     """Loads into a model that starts elsewhere, and takes the third step."""
     shard = torch_fully_shard if kind == "PyTorch's" else fully_shard
-    model = build() if kind == "plain" else sharded(each=kind != "ours", shard=shard)
+    root = kind != "inner units"
+    model = build() if kind == "plain" else sharded(kind != "ours", shard=shard, root=root)
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(3.0)
@@ -169,12 +181,18 @@ def test_training_goes_on_on_another_number_of_ranks_and_in_plain_pytorch(tmp_pa
     compare(launch(read, 2, folder, "PyTorch's")[1], expected, what="in PyTorch's own: value")
 
 
-@pytest.mark.parametrize(("kind", "ranks"), [("plain", 1), ("PyTorch's", 2), ("hybrid", 4)])
+@pytest.mark.parametrize(
+    ("kind", "ranks"), [("plain", 1), ("PyTorch's", 2), ("hybrid", 4), ("inner units", 2)]
+)
 def test_training_goes_on_from_others(tmp_path, kind, ranks):
     folder = str(tmp_path / "from others")
     expected = write(folder, kind) if kind == "plain" else launch(write, ranks, folder, kind)[0]
     for state in launch(read, 3, folder):
         compare(state, expected, what=f"from {kind}: value")
+    if kind == "inner units":
+        compare(read(folder, "plain"), expected, what="in plain PyTorch: value")
+        for other in ("inner units", "PyTorch's"):
+            compare(launch(read, 3, folder, other)[2], expected, what=f"in {other}: value")
 
 
 def test_whole_states_to_and_from_a_plain_model():
@@ -198,6 +216,82 @@ def test_whole_states_to_and_from_a_plain_model():
         CASES["tied"].build(5).load_state_dict(tied)
         compare(tied, CASES["tied"].build(0).state_dict(), tolerance=0.0)
     assert (first[1], other[1]) == (sorted(state), [])
+
+
+class Around(nn.Module):
+    """Parameters and buffers of every kind that are in no unit, or are known by two names."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.shift = nn.Parameter(torch.randn(3))
+        self.frozen = nn.Parameter(torch.randn(()), requires_grad=False)
+        self.unused = nn.Parameter(torch.randn(2, 2))
+        self.block = nn.Linear(3, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.again = self.norm  # one module, two names
+        self.tied = nn.Linear(3, 3)
+        self.tied.bias = self.shift
+        self.register_buffer("count", torch.tensor(7))
+        self.register_buffer("scratch", torch.ones(2), persistent=False)
+
+    def forward(self, x):
+        return self.tied(self.again(self.norm(self.block(x)))) * self.frozen + self.shift
+
+
+def test_what_is_in_no_unit_is_part_of_the_state(tmp_path):
+    """fully_shard on inner modules only; PyTorch's get_model_state_dict has the rest as well."""
+    folder = str(tmp_path / "saved")
+    x = torch.arange(12.0).view(4, 3)
+
+    def on_ranks():
+        model = Around()
+        fully_shard(model.block)
+        model(x).square().sum().backward()
+        gradients, whole = full_gradients(model), full_state_dict(model)
+        only_first = full_state_dict(model, only_first=True)
+        checkpoint.save(folder, model)
+
+        theirs = Around()
+        torch_fully_shard(theirs.block)
+        names = get_model_state_dict(theirs, options=StateDictOptions(full_state_dict=True))
+
+        states = []
+        for load in (
+            lambda: load_full_state_dict(model, whole),
+            lambda: checkpoint.load(folder, model),
+        ):
+            with torch.no_grad():
+                for tensor in (*model.parameters(), *model.buffers()):
+                    tensor.mul_(0)
+            load()
+            states.append(full_state_dict(model))
+        return gradients, whole, sorted(only_first), sorted(names), states, model.scratch.sum()
+
+    plain = Around()
+    plain(x).square().sum().backward()
+    for rank, (gradients, whole, only_first, names, states, scratch) in enumerate(
+        launch(on_ranks, 2)
+    ):
+        compare(gradients, {n: p.grad for n, p in plain.named_parameters()})
+        assert list(whole) == list(plain.state_dict()) and names == sorted(whole)
+        for state in (whole, *states):
+            compare(state, plain.state_dict(), tolerance=1e-6)
+        assert only_first == (sorted(whole) if rank == 0 else [])
+        assert scratch == 0, "a buffer that is not persistent is in no state"
+        Around().load_state_dict(whole)  # strict
+
+
+def test_an_optimizer_with_parameters_of_another_model(tmp_path):
+    def on_ranks():
+        model, other = sharded(), nn.Linear(5, 2)
+        optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()])
+        checkpoint.save(str(tmp_path / "saved"), model, optimizer)
+
+    with pytest.raises(
+        RankFailure, match=r"holds 2 parameters that the model has not, the first of shape \[2, 5\]"
+    ):
+        launch(on_ranks, 2)
 
 
 # --- all or nothing ---------------------------------------------------------------------------------------------

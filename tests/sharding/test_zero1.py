@@ -10,6 +10,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -17,7 +18,7 @@ from dtcourse import launch
 from dtcourse.collectives import ring, traffic
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.sharding import ZeroRedundancyOptimizer
-from dtcourse.sharding.partition import assign, by_turns, in_buckets
+from dtcourse.sharding.partition import assign_owners, by_turns, in_buckets
 from dtcourse.verify import CASES, compare
 
 OPTIMIZERS = {
@@ -178,7 +179,7 @@ def states_and_volume(way):
         v.nbytes for s in optimizer.state.values() for n, v in s.items() if n.startswith("exp_avg")
     )
     sent = {name: counted.bytes_sent(operation=name) for name in ("all_reduce", "reduce", "broadcast")}  # fmt: skip
-    buckets = [b.buffer().numel() for b in ddp._buckets] if ddp else []
+    buckets = [b.buffer().numel() for b in ddp.reducer.buckets] if ddp else []
     elements = [sum(p.numel() for p in optimizer.owned(r)) for r in range(optimizer.world_size)]
     gradients = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
     return states, elements, sent, buckets, gradients
@@ -217,26 +218,26 @@ def test_states_and_traffic_are_the_formula_to_the_byte(world_size):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 5))
 def test_the_deal_is_balanced(sizes, ranks):
-    owners = assign(sizes, ranks)
+    owners = assign_owners(sizes, ranks)
     load = [sum(s for s, o in zip(sizes, owners, strict=True) if o == r) for r in range(ranks)]
     assert sum(load) == sum(sizes)
     # What greedy dealing promises: the fullest was the emptiest before it got its last (so one of the larger ones).
     assert max(load) <= sum(sizes) / ranks + max(sizes, default=0) * (1 - 1 / ranks)
-    assert assign(sizes, ranks) == owners
+    assert assign_owners(sizes, ranks) == owners
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 9), max_size=12), st.integers(1, 3), st.integers(4, 60))
 def test_buckets_hold_everything_once_and_keep_to_their_size(sizes, ranks, cap):
     tensors = [torch.empty(n) for n in sizes]
-    owner = dict(zip(tensors, assign(sizes, ranks), strict=True))
+    owner = dict(zip(tensors, assign_owners(sizes, ranks), strict=True))
     buckets = in_buckets(tensors, owner.__getitem__, cap)
-    assert sorted(id(t) for b in buckets for t in b.tensors) == sorted(map(id, tensors))
+    assert sorted(id(t) for b in buckets for t in b.parameters()) == sorted(map(id, tensors))
     for bucket in buckets:
-        assert bucket.nbytes <= cap or len(bucket.tensors) == 1
-        assert {owner[t] for t in bucket.tensors} == {bucket.owner}
+        assert bucket.nbytes <= cap or len(bucket.parameters()) == 1
+        assert {owner[t] for t in bucket.parameters()} == {bucket.owner}
         flat = bucket.empty().fill_(1.0)
-        assert [v.shape for v in bucket.views(flat)] == [t.shape for t in bucket.tensors]
+        assert [v.shape for v in bucket.views(flat)] == [t.shape for t in bucket.parameters()]
     assert sorted(map(id, by_turns(buckets, ranks))) == sorted(map(id, buckets))
 
 
@@ -302,13 +303,13 @@ def all_mistakes(mistake, kinds):
 
 
 MISTAKES = {
-    "models": r"parameter 0 of group 0 is \[4, 3\] float32 on rank 0, \[5, 3\] float32 on rank 1",
+    "models": r"rank 0 has parameter 0 of group 0 \[4, 3\] float32, rank 1 has .* \[5, 3\] float32",
     "LBFGS": r"LBFGS looks at all parameters at once",
     "empty": r"empty parameter list",
     "moved": r"parameter 0 was torch.float32 on cpu when the optimizer was built, and is torch.float64",
     "asked too early": r"call consolidate_state_dict\(to=\d\) on all ranks first",
     "no such rank": r"no rank 2 in a group of 2",
-    "later group": r"\[2\] float32 on rank 0, \[3\] float32 on rank 1",
+    "later group": r"rank 0 has .* \[2\] float32, rank 1 has .* \[3\] float32",
 }
 
 
@@ -343,3 +344,195 @@ def test_another_models_state_is_refused_and_nothing_is_loaded():
         )
         assert "the state dict is of 4 parameters, this optimizer has 2" in count
         assert (held, rate) == (0, 0.1)
+
+
+# --- other optimizers, frozen parameters, uneven inputs --------------------------------------------------------------------
+
+
+class NoClosure(torch.optim.SGD):
+    def step(self):
+        return super().step()
+
+
+class Scaled(torch.optim.SGD):
+    def step(self, closure=None, *, scale=1.0):
+        loss = super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.mul_(scale)
+        return loss
+
+
+def test_optimizers_whose_step_takes_no_closure_or_more():
+    def step():
+        out = []
+        for zero in (ZeroRedundancyOptimizer, TorchZero, lambda p, kind, **o: kind(p, **o)):
+            torch.manual_seed(0)
+            model = nn.Linear(3, 2)
+
+            def closure(model=model):
+                with torch.enable_grad():
+                    loss = model(torch.ones(1, 3)).sum()
+                model.zero_grad()
+                loss.backward()
+                return loss.item()
+
+            first = closure()
+            zero(model.parameters(), NoClosure, lr=0.1).step()
+            scaled = zero(model.parameters(), Scaled, lr=0.1)
+            scaled.step(scale=2.0)
+            loss = scaled.step(closure, scale=0.5)
+            out.append((first, loss, named(model)))
+        return out
+
+    for ours, theirs, truth in launch(step, 2):
+        assert ours[:2] == theirs[:2] == truth[:2]
+        assert ours[1] is not None
+        compare(ours[2], truth[2], what="parameter")
+
+
+class Adapted(nn.Module):
+    """A large frozen body, and small trained layers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.ModuleList(nn.Linear(9, 9, bias=False) for _ in range(4))
+        self.trained = nn.ModuleList(nn.Linear(9, n, bias=False) for n in (9, 4, 5))
+        self.body.requires_grad_(False)
+
+    def forward(self, x):
+        for layer in (*self.body, *self.trained[:1]):
+            x = torch.tanh(layer(x))
+        return self.trained[1](x).square().mean() + self.trained[2](x).mean()
+
+
+def test_frozen_parameters_are_dealt_out_apart():
+    """They weigh nothing while they are frozen, and are even over the ranks when they are trained later."""
+
+    def step():
+        model = Adapted()
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+        frozen = [[p.numel() for p in optimizer.owned(r) if not p.requires_grad] for r in range(2)]
+        trained = [[p.numel() for p in optimizer.owned(r) if p.requires_grad] for r in range(2)]
+        return frozen, trained
+
+    for frozen, trained in launch(step, 2):
+        assert frozen == [[81, 81], [81, 81]]
+        assert [sum(t) for t in trained] == [81, 81]
+
+
+def freeze_and_unfreeze(zero, to_none):
+    """Two steps, the body unfrozen, two more, a trained layer and a part of the body frozen, two more."""
+    model = Adapted()
+    make, options = torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.5, "eps": 1e-3}
+    if zero:
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), make, **options)
+    else:
+        optimizer = make(model.parameters(), **options)
+    rank, size = (dist.get_rank(), dist.get_world_size()) if zero else (0, 1)
+    sent = []
+    for step in range(6):
+        if step == 2:
+            model.body.requires_grad_(True)
+        if step == 4:
+            model.body[:3].requires_grad_(False)
+            model.trained[0].requires_grad_(False)
+        x = torch.randn(SAMPLES, 9, generator=torch.Generator().manual_seed(step)).chunk(size)[rank]
+        optimizer.zero_grad(set_to_none=to_none)
+        model(x).backward()
+        with traffic.counting() as counted:
+            if zero:
+                optimizer.reduce_gradients()
+            optimizer.step()
+        sent.append(counted.bytes_sent(operation="broadcast"))
+    return named(model), sent
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_frozen_and_unfrozen_on_the_way(to_none):
+    """A gradient that is left behind (set_to_none=False) goes on changing a parameter: on every rank."""
+    expected, _ = freeze_and_unfreeze(zero=False, to_none=to_none)
+    run = launch(freeze_and_unfreeze, 2, True, to_none, backend="ring")
+    for got, _ in run:
+        compare(got, expected, 2e-5, "parameter")
+        assert all(torch.equal(got[name], run[0][0][name]) for name in got)
+    sent = [sum(each) for each in zip(*(sent for _, sent in run), strict=True)]
+    assert sent[:2] == [4 * 162] * 2, "what is frozen from the start is not sent"
+    assert sent[2:] == [4 * (162 + 4 * 81)] * 4
+
+
+def uneven(ours, by_initial):
+    """Rank r has r + 1 batches, as DDP's own test; steps by ZeRO-1, with momentum."""
+    model = CASES["mlp"].build(0)
+    wrapped = (DistributedDataParallel if ours else TorchDDP)(model)
+    zero = ZeroRedundancyOptimizer if ours else TorchZero
+    optimizer = zero(wrapped.parameters(), optimizer_class=torch.optim.AdamW, lr=0.02, eps=1e-3)
+    with Join([wrapped, optimizer], divide_by_initial_world_size=by_initial):
+        for i in range(dist.get_rank() + 1):
+            x, y = CASES["mlp"].batch(4, 10 * dist.get_rank() + i)
+            optimizer.zero_grad()
+            with wrapped.no_sync():
+                (CASES["mlp"].loss(wrapped(x[:2]), y[:2]) / 2).backward()
+            (CASES["mlp"].loss(wrapped(x[2:]), y[2:]) / 2).backward()
+            optimizer.step()
+    return named(model)
+
+
+def uneven_alone(ranks, by_initial):
+    """The same in one process: in step i the ranks from i on have data."""
+    model, case = CASES["mlp"].build(0), CASES["mlp"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, eps=1e-3)
+    for i in range(ranks):
+        optimizer.zero_grad()
+        for rank in range(i, ranks):
+            x, y = case.batch(4, 10 * rank + i)
+            (case.loss(model(x), y) / (ranks if by_initial else ranks - i)).backward()
+        optimizer.step()
+    return named(model)
+
+
+@pytest.mark.parametrize("by_initial", [True, False])
+def test_uneven_inputs_join(by_initial):
+    """The owner of a third of the parameters runs out of data first, and goes on updating them for the others."""
+    expected = uneven_alone(3, by_initial)
+    for got in launch(uneven, 3, True, by_initial):
+        compare(got, expected, 2e-5, "parameter")
+
+
+def join_mistake(which):
+    model = nn.Linear(3, 2)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    wrapped = DistributedDataParallel(model)
+    if which == "not averaged":
+        with Join([DistributedDataParallel(nn.Linear(3, 2)), optimizer]):
+            optimizer.reduce_gradients()
+    if which == "order":
+        with Join([optimizer, wrapped]):
+            wrapped(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+    if which == "averaged twice":
+        plain = nn.Linear(3, 2)
+        optimizer = ZeroRedundancyOptimizer(plain.parameters(), torch.optim.SGD, lr=0.1)
+        for _ in (True, False):
+            optimizer.zero_grad(set_to_none=False)
+            plain(torch.ones(1, 3)).sum().backward()
+            optimizer.reduce_gradients()  # and no step: an overflow, say
+        optimizer.step()
+        plain(torch.ones(1, 3)).sum().backward()
+        optimizer.reduce_gradients()  # the step has taken what was there: as in the first one
+        plain(torch.ones(1, 3)).sum().backward()
+        optimizer.reduce_gradients()
+
+
+JOIN_MISTAKES = {
+    "averaged twice": r"gradients were added to a mean.*reduce_gradients\(\) once before step\(\)",
+    "not averaged": r"inside Join.*wrap the model in DistributedDataParallel",
+    "order": r"pass Join\(\[model, optimizer\]\)",
+}
+
+
+@pytest.mark.parametrize("which", JOIN_MISTAKES)
+def test_mistakes_with_join_and_with_means(which):
+    for found in launch(all_mistakes, 2, join_mistake, [which]):
+        assert re.search(JOIN_MISTAKES[which], found.get(which, "no error")), found

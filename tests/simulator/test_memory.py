@@ -327,6 +327,12 @@ def test_mistakes_are_named(wrong, message):
         plan(1000, config(), **wrong)
 
 
+def test_shapes_without_a_formula_are_refused():
+    for options in ({"norm": "rms"}, {"mlp": "swiglu"}, {"positions": "rotary"}, {"experts": 4}):
+        with pytest.raises(ValueError, match="have no formula here"):
+            plan(1000, TransformerConfig(**options))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("attention", activations.ATTENTION)
 @pytest.mark.parametrize("checkpointing", activations.CHECKPOINTING)

@@ -1,0 +1,35 @@
+"""Compression: gradients that take fewer bytes on the wire, and what that does to them.
+
+In the order in which to read them:
+
+    compressor.py    what a method is: from a vector to the bytes that travel, and back
+    casts.py         16-bit floats, which can be added on the way; 8-bit floats with a scale
+    integers.py      8, 4 or 2 bits, a scale a block, rounded to the nearest or by chance
+    signs.py         one bit a number
+    sparse.py        the largest numbers, or some that all ranks draw alike
+    averaging.py     the mean of all ranks' vectors, compressed on each of its ways; error feedback
+    comm_hook.py     all of it for DistributedDataParallel, ours and PyTorch's
+"""
+
+from dtcourse.compression.averaging import Residuals, average
+from dtcourse.compression.casts import Float8, HalfPrecision
+from dtcourse.compression.comm_hook import CompressionState, compression_hook
+from dtcourse.compression.compressor import Compressor, Payload
+from dtcourse.compression.integers import IntegerQuantizer
+from dtcourse.compression.signs import ScaledSign
+from dtcourse.compression.sparse import RandomK, TopK
+
+__all__ = [
+    "CompressionState",
+    "Compressor",
+    "Float8",
+    "HalfPrecision",
+    "IntegerQuantizer",
+    "Payload",
+    "RandomK",
+    "Residuals",
+    "ScaledSign",
+    "TopK",
+    "average",
+    "compression_hook",
+]

@@ -1,0 +1,70 @@
+"""What a method of compression is: from a vector to the tensors that travel in its place, and back.
+
+    payload = compressor.compress(x)                  # x: (n,) of float32; payload.wire is what travels
+    y = compressor.decompress(payload)                # (n,): what is left of x
+
+A payload's tensors have sizes that depend on n alone, so a receiver can make room for it before it comes, and its bytes are
+a formula: compressor.nbytes(n).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# How the mean of all ranks' vectors is made (averaging.py): what can be added travels as a sum; the rest is decompressed
+# where it is added, by the ranks of a part each, or by everyone.
+SUM, PARTS, EVERYONE = "sum", "parts", "everyone"
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What became of a vector of n numbers.
+
+    wire:  the tensors that travel
+    known: what the receiver knows without a message (which numbers all ranks have drawn)
+    """
+
+    wire: tuple[Tensor, ...]
+    n: int
+    known: Any = None
+
+
+class Compressor(ABC):
+    """A method. `way` is SUM where payloads of several ranks can be added, tensor by tensor; else PARTS or EVERYONE."""
+
+    way: str
+
+    @abstractmethod
+    def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
+        """(numbers, dtype) of each tensor in the payload of n numbers."""
+
+    @abstractmethod
+    def compress(self, x: Tensor) -> Payload:
+        """x: (n,), float32. It is not changed."""
+
+    @abstractmethod
+    def decompress(self, payload: Payload) -> Tensor:
+        """(n,), float32, in memory of its own."""
+
+    def nbytes(self, n: int) -> int:
+        """The bytes of the payload of n numbers."""
+        return sum(numbers * dtype.itemsize for numbers, dtype in self.layout(n))
+
+
+def to_bytes(payload: Payload) -> Tensor:
+    """The payload as one message: (nbytes,), uint8."""
+    return torch.cat([tensor.contiguous().view(torch.uint8) for tensor in payload.wire])
+
+
+def from_bytes(message: Tensor, compressor: Compressor, n: int) -> Payload:
+    """The payload of n numbers that `to_bytes` has made a message of."""
+    layout = compressor.layout(n)
+    parts = message.split([numbers * dtype.itemsize for numbers, dtype in layout])
+    # A copy begins where its numbers may begin; the message does so for bytes alone.
+    wire = (p if d.itemsize == 1 else p.clone() for p, (_, d) in zip(parts, layout, strict=True))
+    return Payload(tuple(p.view(d) for p, (_, d) in zip(wire, layout, strict=True)), n)

@@ -1,0 +1,78 @@
+"""Few numbers: the largest, with where they are; or some that all ranks draw alike, which need no places and can be added.
+
+TopK keeps what contributes most and drops the same small numbers each time: without error feedback they never arrive
+(Stich et al. 1809.07599). Ranks keep different places, so everyone's come to everyone. RandomK draws places from a seed
+that all ranks share, new ones each time; scaled by n / k it is unbiased.
+
+Bytes of n numbers, k kept: 8 k; 4 k.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dtcourse.compression.compressor import EVERYONE, SUM, Compressor, Payload
+
+
+class TopK(Compressor):
+    """The ceil(ratio n) numbers of largest magnitude, and their places. NaN counts as largest, so it is seen."""
+
+    way = EVERYONE
+
+    def __init__(self, ratio: float = 0.01) -> None:
+        self.ratio = _checked(ratio)
+
+    def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
+        k = kept(n, self.ratio)
+        return (k, torch.float32), (k, torch.int32)
+
+    def compress(self, x: Tensor) -> Payload:
+        places = x.abs().topk(kept(len(x), self.ratio), sorted=False).indices
+        return Payload((x[places], places.int()), len(x))
+
+    def decompress(self, payload: Payload) -> Tensor:
+        values, places = payload.wire
+        return values.new_zeros(payload.n).index_copy_(0, places.long(), values)
+
+
+class RandomK(Compressor):
+    """ceil(ratio n) places that follow from the seed and from how many vectors came before: the same on all ranks.
+
+    unbiased: what is kept is scaled by n / k, so that the expectation is x. With error feedback that diverges: False.
+
+    Every rank has to compress as many vectors, of the same sizes in the same order.
+    """
+
+    way = SUM
+
+    def __init__(self, ratio: float = 0.01, *, seed: int = 0, unbiased: bool = True) -> None:
+        self.ratio, self.unbiased = _checked(ratio), unbiased
+        self._random = torch.Generator().manual_seed(seed)
+
+    def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
+        return ((kept(n, self.ratio), torch.float32),)
+
+    def compress(self, x: Tensor) -> Payload:
+        n, k = len(x), kept(len(x), self.ratio)
+        places = torch.randperm(n, generator=self._random)[:k].to(x.device)
+        return Payload((x[places] * (n / k if self.unbiased and k else 1.0),), n, places)
+
+    def decompress(self, payload: Payload) -> Tensor:
+        (values,) = payload.wire
+        return values.new_zeros(payload.n).index_copy_(0, payload.known, values)
+
+
+def kept(n: int, ratio: float) -> int:
+    """How many of n numbers are sent: at least one, where there is one."""
+    return math.ceil(ratio * n)
+
+
+def _checked(ratio: float) -> float:
+    if not 0 < ratio <= 1:
+        raise ValueError(
+            f"ratio is the part of the numbers that is sent, above 0 and at most 1; got {ratio!r}"
+        )
+    return ratio

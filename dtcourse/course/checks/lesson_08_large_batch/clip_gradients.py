@@ -1,0 +1,128 @@
+"""Clip what is spread over ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.plural import plural
+
+Tensors = list[torch.Tensor]
+
+CLIP = Exercise(
+    "clip_gradients",
+    lesson="08",
+    title="Clip what is spread over ranks",
+    takes=("clip_gradients",),
+    target="norm and gradients to 1e-12 of one process's on 1 to 4 ranks; at most 64 bytes sent by a rank",
+    forbidden=(
+        "dtcourse.large_batch",
+        "dtcourse.parameters",
+        "dtcourse.sharding",
+    ),
+)
+
+
+def _clip(
+    clip_gradients: Any, replicated: Tensors, sharded: list[Tensors], limits: list[float]
+) -> Any:
+    import torch.distributed as dist
+
+    mine, found = sharded[dist.get_rank()], []
+    for limit in limits:
+        whole, parts = [g.clone() for g in replicated], [g.clone() for g in mine]
+        norm = clip_gradients(whole, parts, limit)
+        found.append((float(norm), whole, parts))
+    return found
+
+
+def _ask_clip(answer: Answer, ranks: int, replicated: Tensors, spread: Tensors, hint: str) -> None:
+    """Tensor i of `spread` is cut over the ranks; a rank whose part is empty does not hold it at all."""
+    sharded = [
+        [p for p in (g.tensor_split(ranks)[r] for g in spread) if len(p)] for r in range(ranks)
+    ]
+    total = math.sqrt(sum(g.square().sum().item() for g in replicated + spread))
+    limits = [total * 2, total / 3]
+    run = answer.run(_clip, ranks, replicated, sharded, limits, timeout=8.0)
+    for rank in range(ranks):
+        for limit, (norm, whole, parts) in zip(limits, run[rank], strict=True):
+            require(
+                math.isclose(norm, total, rel_tol=1e-12),
+                f"On {plural(ranks, 'rank')} the norm of all gradients is {total:.6g}, and rank {rank} says {norm:.6g}. {hint}",
+            )
+            factor = min(1.0, limit / total)
+            # PyTorch's clip_grad_norm_ adds 1e-6 to the norm that it divides by.
+            torchs = min(1.0, limit / (total + 1e-6))
+            what = "longer than" if factor < 1 else "within"
+            for mine, theirs in zip(whole + parts, replicated + sharded[rank], strict=True):
+                require(
+                    any(
+                        torch.allclose(mine, f * theirs, rtol=1e-9, atol=1e-12)
+                        for f in (factor, torchs)
+                    ),
+                    f"On {plural(ranks, 'rank')} the gradient is {what} the limit ({total:.4g} against {limit:.4g}), so all of it is to be "
+                    f"multiplied by {factor:.4g}; on rank {rank} it is not. Is it scaled in place, and only when it is too long?",
+                )
+
+
+@CLIP.check("replicated gradients alone", points=1, needs=("check_clip_sharded",))
+def check_clip_replicated(answer: Answer) -> None:
+    """Every rank holds them whole; they count once."""
+    gradients = [torch.randn(4, 3, dtype=torch.double), torch.randn(5, dtype=torch.double)]
+    for ranks in (1, 3):
+        _ask_clip(
+            answer,
+            ranks,
+            gradients,
+            [],
+            "Replicated gradients are the same on all ranks: do they count once, or once a rank?",
+        )
+
+
+@CLIP.check("sharded gradients alone", points=2)
+def check_clip_sharded(answer: Answer) -> None:
+    """Each rank holds a part."""
+    gradients = [torch.randn(12, 2, dtype=torch.double), 10 * torch.randn(7, dtype=torch.double)]
+    for ranks in (2, 4):
+        _ask_clip(
+            answer,
+            ranks,
+            [],
+            gradients,
+            "Which part of |g|² does a rank know by itself, and who knows the rest?",
+        )
+
+
+@CLIP.check("both together, and a rank that holds no shard", points=2)
+def check_clip_mixed(answer: Answer) -> None:
+    """Two rows over three ranks: the last one has nothing, and must come to the all-reduce all the same."""
+    replicated, spread = (
+        [torch.randn(6, dtype=torch.double)],
+        [torch.randn(2, 3, dtype=torch.double)],
+    )
+    _ask_clip(
+        answer,
+        3,
+        replicated,
+        spread,
+        "Some squares are to be added over the ranks, and some are not. Which?",
+    )
+
+
+@CLIP.check("at most 64 bytes sent by each rank", points=1, needs=("check_clip_sharded",))
+def check_clip_bytes(answer: Answer) -> None:
+    """Counted message by message: one number is enough."""
+    ranks, elements = 4, 4_000
+    spread = [torch.randn(elements, dtype=torch.double) for _ in range(2)]
+    sharded = [[g.tensor_split(ranks)[r] for g in spread] for r in range(ranks)]
+    run = answer.run(_clip, ranks, [], sharded, [1.0], backend="ring", record=True)
+    for rank in range(ranks):
+        sent = run.traffic.bytes_sent(rank=rank)
+        require(
+            sent <= 64,
+            f"Rank {rank} sends {sent:,} bytes; the gradients it holds are {8 * elements // 2:,}. What is the least that the others "
+            "need to know of them?",
+        )

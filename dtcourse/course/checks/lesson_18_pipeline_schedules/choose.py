@@ -1,0 +1,124 @@
+"""Schedule, chunks and micro-batches for given times, latency and memory."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.pipeline_parallel import schedules, zero_bubble
+from dtcourse.pipeline_parallel.simulate import Memory, Simulation, Times, simulate
+from dtcourse.plural import plural
+
+CHOOSE = Exercise(
+    "choose",
+    lesson="18",
+    title="Choose",
+    takes=("choose",),
+    target="a step of at most 1.05 times the best that fits, on 6 clusters",
+)
+
+NAMES = ("1F1B", "ZB-H1", "ZB-H2", "interleaved", "ZB-V")
+# samples, p, layers, overhead, per_sample, latency, limit
+FREE_MESSAGES = ((64, 4, 16, 0.0, 5e-5, 0.0, 10**6), (48, 4, 8, 1e-3, 5e-5, 0.0, 10**6))
+SLOW_MESSAGES = ((64, 4, 16, 1e-4, 5e-5, 4e-3, 10**6), (32, 2, 16, 2e-4, 1e-4, 2e-2, 10**6))
+LITTLE_ROOM = ((64, 4, 16, 1e-3, 5e-5, 1e-3, 40), (32, 4, 8, 2e-3, 1e-4, 1e-4, 20))
+
+Cluster = tuple[int, int, int, float, float, float, float]
+
+
+def _chosen(choose: Any, clusters: tuple[Cluster, ...]) -> list[Any]:
+    return [choose(*cluster) for cluster in clusters]
+
+
+def performed(cluster: Cluster, name: str, v: int, m: int) -> Simulation | None:
+    """A choice's step; None where it is no choice."""
+    samples, p, layers, overhead, per_sample, latency, limit = cluster
+    if samples % m or layers % (p * v) or (name == "interleaved") != (v > 1 and name != "ZB-V"):
+        return None
+    if (name == "ZB-V") != (v == 2 and name != "interleaved") or (name == "interleaved" and m % p):
+        return None
+    make: Any = {
+        "1F1B": schedules.one_f_one_b,
+        "ZB-H1": zero_bubble.zb_h1,
+        "ZB-H2": zero_bubble.zb_h2,
+        "interleaved": lambda p, m: schedules.interleaved_1f1b(p, m, v),
+        "ZB-V": zero_bubble.zb_v,
+    }[name]
+    work = samples // m * (layers // p)
+    each = v * overhead + per_sample * work
+    memory = Memory(stored=work, limit=limit)
+    return simulate(make(p, m), Times(each, each, each, transfer=latency), memory)
+
+
+@cache
+def best(cluster: Cluster) -> tuple[float, str, int, int]:
+    """Of all choices that fit, the one with the shortest step."""
+    samples, p, layers = cluster[:3]
+    found = []
+    for m in (m for m in range(1, samples + 1) if samples % m == 0):
+        for v in range(1, layers // p + 1):
+            for name in NAMES:
+                one = performed(cluster, name, v, m)
+                if one is not None and one.fits:
+                    found.append((one.makespan, name, v, m))
+    return min(found)
+
+
+def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
+    for cluster, got in zip(clusters, answer.call(_chosen, clusters), strict=True):
+        samples, p, layers, overhead, per_sample, latency, limit = cluster
+        where = (
+            f"{plural(samples, 'sample')}, {p} ranks, {layers} layers, overhead {overhead:g} s, {per_sample:g} s per sample and layer, "
+            f"latency {latency:g} s, room for {limit:g}"
+        )
+        right = isinstance(got, (list, tuple)) and len(got) == 3
+        right = right and got[0] in NAMES and all(type(n) is int and n > 0 for n in got[1:])
+        require(right, f"{where}: a choice is (name, v, m), such as ('1F1B', 1, 8); got {got!r}.")
+        one = performed(cluster, *got)
+        require(
+            one is not None,
+            f"{where}: there is no {got!r}. p v divides the layers, m the samples; interleaved has v from 2 on and multiples of p as m, "
+            "ZB-V has v = 2, all others v = 1.",
+        )
+        assert one is not None
+        require(
+            one.fits,
+            f"{where}: {tuple(got)!r} stores {max(one.peak_memory):g} samples times layers at once. Which schedules, and how many samples "
+            "per micro-batch, stay within the room?",
+        )
+        seconds = best(cluster)[0]
+        require(
+            one.makespan <= 1.05 * seconds,
+            f"{where}: {tuple(got)!r} takes {one.makespan:.4g} s, and the best choice takes {seconds:.4g} s. {hint}",
+        )
+
+
+@CHOOSE.check("with free messages", points=2, needs=("check_room",))
+def check_free(answer: Answer) -> None:
+    """With and without a cost per action."""
+    _require(
+        answer,
+        FREE_MESSAGES,
+        "More micro-batches and chunks make the bubble smaller. What does each action cost besides?",
+    )
+
+
+@CHOOSE.check("with slow messages", points=3, needs=("check_room",))
+def check_slow(answer: Answer) -> None:
+    """A message as long as a forward."""
+    _require(
+        answer,
+        SLOW_MESSAGES,
+        "Each micro-batch and each chunk sends a message more. Who has something else to do while it travels?",
+    )
+
+
+@CHOOSE.check("with little room", points=3, needs=("check_free", "check_slow"))
+def check_room(answer: Answer) -> None:
+    """Where not every schedule fits."""
+    _require(
+        answer,
+        LITTLE_ROOM,
+        "Smaller micro-batches take less room each, and some schedules store fewer of them. Have you compared all that fit?",
+    )

@@ -1,0 +1,48 @@
+"""Judges the exercises. It answers in sentences that teach, and a student's code cannot reach it.
+
+    framework.py   Exercise, require, CheckFailed, Report: how an exercise's checks are written
+    taking.py      what of a student's notebook an exercise takes: a function and what that needs
+    forbidden.py   ready-made answers, which are refused
+    runs.py        running an answer on ranks, and sentences for what went wrong there
+    tampering.py   whether an answer changed what measures it
+    sandbox.py     the same in a process of its own, which only ever sends back plain data
+    process.py     that process: started, spoken with, ended; serving.py is what runs in it
+    bubblewrap.py  what of the machine it sees; limits.py: how much it may take
+    attempts.py    what it reached for all the same, in words for its author
+
+What is asked of each exercise is in ../checks/, a file each.
+
+There are two sides. The judge holds the checks, makes the inputs, knows the expected values and decides; it
+never executes a line of the answer and never unpickles what comes from there. The answer runs in ranks.
+In a notebook, where a student checks their own work, both sides are in one kernel.
+"""
+
+from __future__ import annotations
+
+from dtcourse.course.judging.framework import (
+    Answer,
+    CheckFailed,
+    Exercise,
+    NotPassed,
+    Report,
+    check,
+    exercises,
+    judge,
+    number,
+    require,
+    require_close,
+)
+
+__all__ = [
+    "Answer",
+    "CheckFailed",
+    "Exercise",
+    "NotPassed",
+    "Report",
+    "check",
+    "exercises",
+    "judge",
+    "number",
+    "require",
+    "require_close",
+]

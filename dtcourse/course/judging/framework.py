@@ -1,0 +1,356 @@
+"""How a lesson's checks are written, and how they are put to an answer.
+
+SHIFT = Exercise("ring_shift", lesson="02", title="Pass it to the right", takes=("ring_shift",),
+                 target="one message per rank, no deadlock at 2, 3 and 4 ranks")
+
+def _shift(ring_shift, values):                       # in every rank
+    return ring_shift(values[dist.get_rank()])
+
+@SHIFT.check("each rank gets its left neighbour's tensor", points=3)
+def check_values(answer):                             # in the judge
+    values = [torch.randn(5) for _ in range(3)]
+    run = answer.run(_shift, 3, values)
+    require(torch.equal(run[1], values[0]), "rank 1 should hold what rank 0 had")
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Protocol
+
+from dtcourse.plural import plural
+
+
+class CheckFailed(Exception):
+    """An answer is wrong; the message is a sentence that teaches."""
+
+
+class Unfinished(CheckFailed):
+    """The answer is not written yet, or is not in the notebook."""
+
+
+def unwritten(names: str) -> Unfinished:
+    """What is said of functions that still raise NotImplementedError."""
+    return Unfinished(
+        f"{names} is not written yet: replace `raise NotImplementedError()` by your code."
+    )
+
+
+class Stopped(CheckFailed):
+    """The answer hung, or ended its process: more checks of it would tell nothing new."""
+
+
+class Refused(CheckFailed):
+    """The answer reaches for the checks or for what measures it."""
+
+
+def require(condition: Any, sentence: str) -> None:
+    """Raise CheckFailed(sentence) unless `condition` holds."""
+    if not condition:
+        raise CheckFailed(sentence)
+
+
+def require_close(
+    got: Any, expected: Any, where: str, tolerance: float = 1e-6, hint: str = ""
+) -> None:
+    """verify.require_close, for checks: CheckFailed unless a tensor is another one up to rounding."""
+    from dtcourse import verify
+
+    try:
+        verify.require_close(got, expected, where, tolerance, hint)
+    except verify.NotEqual as error:
+        raise CheckFailed(str(error)) from None
+
+
+def number(value: Any) -> Any:
+    """A tensor that holds one number as that number, as Python has it; everything else as it is."""
+    is_tensor = hasattr(value, "item") and hasattr(value, "numel")
+    return value.item() if is_tensor and value.numel() == 1 else value
+
+
+class Answer(Protocol):
+    """A student's answer as a check sees it: something to run, never something to look into."""
+
+    def run(self, step: Callable[..., Any], world_size: int, *args: Any, **options: Any) -> Any:
+        """step(answer's functions..., *args) on ranks: results by rank, .seconds, .traffic, .timeline.
+
+        Options are those of `launch`: timeout (20 s), backend, record, nodes, network, env. A failure, a
+        deadlock or a time limit raises CheckFailed with a sentence.
+        """
+        ...
+
+    def call(self, step: Callable[..., Any], *args: Any, timeout: float = 20.0) -> Any:
+        """step(answer's functions..., *args) in one process without a group: what it returned."""
+        ...
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that is asked of an answer.
+
+    needs: names of the functions of checks of the same exercise, without which this one is worth no point: what sends
+           nothing stays below every limit of bytes
+    """
+
+    title: str
+    points: int
+    function: Callable[[Answer], None]
+    needs: tuple[str, ...] = ()
+
+
+@dataclass
+class Exercise:
+    """One exercise: what it is called, what it takes from the notebook, its target in numbers, its checks.
+
+    forbidden: modules and functions that do what is asked, such as "torch.utils.checkpoint"; an answer that names one of
+               them is refused (forbidden.py)
+    """
+
+    name: str
+    lesson: str
+    title: str
+    takes: tuple[str, ...]
+    target: str
+    forbidden: tuple[str, ...] = ()
+    checks: list[Check] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.takes, str) or not self.takes:
+            raise ValueError(
+                f"{self.name}: takes is a tuple of function names, such as ('{self.name}',)"
+            )
+        if not re.search(r"\d", self.target):
+            raise ValueError(f"{self.name}: a target is stated in numbers; got {self.target!r}")
+
+    @property
+    def points(self) -> int:
+        """The points of all its checks."""
+        return sum(check.points for check in self.checks)
+
+    def check(
+        self, title: str, points: int = 1, needs: tuple[str, ...] = ()
+    ) -> Callable[[Callable], Callable]:
+        """A decorator: add a check to this exercise. needs: see Check."""
+
+        def add(function: Callable[[Answer], None]) -> Callable[[Answer], None]:
+            self.checks.append(Check(title, points, function, needs))
+            return function
+
+        return add
+
+
+@cache
+def exercises(lesson: str | None = None) -> dict[str, Exercise]:
+    """Every exercise by name, of one lesson or of all, in the order of their lessons' notebooks.
+
+    Raises
+    ------
+    ValueError
+        If two exercises have one name, one stands in another lesson's folder or in a file of another name, or a check
+        needs one that there is not.
+    """
+    import dtcourse.course.checks as package
+
+    found: dict[str, Exercise] = {}
+    for folder in sorted(pkgutil.iter_modules(package.__path__), key=lambda folder: folder.name):
+        match = re.fullmatch(r"lesson_(\d\d)_\w+", folder.name)
+        if not match or lesson not in (None, match[1]):
+            continue
+        for name in importlib.import_module(f"{package.__name__}.{folder.name}").EXERCISES:
+            module = importlib.import_module(f"{package.__name__}.{folder.name}.{name}")
+            (one,) = (thing for thing in vars(module).values() if isinstance(thing, Exercise))
+            if (one.lesson, one.name) != (match[1], name) or name in found:
+                raise ValueError(
+                    f"{module.__name__}: {one.name} is in use, or of lesson {one.lesson}"
+                )
+            known = {check.function.__name__ for check in one.checks}
+            if unknown := {need for check in one.checks for need in check.needs} - known:
+                raise ValueError(f"{name}: there is no check {', '.join(unknown)}")
+            found[name] = one
+    return found
+
+
+@dataclass
+class Verdict:
+    """What one check said: `sentence` is empty where it passed."""
+
+    check: Check
+    passed: bool
+    sentence: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"  {'✓' if self.passed else '✗'} {self.check.title}"]
+        return "\n".join(lines + [f"      {line}" for line in self.sentence.splitlines()])
+
+
+@dataclass
+class Report:
+    """What all checks of one exercise said."""
+
+    exercise: Exercise
+    verdicts: list[Verdict] = field(default_factory=list)
+    unfinished: str = ""
+    refused: str = ""
+    # Sentences on what the answer reached for outside its own folder: no verdict on what it computes.
+    attempts: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return len(self.verdicts) == len(self.exercise.checks) and all(
+            v.passed for v in self.verdicts
+        )
+
+    @property
+    def points(self) -> int:
+        """The points that were earned."""
+        if self.refused:
+            return 0
+        return sum(v.check.points for v in self.verdicts if v.passed and not self._lacks(v.check))
+
+    def _lacks(self, check: Check) -> list[str]:
+        """The titles of the checks that this one needs and that have not passed."""
+        passed = {v.check.function.__name__ for v in self.verdicts if v.passed}
+        return [
+            one.title
+            for one in self.exercise.checks
+            if one.function.__name__ in check.needs and one.function.__name__ not in passed
+        ]
+
+    @property
+    def head(self) -> str:
+        """The first line."""
+        return f"{self.exercise.name}: {self.exercise.title}"
+
+    @property
+    def tail(self) -> str:
+        """What follows the verdicts."""
+        if self.refused:
+            return f"  refused: {self.refused}"
+        if self.unfinished:
+            return f"  · {self.unfinished}\n  Target: {self.exercise.target}."
+        left = self.exercise.checks[len(self.verdicts) :]
+        good, total = sum(verdict.passed for verdict in self.verdicts), len(self.exercise.checks)
+        lines = [f"  - {one.title} (not tried)" for one in left]
+        lines += [
+            f"  0 of {plural(v.check.points, 'point')} for '{v.check.title}' as long as this does not hold: {'; '.join(lacks)}."
+            for v in self.verdicts
+            if v.passed and (lacks := self._lacks(v.check))
+        ]
+        lines += [
+            f"  {good} of {plural(total, 'check')}, {self.points} of {plural(self.exercise.points, 'point')}."
+        ]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        attempts = [f"  ! {sentence}" for sentence in self.attempts]
+        return "\n".join([self.head, *map(str, self.verdicts), *attempts, self.tail])
+
+
+def judge(
+    exercise: Exercise,
+    answer: Answer,
+    on_check: Callable[[Check], None] | None = None,
+    on_verdict: Callable[[Verdict], None] | None = None,
+) -> Report:
+    """Put every check of an exercise to an answer; tells of each check before and after it."""
+    report = Report(exercise)
+    for one in exercise.checks:
+        if on_check:
+            on_check(one)
+        stop = False
+        try:
+            one.function(answer)
+        except Unfinished as error:
+            report.unfinished = str(error)
+            break
+        except Refused as error:
+            report.refused = str(error)
+            break
+        except CheckFailed as error:
+            verdict = Verdict(one, False, str(error))
+            stop = isinstance(error, Stopped)
+        except Exception as error:  # None for a tensor, a wrong shape: the check could not read it
+            verdict = Verdict(one, False, _unreadable(error))
+        else:
+            verdict = Verdict(one, True)
+        report.verdicts.append(verdict)
+        if on_verdict:
+            on_verdict(verdict)
+        if stop:
+            break
+    return report
+
+
+def _unreadable(error: Exception) -> str:
+    said = " ".join(str(error).split())[:300]
+    if "NoneType" in said:
+        return "Your function returned None: is its `return` missing?"
+    return (
+        f"What came back could not be compared ({type(error).__name__}: {said}). "
+        "Does your function return what the exercise asks for?"
+    )
+
+
+class NotPassed(CheckFailed):
+    """Raised by `check` in a notebook after it has printed why; shown as one line, without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+def check(name: str | Callable[..., Any], *answers: Any) -> None:
+    """Check an exercise in a notebook: print what each check says.
+
+        check("ring_shift", ring_shift)
+        check(ring_shift)                   # the exercise that takes a function of this name
+
+    Raises
+    ------
+    NotPassed
+        If a check fails or the answer is refused, so that the cell fails too.
+    ValueError
+        For an exercise that there is not, or the wrong number of functions.
+    """
+    from dtcourse.course.judging import forbidden
+    from dtcourse.course.judging.runs import InKernel
+
+    if callable(name):
+        answers = (name, *answers)
+        names = tuple(getattr(one, "__name__", "?") for one in answers)
+        matching = [one for one in exercises().values() if one.takes == names]
+        if not matching:
+            raise ValueError(
+                f"no exercise takes {', '.join(names)}: give its name, check('...', {names[0]})"
+            )
+        exercise = matching[0]
+    elif name in exercises():
+        exercise = exercises()[name]
+    else:
+        import difflib
+
+        near = difflib.get_close_matches(str(name), exercises(), 1)
+        raise ValueError(
+            f"there is no exercise {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+        )
+    if len(answers) != len(exercise.takes):
+        raise ValueError(
+            f"check({exercise.name!r}, {', '.join(exercise.takes)}): got {plural(len(answers), 'answer')}"
+        )
+    answer = InKernel(dict(zip(exercise.takes, answers, strict=True)))
+    print(Report(exercise).head, flush=True)
+    if refused := forbidden.in_this_notebook(exercise):
+        print(Report(exercise, refused=refused).tail)
+        raise NotPassed("Refused: see above.")
+    # Each line when its check is done: some launch many ranks, and a deadlock takes its time limit.
+    report = judge(exercise, answer, on_verdict=lambda verdict: print(verdict, flush=True))
+    print(report.tail)
+    if not report.passed:
+        raise NotPassed(
+            "not written yet" if report.unfinished else "Not there yet: see the lines marked ✗."
+        )

@@ -1,0 +1,188 @@
+"""Running an answer on ranks, and a sentence for each way in which that can go wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtcourse.course.judging import attempts, tampering
+from dtcourse.course.judging.framework import CheckFailed, Refused, Stopped, unwritten
+from dtcourse.course.reproducible import scrub
+from dtcourse.plural import plural
+
+TIMEOUT = 20.0
+
+
+@dataclass
+class Results(Sequence):
+    """What an answer returned, by rank, and what was measured: the judge's copy, made of plain data."""
+
+    values: list[Any]
+    seconds: float
+    traffic_rows: list[list[Any]] = field(default_factory=list)
+    traffic_calls: list[list[Any]] = field(default_factory=list)
+    algorithmic: bool = False
+    event_rows: list[list[Any]] = field(default_factory=list)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.values[index]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def traffic(self) -> Any:
+        """A dtcourse.collectives.traffic.Traffic (record=True)."""
+        from dtcourse.collectives.traffic import Row, Traffic
+
+        rows = [Row(*row) for row in self.traffic_rows]
+        calls = {(rank, operation, phase): n for rank, operation, phase, n in self.traffic_calls}
+        return Traffic(rows, calls, self.algorithmic)
+
+    @property
+    def timeline(self) -> Any:
+        """A dtcourse.events.Timeline (record=True)."""
+        from dtcourse.events import Event, Timeline
+
+        keys = ("name", "kind", "rank", "start", "end", "bytes", "lane", "detail")
+        return Timeline(Event(**dict(zip(keys, row, strict=True))) for row in self.event_rows)
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """The value as data that can travel safely: tensors (on the CPU), numbers, text, lists, tuples, dicts, None.
+
+    Raises
+    ------
+    CheckFailed
+        For anything else, by name.
+    """
+    import torch
+
+    if depth > 20:
+        raise CheckFailed("What came back is nested more than 20 deep.")
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, torch.Tensor):
+        dense = value.detach().to("cpu", copy=False).resolve_conj().resolve_neg()
+        return dense.as_subclass(torch.Tensor).clone()
+    if type(value) in (list, tuple):
+        return type(value)(plain(one, depth + 1) for one in value)
+    if type(value) is dict:
+        return {plain(key, depth + 1): plain(one, depth + 1) for key, one in value.items()}
+    if type(value).__module__ == "numpy":
+        return plain(value.tolist(), depth + 1)
+    raise CheckFailed(
+        f"A {type(value).__name__} came back, where tensors, numbers, text, lists, tuples or dicts are expected."
+    )
+
+
+def guarded(step: Callable[..., Any], functions: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
+    """In a rank: run the step, and refuse an answer that has changed what measures it."""
+    attempts.watch()
+    before = tampering.marks(step)
+    result = plain(step(*functions, *args))
+    return {"value": result, "changed": tampering.changed(before, step)}
+
+
+def attempt(
+    step: Callable[..., Any],
+    functions: dict[str, Any],
+    world_size: int,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Results:
+    """Run step(functions..., *args) on ranks.
+
+    Raises
+    ------
+    CheckFailed
+        With a sentence: not written yet, raised, hung, ended its process, refused.
+    """
+    from dtcourse.launch import RankFailure, RankTimeout, deadlock, launch
+
+    options = {"timeout": TIMEOUT, "device": "cpu", **options}
+    names = ", ".join(f"`{name}`" for name in functions)
+    try:
+        with deadlock.found_early():
+            run = launch(guarded, world_size, step, tuple(functions.values()), args, **options)
+    except RankTimeout as error:
+        raise Stopped(_waiting(error, names, world_size, options["timeout"])) from None
+    except RankFailure as error:
+        raise _failure(error, names, world_size) from None
+    except TypeError as error:
+        if "pickle" not in str(error):
+            raise
+        raise CheckFailed(f"{names} cannot be sent to the ranks: {scrub(str(error))}") from None
+    if changed := [name for one in run for name in one["changed"]]:
+        raise Refused(f"the answer changes what measures it ({changed[0]})")
+    results = Results([one["value"] for one in run], float(run.seconds))
+    if options.get("record"):
+        results.traffic_rows = [list(row) for row in run.traffic.rows]
+        results.traffic_calls = [[*key, n] for key, n in run.traffic._calls.items()]
+        results.algorithmic = bool(run.traffic.algorithmic)
+        results.event_rows = [
+            [e.name, e.kind, e.rank, e.start, e.end, e.bytes, e.lane, _plain_detail(e.detail)]
+            for e in run.timeline.events
+        ]
+    return results
+
+
+def _plain_detail(detail: dict[str, Any]) -> dict[str, Any]:
+    return {str(key): one for key, one in detail.items() if type(one) in (bool, int, float, str)}
+
+
+def _waiting(error: Any, names: str, world_size: int, limit: float) -> str:
+    from dtcourse.launch import deadlock
+
+    places = [f"  rank {rank} {scrub(where)}" for rank, where in sorted(error.waiting.items())]
+    # By their stacks, not by names: an answer may be called all_gather, and loop.
+    stacks = [failure.details for failure in error.failures if failure.details]
+    why = (
+        "They wait for each other: every receive needs its send, and all ranks call the same collectives in the same order."
+        if stacks and all(map(deadlock.waits_for_a_rank, stacks))
+        else "Does a loop in it ever end?"
+    )
+    return (
+        f"{names} had not returned after {limit:g} s on {plural(world_size, 'rank')}; the ranks were still waiting or working:\n"
+        + "\n".join(places)
+        + f"\n{why}"
+    )
+
+
+def _failure(error: Any, names: str, world_size: int) -> CheckFailed:
+    first = error.failures[0]
+    who = (
+        f"With {world_size} ranks, rank {first.rank}" if world_size > 1 else "Called on its own, it"
+    )
+    if "NotImplementedError" in first.summary:
+        return unwritten(names)
+    if not first.summary.startswith("raised"):
+        return Stopped(f"{who} {first.summary}: {names} ends its own process.")
+    if match := re.match(r"raised (?:[\w.]*\.)?CheckFailed: (.*)", first.summary, re.DOTALL):
+        return CheckFailed(match[1])
+    lines = re.findall(
+        r'(cell \d+ of your notebook)"?, line (\d+)|(Cell In\[\d+\])[^\n]*?line (\d+)',
+        first.details,
+    )
+    where = ""
+    if lines:
+        cell, line = (part for part in lines[-1] if part)
+        where = f" ({cell}, line {line})"
+    return CheckFailed(f"{who} {scrub(first.summary)}{where}.")
+
+
+class InKernel:
+    """An answer in the kernel of the student's own notebook."""
+
+    def __init__(self, functions: dict[str, Any]) -> None:
+        self.functions = functions
+
+    def run(self, step: Callable[..., Any], world_size: int, *args: Any, **options: Any) -> Results:
+        """See `framework.Answer.run`."""
+        return attempt(step, self.functions, world_size, args, options)
+
+    def call(self, step: Callable[..., Any], *args: Any, timeout: float = TIMEOUT) -> Any:
+        """See `framework.Answer.call`."""
+        return attempt(step, self.functions, 1, args, {"timeout": timeout, "init": False})[0]

@@ -1,0 +1,143 @@
+"""The answer's side of a sandbox: execute an answer's code, run steps on ranks, send back plain data only.
+
+The judge's side is sandbox.py and process.py, in another process.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import linecache
+import os
+import struct
+from typing import Any
+
+from dtcourse.course.judging import attempts, limits, tampering
+from dtcourse.course.judging.framework import CheckFailed, Unfinished, exercises
+from dtcourse.course.judging.process import frame
+from dtcourse.course.judging.runs import Results, attempt
+from dtcourse.course.judging.taking import Piece
+
+
+def serve(orders: str) -> None:
+    """The life of an answer's process: get ready, say so, and answer requests until the line is closed.
+
+    orders: JSON of what the judge decides: file descriptors, limits, what is the answer's own
+    """
+    ordered = json.loads(orders)
+    limits.hold(ordered["memory"], ordered["tasks"])
+    from dtcourse.launch import server
+
+    exercises()  # ranks run the checks' steps: loaded here, they need not be in each of them
+    server.load()
+    tampering.remember()
+    server.start_within()  # before this process speaks or listens: the ranks' server has no end of its lines
+    import torch
+
+    line = f"/proc/{os.getpid()}/fd/{ordered['line']}"
+    attempts.Policy(**ordered["policy"], line=line).publish()
+    attempts.watch()
+    source, replies = os.fdopen(ordered["requests"], "rb"), ordered["replies"]
+    for descriptor in (replies, ordered["line"]):
+        os.set_inheritable(descriptor, False)
+    _reply(replies, {})
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # up to here, it says why there is no sandbox
+    functions: dict[str, Any] = {}
+    while head := source.read(8):
+        (size,) = struct.unpack("!Q", head)
+        request = torch.load(io.BytesIO(source.read(size)), weights_only=True)
+        try:
+            if "pieces" in request:
+                pieces = [Piece(*piece) for piece in request["pieces"]]
+                functions = define(pieces, tuple(request["takes"]))
+                reply: dict[str, Any] = {}
+            else:
+                reply = vars(_attempt(request, functions))
+        except CheckFailed as error:
+            reply = {"failed": type(error).__name__, "sentence": str(error)}
+        except BaseException as error:
+            reply = {
+                "failed": "CheckFailed",
+                "sentence": f"It raised {type(error).__name__}: {error}",
+            }
+        _reply(replies, reply)
+
+
+def _reply(replies: int, reply: dict[str, Any]) -> None:
+    view = memoryview(frame(reply))
+    while view:
+        view = view[os.write(replies, view) :]
+
+
+def _attempt(request: dict[str, Any], functions: dict[str, Any]) -> Results:
+    import importlib
+
+    module, name = request["step"]
+    step = getattr(importlib.import_module(module), name)
+    options = dict(request["options"])
+    if request["network"] is not None:
+        from dtcourse.emulation import EmulatedNetwork
+
+        options["network"] = EmulatedNetwork(**request["network"])
+    return attempt(step, functions, request["world_size"], tuple(request["args"]), options)
+
+
+def define(pieces: list[Piece], takes: tuple[str, ...]) -> dict[str, Any]:
+    """Execute the statements of an answer and return the functions that the exercise takes.
+
+    A statement that needs a later one (cells out of order) is tried again after the others.
+
+    Raises
+    ------
+    CheckFailed
+        If a statement raises, with its cell and line.
+    """
+    space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    flags = 0
+    if any(piece.code.startswith("from __future__ import annotations") for piece in pieces):
+        import __future__
+
+        flags = __future__.annotations.compiler_flag
+    show_in_tracebacks(pieces)
+    left = pieces
+    while left:
+        again: list[tuple[Piece, BaseException]] = []
+        for piece in left:
+            try:
+                text = "\n" * (piece.line - 1) + piece.code
+                code = compile(text, _file(piece.cell), "exec", flags, dont_inherit=True)
+                exec(code, space)  # noqa: S102 - this is the process that exists to do so
+            except NameError as error:
+                again.append((piece, error))
+            except BaseException as error:
+                raise _undefined(piece, error) from None
+        if len(again) == len(left):
+            raise _undefined(*again[0]) from None
+        left = [piece for piece, _ in again]
+    missing = [name for name in takes if not callable(space.get(name))]
+    if missing:
+        raise Unfinished(f"`{missing[0]}` is no function in this notebook.")
+    return {name: space[name] for name in takes}
+
+
+def show_in_tracebacks(pieces: list[Piece]) -> None:
+    """Have tracebacks and stacks show an answer's lines; `launch` sends such lines to its ranks."""
+    lines: dict[str, list[str]] = {}
+    for piece in pieces:
+        cell = lines.setdefault(_file(piece.cell), [])
+        first, code = piece.line - 1, piece.code.splitlines()
+        cell += [""] * (first + len(code) - len(cell))
+        cell[first : first + len(code)] = code
+    for name, text in lines.items():
+        whole = [line + "\n" for line in text]
+        linecache.cache[name] = (sum(map(len, whole)), None, whole, name)
+
+
+def _file(cell: int) -> str:
+    return f"cell {cell} of your notebook"
+
+
+def _undefined(piece: Piece, error: BaseException) -> CheckFailed:
+    return CheckFailed(
+        f"Cell {piece.cell} of the notebook, line {piece.line}: {type(error).__name__}: {error}"
+    )

@@ -1,0 +1,252 @@
+"""What an exercise takes from a student's notebook: the named functions and what those need, nothing else.
+
+So a loop for ever in a scratch cell does no harm, cells may stand in any order, and a deleted check cell is no
+loss. The code is taken as text and syntax; nothing of it is executed here.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from dataclasses import dataclass
+
+from dtcourse.course.judging.framework import Refused, Unfinished, unwritten
+from dtcourse.course.notebook import Notebook
+
+# An answer has no business with these: they lead to the frames, modules and objects of what measures it.
+_CHECKS_FILES = r"dtcourse\.course(\.|$)|course/(checks|judging)"
+_MACHINERY_MODULES = {"ctypes", "gc", "importlib", "inspect", "runpy", "faulthandler", "imp", "pdb"}
+_MACHINERY_NAMES = {
+    "exec",
+    "eval",
+    "compile",
+    "globals",
+    "__import__",
+    "__builtins__",
+    "__loader__",
+    "breakpoint",
+}
+_MACHINERY_ATTRIBUTES = {
+    "_getframe",
+    "_current_frames",
+    "settrace",
+    "setprofile",
+    "modules",
+    "__globals__",
+    "__builtins__",
+    "__code__",
+    "__closure__",
+    "__subclasses__",
+    "f_back",
+    "f_locals",
+    "f_globals",
+    "tb_frame",
+}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One top-level statement of an answer: its text, the number of its cell, its line there."""
+
+    cell: int
+    line: int
+    code: str
+
+
+def take(notebook: Notebook, names: tuple[str, ...]) -> list[Piece]:
+    """The statements that define `names`, with all that they use, in the notebook's order.
+
+    Raises
+    ------
+    Unfinished
+        If a name is not defined anywhere; says so, and which cells could not be read. If all of them still stand as
+        they were given out, so that there is nothing to run.
+    Refused
+        If the code reaches for the checks or for what measures it.
+    """
+    statements: list[tuple[int, ast.stmt, str, set[str], set[str]]] = []
+    unreadable = []
+    number = 0
+    for number, cell in enumerate(notebook["cells"], 1):
+        if cell["cell_type"] != "code":
+            continue
+        source = re.sub(r"^(\s*)[%!?].*$", r"\1pass", cell["source"], flags=re.MULTILINE)
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            where = f" (line {error.lineno}: {error.msg})" if isinstance(error, SyntaxError) else ""
+            unreadable.append(f"cell {number}{where}")
+            continue
+        for statement in tree.body:
+            bound, used = _bound(statement), _used(statement)
+            statements.append((number, statement, source, bound, used))
+
+    known = set().union(*(bound for *_, bound, _ in statements)) if statements else set()
+    missing = [name for name in names if name not in known]
+    if missing:
+        said = (
+            f"`{missing[0]}` is not in the notebook: was its cell deleted, or the function renamed?"
+        )
+        if unreadable:
+            said = f"`{missing[0]}` was not found, and Python cannot read {', '.join(unreadable)}."
+        raise Unfinished(said + " `dtcourse start` shows where a fresh copy comes from.")
+
+    latest = {name: one for _, one, _, bound, _ in statements for name in bound & set(names)}
+    if all(map(_is_unwritten, latest.values())):
+        raise unwritten(", ".join(f"`{name}`" for name in names))
+
+    needed = set(names)
+    while True:
+        more = set().union(*(used for *_, bound, used in statements if bound & needed)) & known
+        if more <= needed:
+            break
+        needed |= more
+    pieces = []
+    imported = set().union(*(_imports(statement) for _, statement, *_ in statements))
+    for number, statement, source, bound, _ in statements:
+        future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+        if bound & needed or "*" in bound or future:
+            _refuse(statement, imported)
+            pieces.append(Piece(number, statement.lineno, _segment(statement, source)))
+    return pieces
+
+
+def is_begun(notebook: Notebook) -> bool:
+    """Whether something was written into a cell that is there for it, so that there will be an answer to run."""
+    for cell in notebook["cells"]:
+        mark = cell["metadata"].get("nbgrader", {})
+        if cell["cell_type"] == "code" and mark.get("solution"):
+            try:
+                statements = ast.parse(cell["source"]).body
+            except (SyntaxError, ValueError, RecursionError, MemoryError):
+                continue
+            kinds = (ast.FunctionDef, ast.ClassDef)
+            if any(isinstance(one, kinds) and not _is_unwritten(one) for one in statements):
+                return True
+    return False
+
+
+def _is_unwritten(statement: ast.stmt) -> bool:
+    """Whether a function, or each method of a class, holds a docstring and `raise NotImplementedError` alone."""
+    if isinstance(statement, ast.ClassDef):
+        methods = [one for one in statement.body if isinstance(one, ast.FunctionDef)]
+        return bool(methods) and all(map(_is_unwritten, methods))
+    if not isinstance(statement, ast.FunctionDef):
+        return False
+    body = statement.body[1:] if ast.get_docstring(statement) is not None else statement.body
+    return len(body) == 1 and ast.unparse(body[0]).startswith("raise NotImplementedError")
+
+
+def _segment(statement: ast.stmt, source: str) -> str:
+    first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", []))])
+    lines = source.split("\n")[first - 1 : statement.end_lineno]
+    whole = "\n".join(lines)
+    try:
+        ast.parse(whole)
+    except SyntaxError:
+        return ast.unparse(statement)
+    # Two statements on one line (a = 1; b = 2) would both come along; take this one alone.
+    return whole if len(ast.parse(whole).body) == 1 else ast.unparse(statement)
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """The names that a top-level statement defines or changes."""
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {statement.name}
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
+    if isinstance(statement, ast.Expr):
+        return set()
+    found: set[str] = set()
+    for node in ast.iter_child_nodes(statement):
+        if isinstance(node, ast.stmt):
+            found |= _bound(node)
+        elif isinstance(node, (ast.ExceptHandler, ast.match_case)):
+            for inner in node.body:
+                found |= _bound(inner)
+        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            found |= _targets(node.optional_vars)
+    if isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            found |= _targets(target)
+    elif isinstance(statement, (ast.AugAssign, ast.AnnAssign, ast.For)):
+        found |= _targets(statement.target)
+    return found
+
+
+def _targets(target: ast.expr) -> set[str]:
+    """The names in a target; `options["a"] = 1` changes options."""
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return set().union(*map(_targets, target.elts)) if target.elts else set()
+    while isinstance(target, (ast.Attribute, ast.Subscript, ast.Starred)):
+        target = target.value
+    return {target.id} if isinstance(target, ast.Name) else set()
+
+
+def _used(statement: ast.stmt) -> set[str]:
+    names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    return names - (set(dir(builtins)) - {"print"})
+
+
+def _imports(statement: ast.stmt) -> set[str]:
+    """The names that a statement imports, at any depth."""
+    return {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in ast.walk(statement)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
+
+
+def _refuse(statement: ast.stmt, imported: set[str]) -> None:
+    """Refuse what an honest answer never does. Not a wall by itself: the judge is in another process."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                _refuse_module(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            harmless = module == "dtcourse.course" and all(
+                alias.name in ("check", "show", "expect_error") for alias in node.names
+            )
+            if not harmless:
+                _refuse_module(module)
+                for alias in node.names:
+                    _refuse_module(f"{module}.{alias.name}")
+        elif isinstance(node, ast.Name) and node.id in _MACHINERY_NAMES:
+            raise Refused(f"the answer uses {node.id}, which an answer has no need of")
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("setattr", "delattr", "vars")
+            and node.args
+            and _base(node.args[0]) in imported
+        ):
+            raise Refused(f"the answer changes a module ({ast.unparse(node)})")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("kill", "killpg")):
+            # Its own process it may end (and learns that from a sentence); any other is none of its business.
+            if not re.search(r"kill\((os\.)?getpid\(\)", ast.unparse(node)):
+                raise Refused(f"the answer sends a signal to another process ({ast.unparse(node)})")
+        elif isinstance(node, ast.Attribute):
+            if node.attr in _MACHINERY_ATTRIBUTES:
+                raise Refused(f"the answer uses .{node.attr}, which leads into what measures it")
+            if "dtcourse.course" in ast.unparse(node):
+                raise Refused("the answer reaches for the checks (dtcourse.course)")
+            if isinstance(node.ctx, (ast.Store, ast.Del)) and _base(node) in imported:
+                raise Refused(f"the answer changes a module ({ast.unparse(node)} = ...)")
+        elif isinstance(node, ast.Constant) and re.search(_CHECKS_FILES, str(node.value)):
+            raise Refused("the answer names the checks' files")
+
+
+def _refuse_module(name: str) -> None:
+    if name.partition(".")[0] in _MACHINERY_MODULES:
+        raise Refused(f"the answer imports {name}, which an answer has no need of")
+    if name.startswith("dtcourse.course"):
+        raise Refused(f"the answer imports {name}: the checks are not part of an answer")
+
+
+def _base(node: ast.expr) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""

@@ -1,0 +1,112 @@
+"""Whether an answer has changed what measures it, seen in its own rank.
+
+Bytes, messages, memory and times are counted by modules of the course, in the process that runs the answer. Which of them
+takes part is nobody's list: it is every module of the course that is loaded there, the check's own among them, and the
+system's clock. What they hold is compared before and after; of what is loaded in between, a function that the course's
+own files do not hold was put there by the answer.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+from dtcourse.launch import failures
+
+Marks = dict[str, dict[str, tuple[int, ...]]]
+
+_remembered: Marks = {}  # as they were before ranks were split off
+
+
+def remember() -> None:
+    """Takes down all that is loaded, in a process whose ranks are copies of it: they need not do so again.
+
+    To look at a function writes to it (its count of references), and so copies the page that ranks share.
+    """
+    _remembered.update({name: _marks_of(name) for name in list(sys.modules) if _is_ours(name)})
+
+
+def marks(step: Callable[..., Any]) -> Marks:
+    """Identity and code of every function and class of the modules that measure, by module and name."""
+    found = [name for name in list(sys.modules) if _counts(name, step)]
+    known = {name: marks for name, marks in _remembered.items() if name not in _SET_BY_LAUNCH}
+    return {name: known.get(name) or _marks_of(name) for name in found}
+
+
+def changed(before: Marks, step: Callable[..., Any]) -> list[str]:
+    """The names of what is not as it was, a few of them."""
+    different = []
+    for name, known in before.items():
+        if (
+            now := _marks_of(name)
+        ) != known:  # or there is more of it: a name bound at its first use
+            different += [f"{name}.{key}" for key, mark in known.items() if now.get(key) != mark]
+    for name in list(sys.modules):
+        if name not in before and _counts(name, step):
+            different += [f"{name}.{key}" for key, thing in _things(name) if _is_foreign(thing)]
+    return sorted(different)[:3]
+
+
+def _is_ours(name: str) -> bool:
+    return name == "dtcourse" or name.startswith("dtcourse.") or name == "time"
+
+
+def _counts(name: str, step: Callable[..., Any]) -> bool:
+    """Whether a module may take part in a measurement: of the checks, the step's own and what lies beside it."""
+    if name == step.__module__:
+        return True
+    beside = step.__module__.rpartition(".")[0]
+    return _is_ours(name) and (not name.startswith(_CHECKS) or name.startswith(beside))
+
+
+_CHECKS = "dtcourse.course.checks."
+_SET_BY_LAUNCH = ("dtcourse.events", "dtcourse.emulation.clock")  # an emulated rank's clock
+
+
+def _marks_of(name: str) -> dict[str, tuple[int, ...]]:
+    return {key: _mark(thing) for key, thing in _things(name)}
+
+
+def _things(name: str) -> Iterator[tuple[str, Any]]:
+    """(name, function or class) of all that stands in a module."""
+    module = sys.modules.get(name)
+    for key, thing in list(vars(module).items()) if module is not None else ():
+        yield from _inside(key, thing, name)
+
+
+def _inside(name: str, thing: Any, module: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(thing, type):
+        yield name, thing
+        if thing.__module__ == module:  # elsewhere it is only known
+            for key, member in list(vars(thing).items()):
+                for inner in _functions(member):
+                    yield f"{name}.{key}", inner
+    else:
+        for inner in _functions(thing):
+            yield name, inner
+
+
+def _functions(thing: Any) -> list[Any]:
+    """What is called where this stands in a module or a class."""
+    if isinstance(thing, property):
+        return [one for one in (thing.fget, thing.fset) if one is not None][:1]
+    if isinstance(thing, (staticmethod, classmethod)):
+        return [thing.__func__]
+    return [thing] if isinstance(thing, (types.FunctionType, types.BuiltinFunctionType)) else []
+
+
+def _mark(thing: Any) -> tuple[int, ...]:
+    return (id(thing), id(getattr(thing, "__code__", None)))
+
+
+def _is_foreign(thing: Any) -> bool:
+    code = getattr(thing, "__code__", None)
+    if code is None or code.co_filename == "<string>":  # as dataclasses write it
+        return False
+    return not _is_library(code.co_filename)
+
+
+_is_library = cache(failures.is_library)

@@ -1,0 +1,61 @@
+"""The mode of torch that sees each operation of a rank, lets it compute, and moves the rank's clock by its cost.
+
+A TorchDispatchMode sees operations below autograd: what forward really runs, and on a CPU also what backward runs, on the
+same thread. So recomputation, hooks and optimizers are seen as they happen. Entered before anything else in the rank, it
+lies below every other mode, and sees what those make of an operation.
+
+Not counted: what a group's worker adds up on its own lane (in a cluster the network card or a few of the device's cores
+do that beside the computation), and tensors without memory, by which PyTorch itself works out shapes (fake, meta). A
+DTensor's operation is seen when it has become one on this rank's shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dtcourse import torch_private
+from dtcourse.emulation import operations
+from dtcourse.emulation.clock import Clock, Lane
+from dtcourse.emulation.device import EmulatedDevice
+from dtcourse.torch_private import TorchDispatchMode
+
+
+class CountOperations(TorchDispatchMode):
+    """Every operation inside takes the time that it would take on `device`, on the clock's main lane."""
+
+    def __init__(self, device: EmulatedDevice, clock: Clock, main: Lane) -> None:
+        super().__init__()
+        self._device, self._clock, self._main = device, clock, main
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        made_of_others = [kind for kind in types if not torch_private.is_plain(kind)]
+        if any(map(torch_private.is_fake, made_of_others)):
+            return func(*args, **kwargs)
+        if made_of_others:  # a DTensor, say: it comes back with the tensors that it is made of
+            return NotImplemented
+        if not operations.has_formula(func):
+            with self:
+                # In inference mode what autograd would have taken apart (linear) arrives whole.
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        result = func(*args, **kwargs)
+        if self._clock.lane() is self._main and not _without_memory(args, kwargs, result):
+            work = operations.flops(func, args, kwargs, result)
+            moved = operations.bytes_moved(func, args, kwargs, result)
+            self._clock.compute(self._device.seconds(work, moved))
+        return result
+
+
+def _without_memory(*values: Any) -> bool:
+    """Whether tensors are meta or fake: shapes only."""
+    for value in values:
+        parts = list(value.values()) if isinstance(value, dict) else value
+        for tensor in operations.tensors(parts):
+            if tensor.is_meta or not torch_private.is_plain(type(tensor)):
+                return True
+    return False

@@ -1,0 +1,284 @@
+"""The processes of one launch: started, watched, and gone in the end.
+
+One loop waits for everything that can happen: an answer, a printed line, a process that went away, the time limit,
+Ctrl-C. Whatever ends it, every rank's process group is killed before launch returns or raises.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from dtcourse.launch import deadlock, failures, parcels, rank, server, standby, waiting
+from dtcourse.launch.interrupts import Interrupts
+from dtcourse.launch.messages import Bars
+from dtcourse.launch.output import Output
+
+GRACE = 0.25  # seconds in which other ranks may still fail by themselves after the first failure
+
+
+class Ranks:
+    """The processes of one launch, from start to end. Leaving the `with` block kills what is left of them."""
+
+    def __init__(
+        self,
+        settings: list[rank.Settings],
+        parcel: parcels.Sealed,
+        stream: bool,
+        on_message: Callable[[int, Any], None] | None,
+        goes_on: bool,
+        interrupts: Interrupts,
+    ) -> None:
+        self.settings, self.parcel, self.on_message = settings, parcel, on_message
+        self.goes_on = goes_on  # after a failure, with the other ranks
+        self.interrupts = interrupts
+        self.world_size = len(settings)
+        self.members: list[standby.Member] = []
+        self.output = Output([], stream)
+        self.stream = stream
+        self.begun: set[int] = set()  # ranks that have begun the function
+        self.results: dict[int, dict[str, Any]] = {}
+        self.failures: dict[int, failures.Failure] = {}
+        self.untold: set[int] = set()  # ranks of whose end nobody but themselves will tell
+        self.lost: dict[int, failures.RankFailure] = {}  # what stands for a result, where we go on
+        self.bars = Bars()
+        self.watch = deadlock.watch()
+
+    def __enter__(self) -> Ranks:
+        try:
+            with waiting.saying("starting the ranks; the first time, their server imports PyTorch"):
+                self.members = standby.members(self.world_size)
+            self.output = Output([member.output for member in self.members], self.stream)
+            # All processes exist before the first function is sent: their start-ups overlap.
+            for channel, settings in zip(self.channels, self.settings, strict=True):
+                with suppress(BrokenPipeError, ConnectionResetError):  # it died; the loop says how
+                    parcels.send(channel, settings)
+                    self.parcel.send(channel)
+        except BaseException:  # leaving `with` is not for a block that was never entered
+            self.__exit__()
+            raise
+        return self
+
+    @property
+    def channels(self) -> list[Connection]:
+        """By rank: over which it hears and answers."""
+        return [member.channel for member in self.members]
+
+    @property
+    def processes(self) -> list[server.RankProcess]:
+        """By rank."""
+        return [member.process for member in self.members]
+
+    def answers(self, limit: float | None) -> list[dict[str, Any] | failures.RankFailure]:
+        """Waits until all ranks have answered; raises where one did not within `limit` seconds of the function.
+
+        Where `goes_on`, a RankFailure takes the place of the answer instead.
+        """
+        deadline = None if limit is None else time.monotonic() + rank.START + limit
+        counting = False
+        grace: float | None = None
+        try:
+            while len(self.results) + len(self.failures) < self.world_size:
+                now = time.monotonic()
+                begun = len(self.begun | self.failures.keys()) == self.world_size
+                if begun and not counting:
+                    counting, deadline = True, None if limit is None else now + limit
+                    if self.goes_on:
+                        self._say_go()
+                if grace is not None and now >= grace:
+                    break
+                if deadline is not None and now >= deadline and grace is None:
+                    given = (limit or 0.0) + (0.0 if counting else rank.START)
+                    if self.goes_on:
+                        self._give_up(given, self._ask_where())
+                        break
+                    raise failures.rank_timeout(
+                        given, set(self.results), self._ask_where(), self.world_size
+                    )
+                if counting and limit and grace is None and (stacks := self._deadlocked()):
+                    if self.goes_on:
+                        self._give_up(limit, stacks)
+                        break
+                    raise failures.rank_timeout(limit, set(self.results), stacks, self.world_size)
+                look = now + deadlock.LOOK if self.watch else None
+                ends = [t for t in (grace, deadline, look) if t is not None]
+                # An hour at most: the system's own wait cannot count for ever.
+                self._step(min(max(0.0, min(ends) - now), 3600.0) if ends else None)
+                if self.failures and grace is None and not self.goes_on:
+                    grace = time.monotonic() + GRACE
+        except KeyboardInterrupt as interrupt:
+            where = {r: failures.where(s) for r, s in self._ask_where().items()}
+            for index, place in where.items():
+                interrupt.add_note(f"rank {index} {failures.readable(place)}")
+            raise interrupt.with_traceback(
+                None
+            ) from None  # it says where the ranks were, not where we were
+        if self.failures and not self.goes_on:
+            failure = failures.rank_failure(list(self.failures.values()), self.world_size)
+            raise failure from failure.failures[0].exception
+        self._dismiss()
+        return [self.results.get(r) or self.lost[r] for r in range(self.world_size)]
+
+    def _say_go(self) -> None:
+        """To all ranks that wait to begin the function together."""
+        for index in self.begun:
+            with suppress(OSError):  # it died meanwhile; the loop says how
+                self.channels[index].send_bytes(rank.GO)
+
+    def _deadlocked(self) -> dict[int, str]:
+        """The stacks of all ranks, where they are watched and wait for each other for ever; else none."""
+        still = self.watch.still([member.pid for member in self.members]) if self.watch else None
+        if self.watch is None or still is None:
+            return {}
+        stacks = self._ask_where()
+        if deadlock.all_wait(stacks, still):
+            return stacks
+        self.watch.begin_again()
+        return {}
+
+    def _step(self, seconds: float | None) -> None:
+        """Handles what has happened by now, or the first thing that happens within `seconds`."""
+        pending = [r for r in range(self.world_size) if r not in self.results | self.failures]
+        channels = {self.channels[r]: r for r in pending}
+        sentinels = {self.processes[r].sentinel: r for r in pending if r not in self.untold}
+        ready = wait([*channels, *self.output.open_pipes, *sentinels], seconds)
+        gone = []
+        for item in ready:
+            if item in channels:
+                self._hear(channels[item])
+            elif item in sentinels:
+                gone.append(sentinels[item])
+            else:
+                self.output.read(item)  # type: ignore[arg-type]
+        for index in gone:
+            if self.processes[index].is_untold():
+                self.untold.add(index)  # its channel will end where it does
+            else:
+                self._bury(index)
+
+    def _hear(self, index: int) -> None:
+        """Takes one message of a rank."""
+        try:
+            unpack = parcels.receive(self.channels[index])
+        except (EOFError, OSError):
+            return self._bury(index)
+        return self._file(index, unpack)
+
+    def _file(self, index: int, unpack: Callable[[], Any]) -> None:
+        try:
+            kind, content = unpack()
+        except Exception as error:  # it arrived, and cannot be rebuilt here
+            summary = f"returned something that cannot be rebuilt in the notebook: {error!r}"
+            kind, content = "failure", {"summary": summary, "when": time.monotonic()}
+        if kind == "result":
+            self.results[index] = content
+        elif kind == "failure":
+            self._fail(failures.Failure(index, **content))
+        elif kind == "begun":
+            self.begun.add(index)
+        elif kind == "progress":
+            self.bars.update(*content)
+        elif kind == "message" and self.on_message is not None:
+            self.on_message(index, content)
+
+    def _bury(self, index: int) -> None:
+        """A rank's process went away. What it said before that counts first."""
+        with suppress(EOFError, OSError):
+            while index not in self.results | self.failures and self.channels[index].poll():
+                self._file(index, parcels.receive(self.channels[index]))
+        if index in self.results | self.failures:
+            return
+        process = self.processes[index]
+        process.join(5)
+        summary = failures.exit_summary(None if process.is_untold() else process.exitcode)
+        details = self._read_stack(index)
+        self._fail(failures.Failure(index, summary, details, time.monotonic()))
+
+    def _fail(self, failure: failures.Failure) -> None:
+        """Notes that a rank will not answer. Where we go on, it ends now, and the notebook hears of it."""
+        self.failures[failure.rank] = failure
+        if self.goes_on:
+            with suppress(OSError):  # the process may be gone already
+                self.channels[failure.rank].send_bytes(rank.END)
+            self._lose(failures.one_failure(failure, self.world_size))
+
+    def _give_up(self, limit: float, stacks: dict[int, str]) -> None:
+        """The time is over for the ranks that have not answered; those that have keep their results."""
+        for index, stack in stacks.items():
+            error = failures.one_timeout(limit, index, stack, self.world_size)
+            self.failures[index] = error.failures[0]
+            with suppress(ProcessLookupError):  # it went just now, by itself
+                os.killpg(self.members[index].pid, signal.SIGKILL)
+            self._lose(error)
+
+    def _lose(self, error: failures.RankFailure) -> None:
+        index = error.failures[0].rank
+        self.lost[index] = error
+        if self.on_message is not None:
+            self.on_message(index, error)
+
+    def _ask_where(self) -> dict[int, str]:
+        """The stacks, at this moment, of all ranks that have not answered."""
+        asked = [r for r in range(len(self.members)) if r not in self.results | self.failures]
+        for index in asked:
+            with suppress(ProcessLookupError):
+                os.kill(self.members[index].pid, signal.SIGUSR1)
+        # On a busy machine a rank comes to its signal handler late; then it takes a moment to write a page.
+        silent, limit = {self.members[index].stacks for index in asked}, time.monotonic() + 5.0
+        while silent and (left := limit - time.monotonic()) > 0:
+            silent -= set(wait(silent, left))
+        if asked:
+            time.sleep(0.2)
+        return {index: self._read_stack(index) for index in asked}
+
+    def _read_stack(self, index: int) -> str:
+        pipe, text = self.members[index].stacks, b""
+        while pipe.poll():
+            data = os.read(pipe.fileno(), 1 << 16)
+            if not data:
+                break
+            text += data
+        return text.decode(errors="replace")
+
+    def _dismiss(self) -> None:
+        """Lets every rank take down its group and leave; reads what it still prints."""
+        for channel in self.channels:
+            with suppress(OSError):
+                channel.send_bytes(rank.LEAVE)
+        limit = time.monotonic() + 5.0
+        open_sentinels = {p.sentinel for p in self.processes}
+        while open_sentinels and (left := limit - time.monotonic()) > 0:
+            for item in wait([*open_sentinels, *self.output.open_pipes], left):
+                if item in open_sentinels:
+                    open_sentinels.discard(item)  # type: ignore[arg-type]
+                else:
+                    self.output.read(item)  # type: ignore[arg-type]
+
+    def __exit__(self, *_: object) -> None:
+        self.interrupts.cleaning_up = True
+        # The group, not only the process: data loaders' workers and whatever else a rank started go with it.
+        for pid in [member.pid for member in self.members]:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)  # in case it had no time to form a group
+        for process in self.processes:
+            process.join(10)
+            # Killed it is; who tells of its end may get no processor for that long, where hundreds want one.
+            with suppress(ValueError):
+                process.close()
+        deadline = time.monotonic() + 1.0
+        while self.output.open_pipes and time.monotonic() < deadline:
+            for pipe in wait(self.output.open_pipes, 0.1):
+                self.output.read(pipe)  # type: ignore[arg-type]
+        self.output.show()
+        self.output.close()
+        for member in self.members:
+            member.channel.close()
+            member.stacks.close()
+        self.bars.close()

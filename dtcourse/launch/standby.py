@@ -1,0 +1,197 @@
+"""Spare ranks: processes split off from the template before anybody asks for them, each for one launch.
+
+To split off a rank, and to start it, is work that can be done while the notebook is idle. A spare has done it, and
+waits for the two things that make it a rank: where it is (directory, sys.path, arguments) and what it is to do
+(settings with the environment, then the function). So nothing that the notebook changes meanwhile is old in it.
+
+They are asked for when a launch has ended and no other one runs, so their making never disturbs a running rank, and
+nobody waits for it: the template works on while the notebook goes its way. There are at most as many as the last
+launches used, and at most MOST; none where memory is short. Each has a thread that ends it when this process goes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
+from typing import Any
+
+from dtcourse.launch import parcels, rank, server, template
+from dtcourse.launch.interrupts import Interrupts
+
+MOST = 8
+PATIENCE = 5.0  # seconds in which spares must answer, or others take their place
+MEMORY = 2 << 30  # bytes that must be free for spares to be kept; each has about 20 MB of its own
+
+
+class _Rank(server.RankProcess):
+    @staticmethod
+    def connect(descriptors: list[int]) -> tuple[int, int]:
+        """From the template where there is one, else from the fork server."""
+        with suppress(ConnectionError):
+            return template.connect(descriptors)
+        return server.connect(descriptors)
+
+
+class _Spare(server.RankProcess):
+    attempts, waits = 1, False
+    connect = staticmethod(template.connect)
+
+
+class Member:
+    """A rank's process, and our ends of its pipes."""
+
+    def __init__(self, kind: type[server.RankProcess], name: str) -> None:
+        self.channel, channel = Pipe(duplex=True)
+        self.output, output = Pipe(duplex=False)
+        self.stacks, stacks = Pipe(duplex=False)
+        self.process = kind(target=rank.main, args=(channel, output, stacks), name=name)
+        try:
+            self.process.start()
+        except BaseException:
+            self._close_ours()
+            raise
+        finally:
+            for end in (channel, output, stacks):
+                end.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process id: waits until there is a process."""
+        return self.process.arrived()
+
+    def adopt(self, preparation: dict[str, Any]) -> None:
+        """Tells a spare where it is. `has_taken` says whether it heard."""
+        with suppress(OSError):  # it died; there will be no answer either
+            # The key that lets multiprocessing's processes talk to each other is pickled in the open only as bytes.
+            key = bytes(preparation["authkey"])
+            parcels.send(self.channel, {**preparation, "authkey": key})
+
+    def has_taken(self, limit: float) -> bool:
+        """Whether this spare is there, and has become what `adopt` made it. Waits until `limit` for its answer."""
+        try:
+            self.process.arrived()
+            left = max(0.0, limit - time.monotonic())
+            answered = self.channel.poll(left) and parcels.receive(self.channel)()[0] == "taken"
+            # It has ended for us, too, where the template has: nobody would tell how it ends.
+            return bool(answered) and self.process.exitcode is None
+        except (EOFError, OSError):
+            return False
+
+    def discard(self) -> None:
+        """Ends a spare that nobody will use."""
+        # The number of one that has ended may be another process's by now. One of which we know none yet, or whose
+        # end nobody would tell, ends by itself when its pipe is closed.
+        if self.process.exitcode is None and self.process.pid is not None:
+            with suppress(OSError):
+                os.kill(self.process.pid, signal.SIGKILL)
+        self.process._popen.finalizer()  # type: ignore[attr-defined]
+        self._close_ours()
+
+    def forget(self) -> None:
+        """In a process forked off this one."""
+        self.process.forget()
+        self._close_ours()
+
+    def _close_ours(self) -> None:
+        for end in (self.channel, self.output, self.stacks):
+            end.close()
+
+
+_spares: list[Member] = []
+_recent: deque[int] = deque([0], maxlen=4)  # ranks of the last launches
+_running = _launches = 0
+_lock = threading.RLock()
+
+
+@contextmanager
+def launching(world_size: int, interrupts: Interrupts) -> Iterator[None]:
+    """Around a launch. Afterwards, where no other one runs, spares are asked for."""
+    global _running, _launches
+    counted = False
+    try:
+        with interrupts.put_off(), _lock:
+            _running, counted = _running + 1, True
+            _launches += 1
+            if _launches > 1:  # a script that launches once would pay for a template, for nothing
+                template.start_early()
+            if not template.refresh():
+                _discard_all()
+        yield
+    finally:
+        with _lock:
+            _running -= counted
+            _recent.append(world_size)
+            if not _running:
+                _refill()
+
+
+def members(count: int) -> list[Member]:
+    """So many ranks' processes: spares as far as there are any, the others split off now."""
+    with _lock:
+        taken = [_spares.pop(0) for _ in range(min(count, len(_spares)))]
+        for spare in _spares:  # the template is not at work while ranks run
+            with suppress(OSError, EOFError):
+                spare.process.arrived()
+    alive = []
+    try:
+        for spare in taken:
+            spare.adopt(server.preparation("rank"))
+        limit = time.monotonic() + PATIENCE
+        for spare in taken:
+            if spare.has_taken(limit):
+                alive.append(spare)
+            else:
+                spare.discard()
+        while len(alive) < count:
+            alive.append(Member(_Rank, "rank"))
+    except BaseException:
+        for member in {*taken, *alive}:
+            member.discard()
+        raise
+    return alive
+
+
+def _refill() -> None:
+    with suppress(OSError):  # too many open files, or no template any more: then without
+        while len(_spares) < min(max(_recent), MOST) and _memory_available() > MEMORY:
+            _spares.append(Member(_Spare, "spare"))
+
+
+def _memory_available() -> int:
+    """Bytes, as Linux estimates them; 0 elsewhere, where there is no template either."""
+    with suppress(OSError), open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+def _discard_all() -> None:
+    while _spares:
+        _spares.pop().discard()
+
+
+def pids() -> set[int]:
+    """The processes that wait for the next launch: the template and the spares."""
+    with _lock:
+        waiting = {spare.pid for spare in _spares if spare.process.exitcode is None}
+        found = template.pid()
+        return waiting | ({found} if found else set())
+
+
+def _forget() -> None:
+    """In a process forked off this one: the spares are not its own."""
+    global _lock, _running
+    for spare in _spares:
+        spare.forget()
+    _spares.clear()
+    _lock, _running = threading.RLock(), 0
+
+
+os.register_at_fork(after_in_child=_forget)

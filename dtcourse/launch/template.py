@@ -1,0 +1,278 @@
+"""The template: a process split off from the fork server that has the course loaded, and splits off ranks in its turn.
+
+Every rank would import the course's packages anew, which takes longer than to form its group. The fork server cannot
+have them, since what it has once imported it keeps, and an edit of the course must be seen. So they are loaded in a
+process that can be thrown away: when one of the course's files has changed, the template goes, ranks come from the
+fork server itself again, importing what they use, and the next template loads meanwhile. Nobody ever waits for one.
+
+What it stands on:
+- It has one thread. A fork copies the thread that calls it and the locks of all: with a second thread the copy may
+  wait for ever for one that does not exist there. It looks, and serves nobody where it is not so.
+- It holds nothing of the user's. It imports with the system's own folders on sys.path only, and looks afterwards.
+- It never touches a GPU: a CUDA context does not survive a fork.
+- It ends when this process does, however it ends: nobody holds the other end of its `alive` pipe any more.
+
+Linux alone has it. Elsewhere we could not count its threads (macOS starts some on its own), so ranks come from the
+fork server, which is what multiprocessing does on macOS as well.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import multiprocessing
+import os
+import site
+import socket
+import sys
+import sysconfig
+import threading
+import warnings
+from contextlib import suppress
+from importlib.machinery import PathFinder
+from multiprocessing import Pipe, connection, forkserver
+from multiprocessing.connection import Connection
+
+import dtcourse
+from dtcourse.launch import server
+
+POSSIBLE = os.path.isdir("/proc/self/task")
+
+# Nothing that a rank would want; and what looks, while it is imported, at the environment or for packages that only
+# the notebook's own sys.path has: a rank imports it itself, and finds what the notebook would.
+LEFT_OUT = ("cli", "course", "plots", "memory/attention_triton.py")
+
+COURSE = os.path.dirname(os.path.abspath(dtcourse.__file__))
+_UNWANTED = {os.path.join(COURSE, name) for name in LEFT_OUT}
+
+
+def sources() -> dict[str, tuple[int, int]]:
+    """{file of the course: (time of its last change in ns, bytes)}: what a template is made from."""
+    found: dict[str, tuple[int, int]] = {}
+    folders = [COURSE]
+    while folders:
+        # What goes while we look is no source any more; an editor's lock is a link that leads nowhere.
+        with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.name == "__pycache__" or entry.path in _UNWANTED:
+                    continue
+                if entry.is_dir():
+                    folders.append(entry.path)
+                    continue
+                with suppress(FileNotFoundError):
+                    status = entry.stat()
+                    found[entry.path] = (status.st_mtime_ns, status.st_size)
+    return found
+
+
+# --- in the template ---------------------------------------------------------------------------------------------
+
+
+def main(listener: socket.socket, alive: Connection, ready: Connection, loads: bool) -> None:
+    """The template's whole life: load the course, say so, split off ranks until nobody holds `alive`."""
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]  # we keep no server alive
+    multiprocessing.set_start_method(None, force=True)  # the notebook's comes with each call
+    sys.path = [folder for folder in sys.path if _is_system(folder)]
+    if loads:
+        _load_course(alive)
+    if len(os.listdir("/proc/self/task")) > 1 or users_modules():
+        return  # `ready` ends without a word
+    # Out of the garbage collector's sight, or the first full collection of a rank would write to every object, and so
+    # copy the pages that all ranks share: 300 ms each.
+    gc.freeze()
+    try:
+        ready.send_bytes(b"ready")
+    except OSError:
+        return  # the notebook went while we loaded
+    ready.close()
+    forkserver.main(listener.detach(), alive.fileno(), [])
+
+
+def _load_course(alive: Connection) -> None:
+    """Imports all modules that a rank may want. One that fails is left to the rank, which has somebody to tell."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for file in sorted(sources()):
+            path, ending = os.path.splitext(os.path.relpath(file, os.path.dirname(COURSE)))
+            if alive.poll():  # the notebook is gone
+                return
+            if ending == ".py" and not path.endswith("__main__"):
+                with suppress(Exception):
+                    importlib.import_module(path.removesuffix("/__init__").replace("/", "."))
+
+
+def users_modules() -> list[str]:
+    """Modules of this process that come neither with Python, nor with a package of its, nor with the course."""
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    return [
+        name
+        for name, file in files.items()
+        # torch's modules made of nothing have a file name without a folder
+        if file and os.path.isabs(file) and not file.startswith(COURSE) and not _is_system(file)
+    ]
+
+
+def _is_system(path: str) -> bool:
+    folders = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), site.getusersitepackages(), sys.base_prefix + "/lib"]
+    return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
+
+
+# --- in the notebook ---------------------------------------------------------------------------------------------
+
+
+class _Process(server.RankProcess):
+    waits = False  # the server may still be importing torch
+
+
+class _Server(forkserver.ForkServer):
+    def ensure_running(self) -> None:
+        """It is not ours to start: it is there, or the connection is refused."""
+
+
+class _Template:
+    """Our side of a template."""
+
+    def __init__(self) -> None:
+        self.sources = sources()  # before it reads them
+        self.server_pid = server.ensure_running()
+        self.is_ready = self.has_failed = False
+        self.server = _Server()
+        address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen()
+            theirs, self.alive = Pipe(duplex=False)
+            self.ready, says = Pipe(duplex=False)
+            self.server._forkserver_address = address  # type: ignore[attr-defined]
+            self.server._forkserver_alive_fd = self.alive.fileno()  # type: ignore[attr-defined]
+            # A server that is a copy of us has what we had loaded by then, which is what our ranks want.
+            arguments = (listener, theirs, says, not server.is_copy())
+            self.process = _Process(target=main, args=arguments, name="template")
+            try:
+                self.process.start()
+            except BaseException:
+                self.alive.close()
+                self.ready.close()
+                raise
+            finally:
+                theirs.close()
+                says.close()
+
+    def look(self) -> None:
+        """Hears whether it has loaded the course by now, or has ended."""
+        global _killed
+        if not self.is_ready and not self.has_failed and self.ready.poll(0):
+            try:
+                self.ready.recv_bytes()
+                self.is_ready, _killed = True, 0
+            except EOFError:
+                self.has_failed = True
+        if self.is_ready and self.process.exitcode is not None:
+            self.is_ready, self.has_failed = False, True
+
+    def close(self) -> None:
+        """Lets it end, as soon as its ranks have."""
+        self.alive.close()
+        self.ready.close()
+        self.process._popen.finalizer()  # type: ignore[attr-defined]
+
+    def forget(self) -> None:
+        """In a process forked off this one."""
+        self.alive.close()
+        self.ready.close()
+        self.process.forget()
+
+
+_template: _Template | None = None
+_killed = 0
+_serves = False  # what `refresh` last said
+_lock = threading.RLock()
+
+
+def start_early() -> None:
+    """Has a template made, without waiting for it, where there is none."""
+    global _template
+    with _lock, suppress(OSError):
+        if POSSIBLE and _template is None:
+            _template = _Template()
+
+
+def refresh() -> bool:
+    """Whether ranks can come from a template that is what the files are. One that is not goes, and the next is begun.
+
+    To be asked before each launch; what depends on the last template is to be thrown away where the answer is no.
+    """
+    global _serves
+    with _lock:
+        _serves = False
+        if _template is None:
+            return False
+        _template.look()
+        lost = _template.server_pid != server.ensure_running()
+        if lost or _template.sources != sources() or _may_be_followed():
+            discard()
+            start_early()
+            return False
+        _serves = _template.is_ready and _is_what_a_rank_would_import()
+        return _serves
+
+
+def _may_be_followed() -> bool:
+    """Whether the template was killed (thrice in a row at most); one that would not serve is followed by none like it."""
+    global _killed
+    if _template is None or not _template.has_failed or _template.process.exitcode in (0, None):
+        return False
+    _killed += 1
+    return _killed <= 3
+
+
+def _is_what_a_rank_would_import() -> bool:
+    """False where sys.path has come to lead to another dtcourse than the one that runs here."""
+    found = PathFinder.find_spec("dtcourse")
+    return found is None or found.origin == dtcourse.__file__
+
+
+def discard() -> None:
+    """Lets go of the template."""
+    global _template
+    with _lock:
+        if _template is not None:
+            _template.close()
+            _template = None
+
+
+def connect(descriptors: list[int]) -> tuple[int, int]:
+    """Asks the template for a child. ConnectionError where there is none to ask."""
+    global _serves
+    with _lock:
+        if _template is None or not _serves:
+            raise ConnectionRefusedError("there is no template")
+        try:
+            return _template.server.connect_to_new_process(descriptors)  # type: ignore[attr-defined]
+        except (
+            OSError
+        ) as error:  # with FileNotFoundError, its socket is gone from the folder of temporary files
+            _serves, _template.is_ready, _template.has_failed = False, False, True
+            raise ConnectionRefusedError("the template does not answer") from error
+
+
+def pid() -> int | None:
+    """The template's process id, once the fork server has split it off."""
+    with _lock, suppress(OSError, EOFError):
+        if _template is not None:
+            known = _template.process.pid is not None
+            if known or connection.wait([_template.process.sentinel], 0):
+                return _template.process.arrived()
+    return None
+
+
+def _forget() -> None:
+    """In a process forked off this one: the template is not its own."""
+    global _template, _lock
+    if _template is not None:
+        _template.forget()
+    _template, _lock = None, threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget)

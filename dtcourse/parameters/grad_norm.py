@@ -1,0 +1,92 @@
+"""The global norm of all gradients, right also where they are spread over ranks, and clipping by it.
+
+|g|^p is a sum over all elements. A rank that holds a part of a gradient knows a part of the sum only, so the parts are added
+over the ranks that hold different ones; ranks that hold the same must not be added, or the norm grows by the p-th root of
+their number. So each gradient says over which axes it is spread: a replicated one over none, one of ZeRO over the data axis,
+one of a tensor-parallel layer in FSDP over two. One all-reduce of one number an axis. (Pascanu et al., arXiv 1211.5063,
+for clipping itself.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from dtcourse.parameters.replicas import Group
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Gradients of which each rank holds a part.
+
+    gradients: this rank's, any number of them, none too
+    over:      the groups whose ranks hold different parts; () where every rank has the whole
+    device:    where the groups' messages are
+    """
+
+    gradients: Sequence[torch.Tensor]
+    over: tuple[Group, ...]
+    device: torch.device
+
+
+def total_norm(spreads: Iterable[Spread], norm_type: float = 2.0) -> torch.Tensor:
+    """The norm of all gradients together: a scalar tensor in float64, the same on every rank. All ranks call it.
+
+    norm_type: 1, 2, ... or inf
+    """
+    if not norm_type > 0:
+        raise ValueError(f"norm_type is above 0, or inf; got {norm_type}")
+    infinite = math.isinf(norm_type)
+    op = dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM
+    held: dict[tuple[Group, ...], list[torch.Tensor]] = {}
+    where: dict[tuple[Group, ...], torch.device] = {}
+    for spread in spreads:
+        held.setdefault(spread.over, []).extend(spread.gradients)
+        where[spread.over] = spread.device
+    sums = []
+    for groups, gradients in held.items():
+        part = _sum_of_powers(gradients, norm_type).to(where[groups])
+        for group in groups:  # also on a rank that holds nothing: the others wait for it
+            dist.all_reduce(part, op=op, group=group)  # type: ignore[arg-type]
+        sums.append(part)
+    together = torch.stack([s.to(sums[0].device) for s in sums])
+    return together.max() if infinite else together.sum().pow(1.0 / norm_type)
+
+
+def scale_to(
+    gradients: Iterable[torch.Tensor],
+    norm: torch.Tensor,
+    max_norm: float,
+    error_if_nonfinite: bool = False,
+) -> None:
+    """Scales gradients whose norm is `norm` so that it is at most `max_norm`, by the same factor on all ranks."""
+    if not max_norm > 0:
+        raise ValueError(f"max_norm is above 0; got {max_norm}")
+    if error_if_nonfinite and not torch.isfinite(norm):
+        raise RuntimeError(
+            f"the gradients' global norm is {norm.item()}: there is nothing to clip to"
+        )
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(scale.to(gradient.device, gradient.dtype))
+
+
+def _sum_of_powers(gradients: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:
+    """This rank's part of norm ** norm_type (of the maximum, for inf); in float64, so that ranks agree.
+
+    Each gradient's own norm is taken in float32 at least.
+    """
+    held = [g.detach() for g in gradients if g.numel()]
+    if not held:
+        return torch.zeros((), dtype=torch.double)
+    wide = [torch.promote_types(g.dtype, torch.float32) for g in held]
+    norms = [
+        torch.linalg.vector_norm(g, norm_type, dtype=t) for g, t in zip(held, wide, strict=True)
+    ]
+    where = norms[0].device
+    together = torch.stack([n.to(where, torch.double) for n in norms])
+    return together.max() if math.isinf(norm_type) else together.pow(norm_type).sum()

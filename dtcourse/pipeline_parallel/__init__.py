@@ -1,0 +1,27 @@
+"""Pipeline parallelism: a model split by layers over ranks, a batch split into micro-batches, and who does what when.
+
+Read in this order:
+
+actions.py         a schedule is data: for each rank, a list of actions
+schedules.py       sequential, GPipe, 1F1B, interleaved 1F1B, breadth-first, PipeDream
+zero_bubble.py     ZB-H1, ZB-H2, ZB-V, DualPipe-V: the backward in two halves
+validate.py        is it complete, does it end, does it stay within its memory
+simulate.py        when each action runs: makespan, bubbles, peak memory
+layers.py          a model as a list of layers
+balance.py         which layers go into which stage
+split_backward.py  the two halves, for an unchanged model: input now, weights later
+headers.py         what is said of a tensor before it comes
+refusals.py        how ranks hear that another one cannot go on
+messages.py        activations and gradients on their way
+layer_costs.py     what a layer costs, counted or measured
+batch.py           one micro-batch's forward and backward in a stage, and what is kept in between
+performer.py       what a rank of a pipeline has: stages, messages, and proof that they fit the schedule
+engine.py          performs any schedule on ranks; weights are updated after it
+pipedream.py       the engine without a flush: updates after each backward, versions of weights
+recorded.py        a run's events, step by step, beside the simulator's
+search.py          the zero-bubble paper's heuristic: a schedule for given times and memory
+explore.py         schedules, times and memory to play with
+"""
+
+# It says how a schedule is drawn (dtcourse.events.timeline_of), wherever the schedule is from.
+from dtcourse.pipeline_parallel import simulate as simulate

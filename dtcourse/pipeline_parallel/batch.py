@@ -1,0 +1,199 @@
+"""One batch on its way through a rank's stages: each action of a schedule, on one micro-batch.
+
+A forward keeps a `Stash` for its backward, which holds no more than autograd has saved: the outputs themselves go to the
+next rank, and only their place in the graph stays. The stash goes with the backward, and everything else with the batch.
+
+What a stage takes and returns is one tensor or a tuple of tensors: the next stage gets each as an argument of its own. A
+gradient comes back for those that need one; a mask, or positions, pass without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from dtcourse import device
+from dtcourse.events import span
+from dtcourse.pipeline_parallel.actions import (
+    BACKWARD,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    Action,
+    Schedule,
+    needed_by,
+)
+from dtcourse.pipeline_parallel.messages import Mail
+from dtcourse.pipeline_parallel.split_backward import DelayedWeightGradients
+from dtcourse.plural import plural
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@dataclass
+class Stash:
+    """What a stage keeps of a micro-batch between its forward and its backward.
+
+    inputs:  what it was called with; those that need a gradient get it here, for the stage before
+    outputs: where its outputs that need a gradient, or its loss, stand in the graph
+    later:   the weights' half of the backward, if that has a time of its own
+    random:  with recompute, the state of the random numbers before the forward
+    """
+
+    inputs: Tensors
+    outputs: tuple[GradientEdge, ...] = ()
+    later: DelayedWeightGradients | None = None
+    random: Any = None
+
+
+@dataclass
+class Batch:
+    """One step under way on one rank.
+
+    call:      (stage, micro-batch, inputs) -> what the stage returns
+    loss:      (the last stage's output, a micro-batch's target) -> its mean loss
+    inputs:    by micro-batch, what the first stage is called with; nothing on ranks without it
+    targets:   by micro-batch; nothing on ranks without the last stage
+    weights:   by micro-batch, the part of its loss in what is differentiated
+    in_halves: the stages and micro-batches whose backward has two halves
+    number:    how many came before it: for those who look at the timeline
+    """
+
+    schedule: Schedule
+    call: Callable[[int, int, Tensors], Any]
+    loss: Callable[[Any, Any], torch.Tensor]
+    inputs: Sequence[Tensors]
+    targets: Sequence[Any]
+    weights: Sequence[float]
+    in_halves: set[tuple[int, int]]
+    recompute: bool = False
+    training: bool = True
+    number: int = 0
+    stash: dict[tuple[int, int], Stash] = field(default_factory=dict)
+    losses: dict[int, torch.Tensor] = field(default_factory=dict)  # weighted, by micro-batch
+
+    def perform(self, action: Action, mail: Mail) -> None:
+        """One action: receive, compute, send."""
+        stage, kind, i = action
+        came = mail.receive(action)
+        made: Tensors | None = None
+        with span(repr(action), "compute", detail=action.detail | {"step": self.number}):
+            if kind == FORWARD:
+                made = self.forward(stage, i, self.inputs[i] if came is None else came)
+            elif kind == BACKWARD_WEIGHT:
+                self.backward_weight(stage, i)
+            else:
+                made = self.backward(stage, i, came, whole=kind == BACKWARD)
+        to = needed_by(action, self.schedule.num_stages)
+        if made is not None and to is not None:
+            mail.send(action, made, to)
+
+    def mean_loss(self) -> float | None:
+        """The batch's, where its last stage is; None on other ranks."""
+        return float(sum(self.losses.values())) if self.targets else None
+
+    def forward(self, stage: int, i: int, inputs: Tensors) -> Tensors:
+        """A stage's outputs of a micro-batch; on the last stage, its part of the loss."""
+        kept = Stash(tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs))
+        if not self.training:
+            return self.run(stage, i, kept.inputs)
+        self.stash[stage, i] = kept
+        if not self.recompute:
+            return self.run_to_train(stage, i, kept)
+        kept.random = device.random_state()
+        outputs = self.run_to_train(stage, i, kept)
+        kept.outputs, kept.later = (), None  # the graph goes, and is made once more
+        return outputs
+
+    def backward(self, stage: int, i: int, gradients: Tensors | None, whole: bool) -> Tensors:
+        """Backward, or backward-input: the gradients of the stage's inputs that need one."""
+        kept = self.stash[stage, i]
+        if self.recompute:
+            now = device.random_state()
+            device.set_random_state(kept.random)
+            self.run_to_train(stage, i, kept)
+            device.set_random_state(now)
+        outputs, kept.outputs = kept.outputs, ()
+        torch.autograd.backward(outputs, gradients)
+        del outputs
+        # An input that the stage does not use has no gradient, and the stage before waits for one.
+        made = tuple(
+            torch.zeros_like(x) if x.grad is None else x.grad
+            for x in kept.inputs
+            if x.requires_grad
+        )
+        kept.inputs = ()
+        if whole:
+            del self.stash[stage, i]
+        return made
+
+    def backward_weight(self, stage: int, i: int) -> None:
+        """What backward-input has left."""
+        later = self.stash.pop((stage, i)).later
+        assert later is not None
+        later.compute()
+
+    def run(self, stage: int, i: int, inputs: Tensors) -> Tensors:
+        """The stage, and after the last one the loss."""
+        y = self.call(stage, i, inputs)
+        if stage < self.schedule.num_stages - 1:
+            return as_tensors(y, f"Stage {stage} returns")
+        loss = self.loss(y, self.targets[i]) * self.weights[i]
+        self.losses[i] = loss.detach()
+        return (loss,)
+
+    def run_to_train(self, stage: int, i: int, kept: Stash) -> Tensors:
+        """The same for a backward: keeps where the outputs stand in the graph, and not the outputs."""
+        with ExitStack() as stack:
+            if (stage, i) in self.in_halves:
+                kept.later = stack.enter_context(DelayedWeightGradients())
+            outputs = self.run(stage, i, kept.inputs)
+        kept.outputs = tuple(get_gradient_edge(y) for y in outputs if y.requires_grad)
+        if not kept.outputs:
+            raise ValueError(
+                f"Stage {stage} has nothing to train, and nothing before it has: give its layers to another stage."
+            )
+        return tuple(y.detach().requires_grad_(y.requires_grad) for y in outputs)
+
+
+def as_tensors(value: Any, what: str) -> Tensors:
+    """A tensor, or a tuple of them, as a tuple.
+
+    Raises
+    ------
+    ValueError
+        For anything else: what is not a tensor cannot be sent to another rank.
+    """
+    found = (value,) if isinstance(value, torch.Tensor) else value
+    if not isinstance(found, tuple) or not all(isinstance(one, torch.Tensor) for one in found):
+        kinds = type(value).__name__
+        if isinstance(found, tuple):
+            kinds = f"a tuple of {', '.join(type(one).__name__ for one in found) or 'nothing'}"
+        raise ValueError(f"{what} a tensor or a tuple of tensors; got {kinds}.")
+    return found
+
+
+def split_batch(batch: Any, micro_batches: int, name: str) -> list[Tensors]:
+    """A batch, one tensor or several with samples on dim 0, in micro-batches as even as they can be."""
+    tensors = as_tensors(batch, f"{name} is")
+    sizes = [len(one) if one.dim() else 0 for one in tensors]
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            f"The tensors of {name} have the same samples on dim 0; they have {sizes} of them."
+        )
+    if sizes[0] < micro_batches:
+        raise ValueError(
+            f"{name} has {plural(sizes[0], 'sample')}, too few for "
+            f"{plural(micro_batches, 'micro-batch', 'micro-batches')} of one sample or more."
+        )
+    parts = zip(*(one.detach().tensor_split(micro_batches) for one in tensors), strict=True)
+    return list(parts)
+
+
+def samples(target: Any) -> int:
+    """How many samples a micro-batch has, by its target: a tensor, or several with the samples on dim 0."""
+    return len(as_tensors(target, "A target is")[0])

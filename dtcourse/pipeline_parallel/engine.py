@@ -1,0 +1,145 @@
+"""The engine: performs any schedule on ranks, with a model's stages, micro-batch by micro-batch.
+
+    schedule = zb_h1(ranks=4, micro_batches=8)
+    stages = split(model, balance(costs, schedule.num_stages), schedule, rank)
+    pipeline = Pipeline(stages, schedule, loss=F.cross_entropy)
+    loss = pipeline.step(x, target)       # every rank calls it with the same batch; gradients are those of the mean loss
+    optimizer.step()
+
+In each action a stage does one micro-batch's forward, or its backward, or one of its halves (batch.py). Messages travel
+while the rank computes (messages.py). Weights stay as they are until the step is over.
+
+Gradients: the loss of micro-batch i counts n_i / n, n_i its samples (or tokens, see `weigh`). Sums of those over
+micro-batches, whatever their number and sizes, are the gradients of the mean loss of the whole batch.
+
+Source: Huang et al. 2019, GPipe, 1811.06965; Narayanan et al. 2019, PipeDream; Qi et al. 2023, 2401.10241.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dtcourse.parameters.reducer import Reducer
+from dtcourse.pipeline_parallel.actions import Schedule
+from dtcourse.pipeline_parallel.batch import samples
+from dtcourse.pipeline_parallel.performer import Performer
+from dtcourse.plural import plural
+
+
+def split(
+    layers: Sequence[nn.Module] | nn.Sequential | nn.ModuleList,
+    ranges: Sequence[range],
+    schedule: Schedule,
+    rank: int,
+) -> list[nn.Sequential]:
+    """This rank's stages of a model that is a sequence of layers: for each stage the layers of its range, by balance().
+
+    Raises
+    ------
+    ValueError
+        If the model is no sequence of layers, or the ranges are not one per stage and each layer once, in order.
+    """
+    if not isinstance(layers, (Sequence, nn.Sequential, nn.ModuleList)):
+        raise ValueError(
+            f"A model is split as a sequence of layers, each with the output of the one before as its input; got "
+            f"{type(layers).__name__}. layers_of(model) makes such a list of most models; else write the stages as modules of your own."
+        )
+    if len(ranges) != schedule.num_stages:
+        raise ValueError(
+            f"{schedule!r} has {plural(schedule.num_stages, 'stage')}; got {plural(len(ranges), 'range')} of layers."
+        )
+    if [i for one in ranges for i in one] != list(range(len(layers))) or not all(map(len, ranges)):
+        raise ValueError(
+            f"The ranges of the stages take each of the {plural(len(layers), 'layer')} once, in order, and none is empty; "
+            f"got {', '.join(map(str, ranges))}."
+        )
+    return [nn.Sequential(*(layers[i] for i in ranges[s])) for s in schedule.stages_of(rank)]
+
+
+class Pipeline(Performer):
+    """Performs a schedule's steps with this rank's stages.
+
+    stages:   this rank's, in the model's order (`schedule.stages_of(rank)`); each takes and returns one tensor, or a tuple
+              of tensors, of which the next stage gets each as an argument of its own
+    schedule: who does what; the same on all ranks
+    loss:     (output, target) -> the mean loss of a micro-batch; called on the last stage's rank
+    group:    the pipeline's ranks; default: all
+    weigh:    target -> what a micro-batch counts; default: its samples. For losses that are means over tokens, the tokens
+    recompute: forwards keep their input only, and are run once more before their backward
+    data_parallel: ranks that hold the same stages and have other samples: gradients are averaged over them, once, after
+              the last micro-batch
+    shared:   parameters of which ranks of the pipeline hold copies (first and last stage's embedding), each with the group
+              of those ranks: their gradients are summed. Copies on one rank are the same parameter and need nothing
+
+    Raises
+    ------
+    ScheduleError
+        If the schedule cannot be run.
+    ValueError
+        If ranks or stages are not those of the schedule.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        schedule: Schedule,
+        loss: Callable[[Any, Any], torch.Tensor],
+        group: dist.ProcessGroup | None = None,
+        *,
+        weigh: Callable[[Any], float] = samples,
+        recompute: bool = False,
+        data_parallel: dist.ProcessGroup | None = None,
+        shared: Iterable[tuple[nn.Parameter, dist.ProcessGroup]] = (),
+    ) -> None:
+        super().__init__(stages, schedule, loss, group, weigh=weigh, recompute=recompute)
+        if not schedule.flush:
+            raise ValueError(
+                f"{schedule.name} updates weights after each micro-batch, Pipeline once after all of them: use "
+                "pipeline_parallel.pipedream.PipeDream, which has the optimizer too."
+            )
+        self.shared = list(shared)
+        self.reducer: Reducer | None = None
+        if data_parallel is not None:
+            names = {
+                parameter: f"stage {stage}'s {name}"
+                for stage, module in self.stages.items()
+                for name, parameter in module.named_parameters()
+                if parameter.requires_grad
+            }
+            self.reducer = Reducer(names, data_parallel)
+
+    def step(self, x: Any, target: Any) -> float | None:
+        """Forward and backward of one batch: adds the gradients of its mean loss to every `.grad`.
+
+        x, target: the whole batch: a tensor with samples on dim 0, or a tuple of such. Only the ranks of the first and of
+        the last stage look at them.
+        Returns the mean loss on the last stage's rank, None elsewhere.
+
+        Raises
+        ------
+        ValueError
+            If the batch has fewer samples than there are micro-batches, or a stage's outputs change in shape: on the rank
+            that finds it, and as StepRefused on those that wait for that rank.
+        """
+        with self.step_with(self.mail):
+            batch = self.batch(x, target)
+            if self.reducer:
+                self.reducer.keep_local()
+            for action in self.schedule.ranks[self.rank]:
+                batch.perform(action, self.mail)
+        self.sum_shared()
+        if self.reducer:
+            self.reducer.reduce_local()
+        return batch.mean_loss()
+
+    def sum_shared(self) -> None:
+        """Gives all copies of a parameter the sum of their gradients. One that is not used here has none, and counts 0."""
+        for parameter, group in self.shared:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=group)

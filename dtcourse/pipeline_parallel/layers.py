@@ -1,0 +1,188 @@
+"""A model as a list of layers, each a function of the one before: what stages are cut from.
+
+A border between two stages is a place where one tensor is alive: it is what travels. An nn.Sequential is such a list
+already. A GPT-like decoder (known by its attributes: token_embedding, blocks, norm, output) is its embedding, its blocks and
+its head. Of any other model the borders are found by following one tensor through its forward (torch.fx): inside a residual
+block two tensors are alive, and there is no border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import fx, nn
+
+from dtcourse.collectives import p2p
+from dtcourse.pipeline_parallel.actions import Schedule
+
+
+class Embeddings(nn.Module):
+    """A decoder's first layer: tokens_BS -> (B, S, D). It is the model's own embeddings and dropout."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.token_embedding = model.token_embedding
+        self.position_embedding = model.position_embedding
+        self.dropout = model.dropout
+
+    def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+        x_BSD = self.token_embedding(tokens_BS)
+        if self.position_embedding is not None:
+            positions_S = torch.arange(tokens_BS.shape[-1], device=tokens_BS.device)
+            x_BSD = x_BSD + self.position_embedding(positions_S)
+        return self.dropout(x_BSD)
+
+
+class Head(nn.Module):
+    """A decoder's last layer: x_BSD -> logits (B, S, V). It is the model's own norm and output layer."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.norm, self.output = model.norm, model.output
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        return self.output(self.norm(x_BSD))
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The model's layers, with its own parameters: one after the other they compute what the model computes.
+
+    Raises
+    ------
+    ValueError
+        For a model that cannot be split, with what to do about it.
+    """
+    if isinstance(model, nn.Sequential):
+        return list(model)
+    parts = ("token_embedding", "position_embedding", "dropout", "blocks", "norm", "output")
+    if all(hasattr(model, part) for part in parts):
+        if any(hasattr(part, "auxiliary_loss") for part in model.modules()):
+            raise ValueError(
+                f"{type(model).__name__} cannot be split: the loss of its experts' gates is made in the blocks, and a "
+                "pipeline's loss is the last stage's alone."
+            )
+        return [Embeddings(model), *model.get_submodule("blocks").children(), Head(model)]
+    return _between_borders(model)
+
+
+def shared_parameters(
+    layers: Sequence[nn.Module],
+    ranges: Sequence[range],
+    schedule: Schedule,
+    group: dist.ProcessGroup | None = None,
+) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
+    """Pipeline's `shared`: this rank's parameters of which other ranks hold copies, since layers there use the same one.
+
+    layers: of the whole model (a Transformer's tied embedding is in the first one and in the last one)
+    group:  the pipeline's ranks; default: all. All of them call it
+    """
+    holders: dict[nn.Parameter, set[int]] = {}
+    for stage, chosen in enumerate(ranges):
+        for i in chosen:
+            for parameter in layers[i].parameters():
+                if parameter.requires_grad:
+                    holders.setdefault(parameter, set()).add(schedule.rank_of[stage])
+    me = p2p.rank(group)
+    world = list(range(p2p.size(group))) if group is None else dist.get_process_group_ranks(group)
+    groups: dict[tuple[int, ...], Any] = {}
+    for ranks in holders.values():
+        among = tuple(sorted(ranks))
+        if me in ranks and len(ranks) > 1 and among not in groups:
+            # Pipelines beside this one make theirs at the same time: only its members take part.
+            members = [world[rank] for rank in among]
+            groups[among] = dist.new_group(members, use_local_synchronization=True)
+    return [
+        (parameter, groups[tuple(sorted(ranks))])
+        for parameter, ranks in holders.items()
+        if me in ranks and len(ranks) > 1
+    ]
+
+
+_ADVICE = "Write it as an nn.Sequential of layers, each with one tensor in and one out, or give split() such a list."
+
+
+def _between_borders(model: nn.Module) -> list[nn.Module]:
+    name = type(model).__name__
+    try:
+        graph = fx.Tracer().trace(model)
+    # A stand-in for a tensor goes through the forward, which may raise anything.
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"{name} cannot be split: its forward cannot be followed ({reason}). {_ADVICE}"
+        ) from error
+    nodes = [node for node in graph.nodes if node.op != "output"]
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    if len(inputs) != 1:
+        names = ", ".join(str(node.target) for node in inputs)
+        raise ValueError(f"{name} cannot be split: it takes several inputs ({names}). {_ADVICE}")
+    for node in nodes:
+        if "training" in node.kwargs:
+            raise ValueError(
+                f"{name} cannot be split: {node.name} would stay in training (or evaluation) for ever. Make it a module "
+                "(nn.Dropout for F.dropout)."
+            )
+    (result,) = next(node for node in graph.nodes if node.op == "output").args
+    if result is not nodes[-1]:
+        kind = "an earlier tensor" if isinstance(result, fx.Node) else f"a {type(result).__name__}"
+        raise ValueError(
+            f"{name} cannot be split: it returns {kind}, not the one tensor that it makes last. {_ADVICE}"
+        )
+    pieces = list(_pieces(model, nodes))
+    layers = [_layer(model, before, piece) for before, piece in pieces]
+    if len(layers) < 2:
+        raise ValueError(
+            f"{name} cannot be split: nowhere between its parameters is there one tensor alone that the rest needs. {_ADVICE}"
+        )
+    return layers
+
+
+def _pieces(model: nn.Module, nodes: Sequence[fx.Node]) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
+    """The forward from border to border: the tensor that comes in, and what is done; each piece but the last with weights.
+
+    What has no weights of its own (relu, a mean) goes with what comes before it.
+    """
+    place = {node: i for i, node in enumerate(nodes)}
+    last_use = [
+        max((place.get(user, len(nodes)) for user in node.users), default=i)
+        for i, node in enumerate(nodes)
+    ]
+    borders = [0]
+    for i in range(1, len(nodes)):
+        alive = [j for j in range(i + 1) if last_use[j] > i]
+        if alive == [i]:
+            borders.append(i)
+    before, weights = nodes[0], False
+    piece: list[fx.Node] = []
+    for start, end in zip(borders, [*borders[1:], len(nodes) - 1], strict=True):
+        part = nodes[start + 1 : end + 1]
+        if not part:
+            continue
+        if _has_weights(model, part) and weights:
+            yield before, piece
+            before, piece = nodes[start], []
+        piece = [*piece, *part]
+        weights = weights or _has_weights(model, part)
+    yield before, piece
+
+
+def _has_weights(model: nn.Module, nodes: Sequence[fx.Node]) -> bool:
+    for node in nodes:
+        if node.op == "get_attr":
+            return True
+        if node.op == "call_module" and list(model.get_submodule(str(node.target)).parameters()):
+            return True
+    return False
+
+
+def _layer(model: nn.Module, before: fx.Node, piece: Sequence[fx.Node]) -> nn.Module:
+    """A module of its own that does a piece, with the model's own submodules."""
+    graph = fx.Graph()
+    copies = {before: graph.placeholder("x")}
+    for node in piece:
+        copies[node] = graph.node_copy(node, lambda used: copies[used])
+    graph.output(copies[piece[-1]])
+    return fx.GraphModule(model, graph, type(model).__name__ + "Part")

@@ -1,0 +1,149 @@
+"""What every engine has of a pipeline on its rank: the stages, the messages, and proof that they fit the schedule.
+
+Two engines stand on it. engine.py's Pipeline updates weights once a step, after all backwards; pipedream.py's PipeDream
+after each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dtcourse import device
+from dtcourse.collectives import p2p
+from dtcourse.pipeline_parallel.actions import BACKWARD_WEIGHT, FORWARD, Schedule
+from dtcourse.pipeline_parallel.batch import Batch, Tensors, samples, split_batch
+from dtcourse.pipeline_parallel.messages import Mail, incoming
+from dtcourse.pipeline_parallel.validate import validate
+from dtcourse.plural import plural
+
+
+class Performer:
+    """One rank of a pipeline. For the arguments see Pipeline and PipeDream."""
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        schedule: Schedule,
+        loss: Callable[[Any, Any], torch.Tensor],
+        group: dist.ProcessGroup | None = None,
+        *,
+        weigh: Callable[[Any], float] = samples,
+        recompute: bool = False,
+    ) -> None:
+        order = validate(schedule)
+        self.rank, ranks = p2p.rank(group), p2p.size(group)
+        if ranks != schedule.num_ranks:
+            raise ValueError(
+                f"{schedule!r} is for {plural(schedule.num_ranks, 'rank')}, and the group has {ranks}."
+            )
+        mine = schedule.stages_of(self.rank)
+        if len(stages) != len(mine):
+            raise ValueError(
+                f"Rank {self.rank} holds {plural(len(mine), 'stage')} in {schedule!r} (stages {mine}); got {len(stages)}."
+            )
+        self.stages = dict(zip(mine, stages, strict=True))
+        self.schedule, self.loss, self.group = schedule, loss, group
+        self.weigh, self.recompute = weigh, recompute
+        self.numbers = count()
+        self.in_halves = {
+            (stage, i) for stage, kind, i in schedule.ranks[self.rank] if kind == BACKWARD_WEIGHT
+        }
+        here = device_of(stages)
+        self.mail = Mail(schedule, incoming(schedule, order, self.rank), group, here)
+        self.forward_only = _forwards(schedule)
+        forwards = [action for action in order if action.kind == FORWARD]
+        quiet = incoming(self.forward_only, forwards, self.rank)
+        self.quiet_mail = Mail(self.forward_only, quiet, group, here)
+
+    def call(self, stage: int, i: int, inputs: Tensors) -> Any:
+        """What a stage makes of a micro-batch."""
+        return self.stages[stage](*inputs)
+
+    def batch(self, x: Any, target: Any, training: bool = True) -> Batch:
+        """A batch before its first action. x, target: only the ranks of the first and of the last stage look at them.
+
+        Raises
+        ------
+        ValueError
+            If it has fewer samples than there are micro-batches, or is no tensor (or tuple of tensors).
+        """
+        m = self.schedule.micro_batches
+        inputs = split_batch(x, m, "x") if 0 in self.stages else []
+        targets: list[Any] = []
+        weights: list[float] = []
+        if self.schedule.num_stages - 1 in self.stages:
+            targets = list(split_batch(target, m, "target"))
+            if isinstance(target, torch.Tensor):
+                targets = [one for (one,) in targets]
+            weights = self.weights_of(targets)
+        return Batch(
+            self.schedule,
+            self.call,
+            self.loss,
+            inputs,
+            targets,
+            weights,
+            self.in_halves,
+            self.recompute,
+            training,
+            next(self.numbers),
+        )
+
+    def weights_of(self, targets: Sequence[Any]) -> list[float]:
+        """What each micro-batch's mean loss counts in the mean loss of the batch: n_i / n (samples, or what `weigh` counts)."""
+        weights = [float(self.weigh(one)) for one in targets]
+        total = sum(weights)
+        if not total > 0:
+            raise ValueError(
+                f"The micro-batches count {weights}: all of them nothing. What does `weigh` count?"
+            )
+        return [one / total for one in weights]
+
+    @contextmanager
+    def step_with(self, mail: Mail) -> Iterator[None]:
+        """A step from its beginning to its end: what stops it on this rank stops it on those that wait for it, too."""
+        mail.start()
+        try:
+            yield
+            mail.finish()
+        except Exception as error:
+            mail.refuse(error)
+            raise
+
+    @torch.no_grad()
+    def evaluate(self, x: Any, target: Any) -> float | None:
+        """The mean loss of a batch on the last stage's rank (None elsewhere): forwards alone, nothing is kept.
+
+        Raises
+        ------
+        ValueError
+            As a step does. What only the last stage's rank refuses (its target) the others do not hear of: nobody waits
+            for that rank here.
+        """
+        with self.step_with(self.quiet_mail):
+            batch = self.batch(x, target, training=False)
+            for action in self.forward_only.ranks[self.rank]:
+                batch.perform(action, self.quiet_mail)
+        return batch.mean_loss()
+
+
+def device_of(stages: Sequence[nn.Module]) -> torch.device:
+    """Where a rank's stages compute: where their first weight is; without weights, this rank's device."""
+    for stage in stages:
+        for tensor in (*stage.parameters(), *stage.buffers()):
+            return tensor.device
+    return device.current()
+
+
+def _forwards(schedule: Schedule) -> Schedule:
+    """The forwards of a schedule, in its order."""
+    lists = [[action for action in actions if action.kind == FORWARD] for actions in schedule]
+    return replace(schedule, ranks=lists)

@@ -1,0 +1,252 @@
+"""Megatron's sequence parallelism: what tensor parallelism leaves whole on every rank, each rank does for its tokens alone.
+
+1. Tensor parallelism cuts attention and MLP; norms, dropouts and residuals are done alike on all t ranks, and kept t times.
+2. They work token by token. So outside the parallel regions each rank has S/t of the tokens, and of the activations.
+3. An all-reduce is a reduce-scatter and an all-gather. The sum at a region's end stops after the first half, and the
+   second one is made up for at the next region's beginning: the same bytes.
+4. A layer that begins a region keeps its own tokens only, and gathers all of them again in backward for its weights.
+
+    function   forward                        backward
+    gather     all-gather of tokens           reduce-scatter    tokens enter a parallel region (g in the paper)
+    sum_cut    reduce-scatter of sums         all-gather        partial sums leave it, cut (g-bar)
+
+Source: Korthikanti et al. 2205.05198, section 4.2.
+
+Per rank and layer, in units of (t - 1)/t n, n being the bytes of s b h activations: two regions, each a gather and a sum each
+way, so 8, as tensor parallelism's four all-reduces; step 4 adds two gathers: 10. gather_again=False keeps what was gathered:
+8, and two tensors of s b h more alive. Kept are 34/t s b h bytes and the attention core, instead of 10 s b h + 24/t s b h: at
+two bytes a number and one for a dropout's mask, 18/t numbers instead of 6 + 12/t.
+Norms and the biases after the sums see a part of the tokens: their gradients are summed over the ranks, h numbers each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
+
+from dtcourse.parameters.replicas import Group
+from dtcourse.tensor_parallel import mappings
+from dtcourse.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, SharedInput
+from dtcourse.tensor_parallel.mappings import start_gather
+from dtcourse.tensor_parallel.random_state import SplitDropout
+from dtcourse.tensor_parallel.shards import Sharded
+from dtcourse.torch_private import reduce_scatter_single
+
+DIM = 1  # tokens, in (batch, tokens, width)
+
+
+def parallelize_sequence(
+    model: nn.Module, mesh: DeviceMesh, *, gather_again: bool = True
+) -> nn.Module:
+    """Cuts what is between the parallel regions of a Transformer along its tokens, in place, and returns it.
+
+    model: the course's, after `tensor_parallel.parallelize(model, transformer_plan(model), mesh)`
+    mesh:  the same axis as there
+    gather_again: False: what was gathered is kept for backward, 8 units of messages for 10, and more memory
+
+    Tokens, positions and loss are as before, the same on all ranks. A forward whose tokens do not divide is a ValueError.
+    """
+    blocks, group = cut_blocks(model), mesh.get_group()
+    if mesh.size() == 1:
+        return model
+    whole: Any = model
+    # From the embeddings on, a rank has its own tokens; in front of the output layer they come together.
+    whole.dropout = OwnTokens(whole.dropout, group)
+    GatheredInput([whole.output], gather_again)
+    on_own_tokens = [*whole.norm.parameters()]
+    for block in blocks:
+        attention, mlp = block.attention, block.mlp
+        GatheredInput([attention.query, attention.key, attention.value], gather_again)
+        GatheredInput(
+            [getattr(mlp, name) for name in ("gate", "up") if hasattr(mlp, name)], gather_again
+        )
+        attention.output, mlp.down = CutRowLinear(attention.output), CutRowLinear(mlp.down)
+        block.dropout = SplitDropout(block.dropout, group)
+        on_own_tokens += [*block.norm_1.parameters(), *block.norm_2.parameters()]
+        on_own_tokens += [
+            bias for bias in (attention.output.bias, mlp.down.bias) if bias is not None
+        ]
+    sum_gradients(on_own_tokens, group)
+    return model
+
+
+# --- between a rank's tokens and all of them ---------------------------------------------------------------------
+
+
+def gather(x: Tensor, group: Group = None) -> Tensor:
+    """(B, S/t, D) -> (B, S, D). Each rank uses all tokens for a part of the work, so gradients are summed on the way back."""
+    return _Gather.apply(x, group)
+
+
+def sum_cut(x: Tensor, group: Group = None) -> Tensor:
+    """(B, S, D), a part of a sum -> (B, S/t, D), this rank's tokens of the sum over the ranks."""
+    return _SumCut.apply(x, group)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        y, _ = start_gather(x, DIM, group)
+        return y.movedim(0, DIM)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _SumCut.apply(grad, ctx.group), None
+
+
+class _SumCut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        y, _ = start_sum(x.movedim(DIM, 0), group)
+        return y.movedim(0, DIM)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Gather.apply(grad, ctx.group), None
+
+
+def start_sum(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor, Any]:
+    """This rank's tokens of the sum of all ranks' x, tokens first: (S, B, D) -> (S/t, B, D)."""
+    x = x.contiguous()
+    y = x.new_empty((x.shape[0] // dist.get_world_size(group), *x.shape[1:]))
+    return y, reduce_scatter_single(y, x, group=group, async_op=async_op)
+
+
+# --- where a parallel region begins ------------------------------------------------------------------------------
+
+
+class GatheredInput(SharedInput):
+    """Column-parallel layers that read the same tokens, of which each rank brings its own: one gather for all of them."""
+
+    def __init__(self, layers: Sequence[ColumnParallelLinear], gather_again: bool) -> None:
+        super().__init__(layers)
+        self.gather_again = gather_again
+
+    def outputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x (B, S/t, in) -> each layer's (B, S, this rank's outputs)."""
+        used = [layer.parameters_used() for layer in self.layers]
+        tensors = [x, *(weight for weight, _ in used), *(bias for _, bias in used)]
+        if torch.is_autocast_enabled(x.device.type):  # a Function of our own has to cast for itself
+            low = torch.get_autocast_dtype(x.device.type)
+            tensors = [t if t is None else t.to(low) for t in tensors]
+        return _GatheredLinear.apply(self.layers[0].group, self.gather_again, *tensors)
+
+
+class _GatheredLinear(torch.autograd.Function):
+    """apply(group, gather_again, x, weights..., biases...): x W_i + b_i of all ranks' tokens. A bias may be None."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, group: Group, gather_again: bool, x: Tensor, *parameters: Any
+    ) -> tuple[Tensor, ...]:
+        weights = parameters[: len(parameters) // 2]
+        biases = parameters[len(weights) :]
+        everyones, _ = start_gather(x, DIM, group)  # (S, B, in)
+        ctx.rest = group, gather_again
+        ctx.save_for_backward(x if gather_again else everyones, *weights)
+        both = zip(weights, biases, strict=True)
+        return tuple(F.linear(everyones.movedim(0, DIM), w, b) for w, b in both)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (x, *weights), (group, gather_again) = ctx.saved_tensors, ctx.rest
+        *_, needs_x = ctx.needs_input_grad[:3]
+        needs = ctx.needs_input_grad[3:]
+        # 1. The tokens are on their way while the gradient of the input is computed, which does not need them ...
+        gathering = None
+        if gather_again:
+            x, gathering = start_gather(x, DIM, group, async_op=True)
+        tokens, batch = grads[0].shape[DIM], grads[0].shape[0]
+        rows = [g.movedim(DIM, 0).reshape(tokens * batch, g.shape[-1]) for g in grads]
+        grad_x, summing = None, None
+        if needs_x:
+            total = rows[0] @ weights[0]
+            for g, w in zip(rows[1:], weights[1:], strict=True):
+                total.addmm_(g, w)
+            # 2. ... and that gradient is, while those of the weights are computed.
+            grad_x, summing = start_sum(total.unflatten(0, (tokens, batch)), group, async_op=True)
+        if gathering is not None:
+            gathering.wait()
+        x_rows = x.flatten(0, 1)
+        both = zip(rows, needs[: len(weights)], strict=True)
+        grad_weights = [g.T @ x_rows if n else None for g, n in both]
+        both = zip(rows, needs[len(weights) :], strict=True)
+        grad_biases = [g.sum(0) if n else None for g, n in both]
+        if summing is not None:
+            summing.wait()
+        own = None if grad_x is None else grad_x.movedim(0, DIM)
+        return None, None, own, *grad_weights, *grad_biases
+
+
+# --- where it ends, and between regions --------------------------------------------------------------------------
+
+
+class CutRowLinear(Sharded):
+    """A row-parallel layer whose sum goes to the ranks by tokens: (B, S, in / t) -> (B, S/t, out). Parameters as `row`'s."""
+
+    def __init__(self, row: RowParallelLinear) -> None:
+        super().__init__()
+        self.group, self.shards = row.group, row.shards
+        self.in_features, self.out_features = row.in_features, row.out_features
+        self.weight, self.bias = row.weight, row.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = sum_cut(F.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+class OwnTokens(nn.Module):
+    """(B, S, D), the same on all ranks -> this rank's tokens (B, S/t, D), and their dropout, whose masks are its own."""
+
+    def __init__(self, dropout: nn.Module, group: Group = None) -> None:
+        super().__init__()
+        self.group, self.dropout = group, SplitDropout(dropout, group)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.dropout(mappings.scatter(x, DIM, self.group))
+
+
+def sum_gradients(parameters: Sequence[nn.Parameter], group: Group) -> None:
+    """Of parameters that every rank uses for its own tokens: from now on backward adds up their gradients over the ranks."""
+
+    def total(grad: Tensor) -> Tensor:
+        grad = grad.clone()
+        dist.all_reduce(grad, group=group)
+        return grad
+
+    for parameter in parameters:
+        if parameter.requires_grad:
+            parameter.register_hook(total)
+
+
+def cut_blocks(model: nn.Module) -> list[Any]:
+    """The model's blocks; ValueError unless tensor parallelism has cut them and the output layer."""
+    whole: Any = model
+    for name, kind in (
+        ("blocks.0.attention.query", ColumnParallelLinear),
+        ("blocks.0.attention.output", RowParallelLinear),
+        ("blocks.0.mlp.down", RowParallelLinear),
+        ("output", ColumnParallelLinear),
+    ):
+        try:
+            found = type(model.get_submodule(name))
+        except AttributeError:
+            raise ValueError(
+                f"this is for the course's Transformer; the model has no {name}"
+            ) from None
+        if found is not kind:
+            raise ValueError(
+                f"{name} is a {found.__name__}, where a {kind.__name__} is expected: first cut the model with "
+                "tensor_parallel.parallelize(model, transformer_plan(model), mesh), and then, once, its sequence"
+            )
+    return [*whole.blocks]

@@ -1,0 +1,64 @@
+"""An embedding whose table is cut by rows: each rank looks up the tokens that it has, and the sum puts them together.
+
+A token's row is on one rank; the others contribute zero. One all-reduce of (tokens, width) forward, none backward: a
+rank's rows have a gradient from the tokens that it looked up, and from no others. Source: Megatron-LM, 1909.08053, section 3.
+
+Per rank of p: ceil(V / p) rows, the last rank's padded with zeros; 2 (p - 1)/p n bytes sent for a result of n.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dtcourse.parameters.replicas import Group
+from dtcourse.tensor_parallel import mappings
+from dtcourse.tensor_parallel.shards import Shard, Sharded
+
+
+class VocabParallelEmbedding(Sharded):
+    """Cuts the rows of `embedding` over the ranks. tokens (...), the same on all ranks -> (..., width), likewise
+
+    padding_idx works as in nn.Embedding. What looks at the whole table or at all tokens (max_norm, scale_grad_by_freq) and
+    sparse gradients do not: ValueError.
+    """
+
+    def __init__(self, embedding: nn.Embedding, group: Group = None) -> None:
+        super().__init__()
+        require_plain(embedding)
+        self.group = group
+        self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
+        self.padding_idx = embedding.padding_idx
+        self.shard = Shard(0, embedding.num_embeddings, group)
+        self.weight = self.held("weight", embedding.weight, self.shard)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        start, length = self.shard.start, self.shard.length
+        local = tokens - start
+        elsewhere = (local < 0) | (local >= self.shard.used)
+        local = local.masked_fill(elsewhere, 0)
+        # A token that is in no rank's rows would become a zero vector: F.embedding says on all ranks that it is wrong.
+        local = local.masked_fill((tokens < 0) | (tokens >= self.num_embeddings), length)
+        y = F.embedding(local, self.weight, self._padding_row())
+        y = torch.where(elsewhere.unsqueeze(-1), 0.0, y)
+        return mappings.reduce(y, self.group)
+
+    def _padding_row(self) -> int | None:
+        """The row of padding_idx, whose gradient stays zero, if it is among this rank's."""
+        if self.padding_idx is None:
+            return None
+        row = self.padding_idx - self.shard.start
+        return row if 0 <= row < self.shard.used else None
+
+    def extra_repr(self) -> str:
+        return f"{self.shard.used} of {self.num_embeddings}, {self.embedding_dim}"
+
+
+def require_plain(embedding: nn.Embedding) -> None:
+    """Raises ValueError where an option of the embedding needs what is on other ranks."""
+    for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+        if getattr(embedding, option):
+            raise ValueError(
+                f"an embedding with {option}={getattr(embedding, option)} cannot be cut by rows; build it without"
+            )

@@ -1,0 +1,149 @@
+"""parallelize: an unchanged model, cut over the ranks of one mesh axis, as a plan says.
+
+    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("data", "tensor"))
+    model = Transformer(config)
+    parallelize(model, transformer_plan(model), mesh["tensor"])
+    model.loss(tokens, targets).backward()      # the same tokens on all tensor ranks
+
+PyTorch's parallelize_module has this shape; a plan maps names of modules, with * for one part of a name, to styles. Ours
+changes modules for ones that hold slices and call collectives; PyTorch's turns parameters into DTensors. A layer of the
+course's Transformer has two parallel regions, attention and MLP, with one all-reduce each way each, so 4 (p - 1)/p of its
+activations B S d forward, and as much backward; PyTorch's plan of single layers sums the gradient of the
+attention's input three times, once each for query, key and value. Source: Megatron-LM, Shoeybi et al. 1909.08053.
+
+Per rank of p: 1 / p of the weights that the plan names; norms, positions and the biases of row-parallel layers whole.
+Those have equal gradients on all tensor ranks, bit by bit, so their copies stay equal without a message. Data parallelism
+over the other axis of the mesh takes the model as it is: DistributedDataParallel(model, process_group=...).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from dtcourse.parameters.replicas import broadcast_model
+from dtcourse.tensor_parallel.random_state import same_on_all_ranks
+from dtcourse.tensor_parallel.styles import (
+    ColwiseParallel,
+    HeadwiseParallel,
+    RegionParallel,
+    RowwiseParallel,
+    Style,
+)
+
+Plan = Mapping[str, Style]
+
+
+def parallelize(
+    model: nn.Module, plan: Plan, mesh: DeviceMesh, *, src_data_rank: int | None = 0
+) -> nn.Module:
+    """Cuts the modules that the plan names, in place, and returns the model. All ranks of the mesh call it.
+
+    model:         the same on every rank but for its values. Frozen parameters stay frozen, tied ones tied
+    plan:          name -> style; "blocks.*.mlp" is each block's. `transformer_plan` has the course's Transformer's
+    mesh:          one axis
+    src_data_rank: the rank of the axis whose values count: the others get them first. None: they have them already
+
+    Every rank's default random state becomes the same one (random_state.py says why).
+    Raises ValueError, before anything is changed, where the plan names nothing, or sizes do not divide.
+    """
+    if mesh.ndim != 1:
+        raise ValueError(
+            f"tensor parallelism takes one axis of a mesh; this one has {mesh.mesh_dim_names or mesh.ndim}: "
+            'mesh["tensor"], say, is one'
+        )
+    group, size = mesh.get_group(), mesh.size()
+    chosen = _resolve(model, plan)
+    for name, style in chosen.items():
+        style.check(model.get_submodule(name), name, size)
+    tied = _check_cuts(model, chosen)
+    if src_data_rank is not None:
+        broadcast_model(model, src_data_rank, group)
+    training = {name: module.training for name, module in model.named_modules()}
+    for name, style in chosen.items():
+        parent, _, last = name.rpartition(".")
+        parallel = style.apply(model.get_submodule(name), group)
+        if name:
+            setattr(model.get_submodule(parent), last, parallel)
+    for first, *others in tied:
+        for other in others:
+            parent, _, last = other.rpartition(".")
+            setattr(model.get_submodule(parent), last, model.get_parameter(first))
+    for name, module in model.named_modules():
+        module.training = training.get(name, module.training)
+    same_on_all_ranks(group)
+    return model
+
+
+def transformer_plan(model: nn.Module, *, gather_logits: bool = True) -> dict[str, Style]:
+    """The plan of the course's Transformer: heads, MLPs, the vocabulary of both embedding and output layer.
+
+    gather_logits: False: model(tokens) is this rank's slice of the logits, for `tensor_parallel.cross_entropy`, which
+                   never gathers them; model.loss wants all of them
+    """
+    block = model.get_submodule("blocks.0.mlp")
+    columns = tuple(name for name in ("gate", "up") if hasattr(block, name))
+    return {
+        "token_embedding": RowwiseParallel(),
+        "blocks.*.attention": HeadwiseParallel(),
+        "blocks.*.mlp": RegionParallel(columns, "down"),
+        "output": ColwiseParallel(gather_output=gather_logits),
+    }
+
+
+def _resolve(model: nn.Module, plan: Plan) -> dict[str, Style]:
+    """The plan with its patterns filled in: one style a module."""
+    names = [name for name, _ in model.named_modules()]
+    chosen: dict[str, Style] = {}
+    for pattern, style in plan.items():
+        wanted = pattern.split(".")
+        found = [
+            name
+            for name in names
+            if len(parts := name.split(".")) == len(wanted)
+            and all(fnmatch.fnmatchcase(p, w) for p, w in zip(parts, wanted, strict=True))
+        ]
+        if not found:
+            shown = [n for n in names if n and n.count(".") == pattern.count(".")] or names[1:]
+            raise ValueError(
+                f"the plan names {pattern!r}, and the model has no such module. It has {', '.join(shown[:12])}"
+                + (f" and {len(shown) - 12} more" if len(shown) > 12 else "")
+            )
+        for name in found:
+            if name in chosen:
+                raise ValueError(f"the plan names {name} twice: {chosen[name]} and {style}")
+            chosen[name] = style
+    return chosen
+
+
+def _check_cuts(model: nn.Module, chosen: dict[str, Style]) -> list[list[str]]:
+    """Raises ValueError where a parameter would be cut twice, or a tied one in two ways; returns the names of tied ones."""
+    cuts: dict[str, int] = {}
+    for name, style in chosen.items():
+        for parameter, dim in style.cuts(model.get_submodule(name)).items():
+            full = f"{name}.{parameter}" if name else parameter
+            if full in cuts:
+                raise ValueError(
+                    f"the plan cuts {full} twice; the second time by {name!r}: {style}"
+                )
+            cuts[full] = dim
+    names: dict[int, list[str]] = {}
+    for name, whole in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(whole), []).append(name)
+    tied = [group for group in names.values() if len(group) > 1]
+    for first, *others in tied:
+        for other in others:
+            if cuts.get(first) != cuts.get(other):
+                raise ValueError(
+                    f"{first} and {other} are one parameter, and the plan cuts them in two ways "
+                    f"({_words(cuts.get(first))} and {_words(cuts.get(other))}). An embedding and its output layer go "
+                    "together: RowwiseParallel and ColwiseParallel, or neither in the plan"
+                )
+    return tied
+
+
+def _words(dim: int | None) -> str:
+    return "not at all" if dim is None else f"along dim {dim}"

@@ -1,0 +1,100 @@
+"""Answers to clip_gradients: see test_exercises.py."""
+
+_CLIP = """
+def clip_gradients(replicated, sharded, max_norm):
+    parts = torch.zeros((), dtype=torch.double)
+    for g in {summed}:
+        parts += g.square().sum()
+    {reduce}
+    whole = sum(g.square().sum().item() for g in {alone})
+    norm = math.sqrt(parts.item() + whole)
+    {scale}
+    return norm
+"""
+
+_CLIP_RIGHT = {
+    "summed": "sharded",
+    "reduce": "dist.all_reduce(parts)",
+    "alone": "replicated",
+    "scale": "[g.mul_(max_norm / norm) for g in [*replicated, *sharded] if norm > max_norm]",
+}
+
+MUTANTS = [
+    ("its own shard only", "who knows the rest", _CLIP.format(**_CLIP_RIGHT | {"reduce": "pass"})),
+    (
+        "adds replicated gradients up, too",
+        "once, or once a rank",
+        _CLIP.format(**_CLIP_RIGHT | {"summed": "[*replicated, *sharded]", "alone": "[]"}),
+    ),
+    (
+        "a mean instead of a sum",
+        "who knows the rest",
+        _CLIP.format(
+            **_CLIP_RIGHT | {"reduce": "dist.all_reduce(parts); parts /= dist.get_world_size()"}
+        ),
+    ),
+    (
+        "scales short gradients up",
+        "only when it is too long",
+        _CLIP.format(
+            **_CLIP_RIGHT | {"scale": "[g.mul_(max_norm / norm) for g in [*replicated, *sharded]]"}
+        ),
+    ),
+    (
+        "clips the shards alone",
+        "On 1 rank the gradient is longer than",
+        _CLIP.format(
+            **_CLIP_RIGHT
+            | {"scale": "[g.mul_(max_norm / norm) for g in sharded if norm > max_norm]"}
+        ),
+    ),
+    (
+        "a rank without a shard stays away",
+        "waiting",
+        _CLIP.format(**_CLIP_RIGHT | {"reduce": "dist.all_reduce(parts) if sharded else None"}),
+    ),
+    (
+        "forgets the replicated",
+        "On 1 rank the norm of all gradients",
+        _CLIP.format(**_CLIP_RIGHT | {"alone": "[]"}),
+    ),
+    (
+        "gathers the shards",
+        "the least that the others",
+        """
+def clip_gradients(replicated, sharded, max_norm):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, sharded)
+    square = sum(g.square().sum().item() for part in everyone for g in part)
+    norm = math.sqrt(square + sum(g.square().sum().item() for g in replicated))
+    if norm > max_norm:
+        for g in [*replicated, *sharded]:
+            g.mul_(max_norm / norm)
+    return norm
+""",
+    ),
+]
+
+ACCEPTED = [
+    ("with PyTorch's epsilon", (("g.mul_(max_norm / norm)", "g.mul_(max_norm / (norm + 1e-6))"),)),
+    (
+        "multiplied in any case, by one at most",
+        (
+            ("    if norm > max_norm:\n        for g", "    if True:\n        for g"),
+            ("g.mul_(max_norm / norm)", "g.mul_(min(1.0, max_norm / (norm + 1e-6)))"),
+        ),
+    ),
+]
+
+NOTHING = [
+    (
+        "each rank's own norm, by PyTorch",
+        """
+def clip_gradients(replicated, sharded, max_norm):
+    norm = torch.nn.utils.get_total_norm([*replicated, *sharded]).item()
+    for g in [*replicated, *sharded]:
+        g.mul_(min(1.0, max_norm / norm))
+    return norm
+""",
+    ),
+]

@@ -1,0 +1,113 @@
+"""Answers that name what does the whole exercise, by any of its names."""
+
+import pytest
+
+from dtcourse.course.judging import forbidden, framework
+from dtcourse.course.judging.taking import take
+from tests.course.samples import DOUBLE, notebook
+
+FORBIDDEN = ("torch.utils.checkpoint", "torch.nn.functional.dropout")
+
+
+def found(*cells, name="f"):
+    return forbidden.found(take(notebook(*cells), (name,)), FORBIDDEN)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["import torch", "def f(x): return torch.utils.checkpoint.checkpoint(f, x)"],
+        ["from torch.utils.checkpoint import checkpoint", "def f(x): return checkpoint(f, x)"],
+        ["from torch.utils.checkpoint import checkpoint as g", "def f(x): return g(f, x)"],
+        ["from torch.utils import checkpoint as g", "def f(x): return g.checkpoint(f, x)"],
+        ["import torch.utils.checkpoint as g", "def f(x): return g.checkpoint(f, x)"],
+        [
+            "def f(x):\n    from torch.utils import checkpoint\n    return checkpoint.checkpoint(f, x)"
+        ],
+        ["from torch.utils.checkpoint import *", "def f(x): return checkpoint(f, x)"],
+        ["import torch\nh = torch.nn.functional", "def f(x): return h.dropout(x)"],
+        ["from torch import nn", "def f(x): return getattr(nn.functional, 'dropout')(x)"],
+        [
+            "import torch.nn.functional as F",
+            "def g(x): return F.dropout(x)",
+            "def f(x): return g(x)",
+        ],
+    ],
+)
+def test_every_name_of_it_is_refused(cells):
+    assert "this exercise asks you to write" in found(*cells)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["import torch\nimport torch.utils.checkpoint", "def f(x): return torch.tanh(x)"],
+        ["from torch.utils.checkpoint import checkpoint", "def f(x): return x"],
+        ["import torch.nn.functional as F", "def f(x): return F.relu(x)"],
+        ["import torch", "def f(x):\n    checkpoint = x\n    return checkpoint.dropout"],
+        ["import torch", "def g(x): return torch.nn.functional.dropout(x)", "def f(x): return x"],
+    ],
+)
+def test_what_only_stands_beside_it_is_not(cells):
+    assert not found(*cells)
+
+
+def test_what_is_refused_is_said_in_one_sentence():
+    assert forbidden.in_words(()) == ""
+    assert forbidden.in_words(("torch.amp",)) == "An answer that uses `torch.amp` is refused."
+    said = forbidden.in_words((*forbidden.ALGORITHMS, "torch.amp", "dtcourse.memory"))
+    assert said == (
+        "An answer that uses the algorithms of `dtcourse.collectives` (its `p2p` is allowed), "
+        "`torch.amp` or `dtcourse.memory` is refused."
+    )
+    assert "`dtcourse.collectives.ring`" in forbidden.in_words(("dtcourse.collectives.ring",))
+
+
+class Shell:
+    def __init__(self, *cells):
+        self.user_ns = {"In": ["", *cells]}
+
+
+def test_in_a_notebook_the_latest_answer_counts(monkeypatch, capsys):
+    exercise = framework.Exercise(
+        "double", "00", "x", ("double",), "2 times", forbidden=("torch.add",), checks=DOUBLE.checks
+    )
+    monkeypatch.setattr(framework, "exercises", lambda lesson=None: {"double": exercise})
+    wrong = "import torch\ndef double(n): return torch.add(n, n)"
+    right = "%time\ndef double(n): return 2 * n"
+    monkeypatch.setattr(forbidden, "_shell", lambda: Shell(wrong))
+    with pytest.raises(framework.NotPassed, match="Refused"):
+        framework.check("double", lambda n: 2 * n)
+    assert "refused: the answer uses torch.add" in capsys.readouterr().out
+    monkeypatch.setattr(forbidden, "_shell", lambda: Shell(wrong, "import torch\n" + right[6:]))
+    assert not forbidden.in_this_notebook(exercise)
+    monkeypatch.setattr(forbidden, "_shell", lambda: Shell(right))
+    assert not forbidden.in_this_notebook(exercise)
+
+
+def test_points_that_need_another_check_are_withheld_and_said_so():
+    exercise = framework.Exercise("x", lesson="00", title="x", takes=("f",), target="1")
+
+    @exercise.check("sends little", points=3, needs=("check_right",))
+    def check_little(answer):
+        pass
+
+    @exercise.check("is right", points=2)
+    def check_right(answer):
+        framework.require(answer, "it is not")
+
+    lost = framework.judge(exercise, False)
+    assert lost.points == 0 and "0 of 3 points for 'sends little' as long as this" in str(lost)
+    assert "does not hold: is right." in str(lost)
+    assert framework.judge(exercise, True).points == 5
+
+
+def test_what_stands_under_the_techniques_is_as_ready_made_as_they_are():
+    """Averaging, the Reducer and the global norm are in dtcourse.parameters, by which an answer could get at them too."""
+    averaging = [
+        e for e in framework.exercises().values() if "dtcourse.data_parallel" in e.forbidden
+    ]
+    assert len(averaging) >= 5
+    clipping = [e for e in framework.exercises().values() if e.name == "clip_gradients"]
+    for exercise in averaging + clipping:
+        assert "dtcourse.parameters" in exercise.forbidden, exercise.name

@@ -1,0 +1,157 @@
+"""Whoever counts an answer's bytes, messages, times and memory is watched while it runs, and nobody has to be listed."""
+
+import ast
+import dataclasses
+import importlib
+import sys
+import time
+import types
+
+import pytest
+
+from dtcourse.course.judging import runs, tampering
+from dtcourse.course.places import PACKAGE
+
+# What a check takes its numbers from: these modules are asked by the others of the course.
+_BOOKS = ("dtcourse.collectives.traffic", "dtcourse.events")
+
+
+def _imports(tree):
+    """{name: module} of what a file imports from the course, at any depth."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dtcourse"):
+            for alias in node.names:
+                found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return found
+
+
+def _who_counts():
+    """Modules that write to the books, and those that checks measure with."""
+    found = set(_BOOKS)
+    for path in PACKAGE.rglob("*.py"):
+        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imported = _imports(tree)
+        if name.startswith("dtcourse.course."):
+            if ".checks." in name:
+                found |= {m.rpartition(".")[0] for m in imported.values() if ".course" not in m}
+            continue
+        called = {
+            imported.get(node.func.value.id)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Name)
+        }
+        if called & set(_BOOKS):
+            found.add(name)
+    return sorted(m for m in found if not m.startswith("dtcourse.plots") and m != "dtcourse")
+
+
+def _first_function(module):
+    """(holder, name) of a function that the module defines, in a class or by itself."""
+    for name, thing in vars(module).items():
+        if isinstance(thing, types.FunctionType) and thing.__module__ == module.__name__:
+            return module, name
+    for thing in vars(module).values():
+        if isinstance(thing, type) and thing.__module__ == module.__name__:
+            for name, member in vars(thing).items():
+                if isinstance(member, types.FunctionType):
+                    return thing, name
+    return None
+
+
+def step(answer):
+    return answer()
+
+
+def test_who_counts_is_found():
+    found = _who_counts()
+    for name in ("collectives.channel", "collectives.process_group", "collectives.work"):
+        assert f"dtcourse.{name}" in found
+    assert "dtcourse.profiling.memory_tracker" in found and len(found) > 15
+
+
+@pytest.mark.parametrize("name", _who_counts())
+def test_an_answer_that_changes_who_counts_is_noticed(name, monkeypatch):
+    place = _first_function(importlib.import_module(name))
+    if place is None:
+        pytest.skip("it defines no function")
+
+    def tamper():
+        monkeypatch.setattr(*place, lambda *args, **kwargs: 0)
+
+    changed = runs.guarded(step, (tamper,), ())["changed"]
+    assert any(one.startswith(name) and one.endswith(place[1]) for one in changed), changed
+
+
+@pytest.mark.parametrize("kind", [property, types.FunctionType, classmethod, type])
+def test_no_kind_of_member_is_left_out(kind, monkeypatch):
+    from dtcourse.collectives.traffic import Counter, Traffic
+
+    where = {
+        property: (Counter, "rows", property(lambda self: [])),
+        classmethod: (Traffic, "from_ranks", classmethod(lambda cls, records: None)),
+        types.FunctionType: (time, "monotonic", lambda: 0.0),
+        type: (sys.modules[Traffic.__module__], "Traffic", type("Traffic", (), {})),
+    }[kind]
+    assert runs.guarded(step, (lambda: monkeypatch.setattr(*where),), ())["changed"]
+
+
+def test_what_is_loaded_meanwhile_is_looked_at_too(monkeypatch):
+    module = types.ModuleType("dtcourse.loaded_late")
+    module.Row = dataclasses.make_dataclass(
+        "Row", ["n"], frozen=True, namespace={"__module__": module.__name__}
+    )
+
+    def load(function):
+        module.count = function
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    assert runs.guarded(step, (lambda: load(importlib.import_module),), ())["changed"] == []
+    monkeypatch.delitem(sys.modules, module.__name__)
+    assert runs.guarded(step, (lambda: load(lambda: 0),), ())["changed"] == [
+        "dtcourse.loaded_late.count"
+    ]
+
+
+def test_who_changes_nothing_is_not_suspected():
+    def honest():
+        from dtcourse.profiling import memory_tracker  # noqa: F401
+
+        return 3
+
+    assert runs.guarded(step, (honest,), ()) == {"value": 3, "changed": []}
+
+
+def test_what_was_remembered_is_what_it_is_held_against(monkeypatch):
+    """As where ranks are split off: what is changed between that and the first look is noticed too."""
+    from dtcourse.collectives.traffic import Counter
+
+    monkeypatch.setattr(tampering, "_remembered", {})
+    honest = lambda: 0  # noqa: E731
+    tampering.remember()
+    monkeypatch.setattr(Counter, "rows", property(lambda self: []))
+    assert runs.guarded(step, (honest,), ())["changed"] == [
+        "dtcourse.collectives.traffic.Counter.rows"
+    ]
+    tampering.remember()
+    assert not runs.guarded(step, (honest,), ())["changed"]
+
+
+def test_the_clock_that_launch_gives_an_emulated_rank_is_no_change(monkeypatch):
+    """Ranks are split off from a process without one, which has taken down what it holds."""
+    from dtcourse.emulation import EmulatedNetwork, clock
+    from dtcourse.emulation.cluster import EmulatedCluster
+
+    def step():
+        return 1
+
+    monkeypatch.setattr(tampering, "_remembered", {})
+    tampering.remember()
+    try:
+        clock.install(EmulatedCluster(network=EmulatedNetwork()).start(0))
+        assert runs.guarded(step, (), ()) == {"value": 1, "changed": []}
+    finally:
+        clock.install(None)

@@ -1,0 +1,23 @@
+"""What a test needs to know of the processes that wait for the next launch."""
+
+from __future__ import annotations
+
+import time
+
+from dtcourse import launch
+from dtcourse.launch import standby
+
+
+def settle(world_size: int) -> set[int]:
+    """Launches until a template is there and as many spares as such a launch uses, and no more; their process ids."""
+    deadline = time.monotonic() + 120
+    while True:
+        for _ in range(4):  # as many launches as are remembered
+            launch(abs, world_size, -1, init=False)
+        waiting = standby.pids()
+        if len(waiting) == 1 + world_size:
+            return waiting
+        assert time.monotonic() < deadline, (
+            f"{waiting} wait; expected a template, {world_size} spares"
+        )
+        time.sleep(0.2)

@@ -1,0 +1,253 @@
+"""Every command that a lesson or an exercise shows is run as it stands there, in a copy of the course's folder.
+
+Where it says two nodes, two of them run here, each of which believes that it is one. What stands for something of the
+reader's is put in: a name for HOST, and with it a port that is free. A command that nothing here runs fails the test.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtcourse.course import grading, places, workspace
+from tests.course import rotation
+from tests.notebooks.commands import Printed, is_command, needed, printed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = [path for kind in ("lessons", "solutions") for path in places.notebooks(kind).values()]
+# Each command once, with one of the places that show it.
+PRINTED = {one.command: one for path in NOTEBOOKS for one in printed(path)}
+OF_TORCHRUN = [text for text in PRINTED if "torchrun" in text or text.startswith("python ")]
+OF_STUDENTS = [text for text in PRINTED if re.fullmatch(r"dtcourse (start|check) \d\d", text)]
+BENCH = "dtcourse bench collectives"
+NOT_HERE = {
+    "nvidia-smi topo -m": "it prints how NVIDIA's GPUs are wired, and comes with their driver"
+}
+
+# What a command prints when it has done its work, by the function or script that it runs. Once, whatever the nodes.
+SAYS = {
+    "build/01-train.pkl": r"^tensor\(\[",
+    "build/02-token-ring.pkl": r"^\[0, 0(, 1, 1)?\]$",
+    "train.py:token_ring": r"^\[0, 0\]$",
+    "lessons/scripts/06_data_parallel.py": r"^epoch 1: loss \d\.\d+, \d+ right$",
+    "lessons/scripts/06_single_device.py": r"^epoch 1: loss \d\.\d+, \d+ right$",
+}
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    """A copy of the course's folder, as a reader has it; names with a space are allowed, and one is here."""
+    folder = tmp_path_factory.mktemp("the course")
+    for name in ("lessons", "exercises", "solutions", "studies"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "pyproject.toml").touch()
+    return folder
+
+
+def environment(course: Path, **more: str) -> dict[str, str]:
+    """Of a terminal in which the environment is active, on a machine without a GPU and without another network."""
+    names = re.compile(
+        r"^(RANK|WORLD_SIZE|LOCAL_|GROUP_|MASTER_|SLURM_|OMPI_|TORCHELASTIC_|DTCOURSE_HOME)"
+    )
+    clean = {name: value for name, value in os.environ.items() if not names.match(name)}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    clean |= {
+        "PATH": path,
+        "PYTHONPATH": str(ROOT),
+        "DTCOURSE_DEVICE": "cpu",
+        "OMP_NUM_THREADS": "1",
+    }
+    clean |= {
+        "PET_LOCAL_ADDR": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+    }
+    return (
+        clean | more
+    )  # PET_LOCAL_ADDR is torchrun's --local-addr: this machine's name may lead nowhere
+
+
+def shell(course: Path, command: str, **more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command, shell=True, cwd=course, env=environment(course, **more), text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def finish(nodes: list[subprocess.Popen[str]]) -> str:
+    """What all of them printed; each must end well."""
+    try:
+        said = [node.communicate(timeout=300) for node in nodes]
+    finally:
+        for node in nodes:
+            if node.poll() is None:
+                os.killpg(node.pid, 9)
+    assert [node.returncode for node in nodes] == [0] * len(nodes), said
+    return "".join(out for out, _ in said)
+
+
+# --- nothing is left out --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", PRINTED)
+def test_something_here_runs_it(command):
+    one = PRINTED[command]
+    known = [*OF_TORCHRUN, *OF_STUDENTS, *NOT_HERE, BENCH]
+    assert command in known, (
+        f"{one.notebook.name}, cell {one.cell}, shows `{command}`, and nothing runs it"
+    )
+
+
+def test_commands_are_found():
+    lessons = {one.notebook.name[:2] for one in PRINTED.values()}
+    assert {"01", "02", "04", "06"} <= lessons and len(OF_TORCHRUN) >= 6 and len(OF_STUDENTS) >= 20
+
+
+@pytest.mark.parametrize(
+    ("text", "whether"),
+    [
+        ("torchrun", False),
+        ("python -m torch.distributed.run", False),
+        ("torchrun, 2 ranks on 1 node: [0, 0]", False),
+        ("make_model(x)", False),
+        ("torchrun ... train.py", True),
+        ("make lab", True),
+        ("NCCL_DEBUG=INFO torchrun train.py", True),
+        ("srun --nodes 2 torchrun a.py", True),
+        (".venv/bin/python -m torch.distributed.run a.py", True),
+        ("NCCL_ALGO=Ring", False),
+    ],
+)
+def test_what_counts_as_a_command(text, whether):
+    assert is_command(text) is whether
+
+
+# --- torchrun, srun, python -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", OF_TORCHRUN)
+def test_it_runs_as_printed(course, command):
+    notebook = PRINTED[command].notebook.relative_to(ROOT).as_posix()
+    own = (notebook, "lessons/scripts/", "tests/notebooks/", "dtcourse/launch/__main__.py")
+    own += ("dtcourse/launch/torchrun.py", "dtcourse/launch/environment.py")
+    if rotation.waits(OF_TORCHRUN.index(command), own):
+        pytest.skip(
+            "not its turn, and its notebook has not changed (DTCOURSE_MUTANTS=all tries all)"
+        )
+    [target] = [word for word in SAYS if word in command]
+    prepare(course, PRINTED[command], target)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    typed = command.replace("HOST:29500", f"127.0.0.1:{port}")
+    count = re.search(r"--nnodes (\d+)", command)
+    nodes = int(count[1]) if count else 1
+    assert (typed != command) == (nodes > 1), (
+        "several nodes need a place to meet, which stands for HOST"
+    )
+    if typed.startswith("srun "):
+        started = [shell(course, line, **task) for line, task in tasks_of_srun(typed)]
+    else:
+        started = [shell(course, typed) for _ in range(nodes)]
+    assert len(started) == nodes
+    out = finish(started)
+    assert len(re.findall(SAYS[target], out, re.MULTILINE)) == 1, out
+
+
+def prepare(course: Path, one: Printed, target: str) -> None:
+    """Makes the file that a command starts, as its reader has it by then: by the lesson's own code."""
+    if target.startswith("lessons/"):
+        return
+    if target.endswith(".pkl"):  # the cell that prints the command writes it
+        code = needed(one.notebook, one.cell)
+        done = shell(course, shlex.join([sys.executable, "-c", code]))
+        said = [shlex.split(line) for line in finish([done]).splitlines() if is_command(line)]
+        assert (
+            shlex.split(one.command) in said
+        )  # quoted otherwise where the folder's name has a space
+        assert (course / target).is_file()
+        return
+    file, _, function = target.partition(":")  # "put the function into a file of its own"
+    (course / file).write_text(needed(one.notebook, names=(function,)))
+
+
+def tasks_of_srun(command: str) -> list[tuple[str, dict[str, str]]]:
+    """What srun would start on each node, and the variables by which it tells each task where it is.
+
+    Not srun itself, which needs a Slurm: the fixture that starts one comes with lesson 26.
+    """
+    match = re.fullmatch(r"srun --nodes (\d+) --ntasks-per-node 1 (torchrun .*)", command)
+    assert match, f"this form of srun is not known here: {command}"
+    nodes = int(match[1])
+    common = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_NNODES": match[1],
+        "SLURM_NTASKS": match[1],
+        "SLURM_NPROCS": match[1],
+    }
+    common |= {"SLURM_TASKS_PER_NODE": f"1(x{nodes})", "SLURM_STEP_TASKS_PER_NODE": f"1(x{nodes})"}
+    return [
+        (match[2], common | {"SLURM_PROCID": str(i), "SLURM_NODEID": str(i), "SLURM_LOCALID": "0"})
+        for i in range(nodes)
+    ]
+
+
+# --- the course's own -----------------------------------------------------------------------------------------------
+
+
+def test_students_get_their_copies_and_their_answers(course, monkeypatch):
+    """Each `start`; `check` as far as finding the copy and its exercises, and one of them to its end."""
+    numbers = sorted({text[-2:] for text in OF_STUDENTS})
+    for number in numbers:
+        assert f"dtcourse start {number}" in PRINTED and f"dtcourse check {number}" in PRINTED
+        finish([shell(course, f"dtcourse start {number}")])
+    monkeypatch.setenv("DTCOURSE_HOME", str(course))
+    for number in numbers:
+        found, path = workspace.find(number)
+        assert found == number and path.is_file() and grading.exercises_of(number)
+    done = shell(course, "dtcourse check 03")
+    out, errors = done.communicate(timeout=500)
+    assert done.returncode == 1, out + errors  # nothing is written yet
+    assert re.search(r"0 of \d+ exercises, 0 of \d+ points\.", out)
+
+
+def test_the_benchmark_of_collectives(course):
+    out = finish([shell(course, BENCH)])
+    for backend in ("gloo", "naive", "ring", "tree"):
+        assert re.search(rf"all_reduce\s+4\s+{backend}\s", out), out
+
+
+@pytest.mark.parametrize("command", NOT_HERE)
+def test_what_needs_another_machine(course, command):
+    assert command in PRINTED
+    if shutil.which(command.split()[0]) is None:
+        pytest.skip(NOT_HERE[command])
+    finish([shell(course, command)])
+
+
+# --- files that lessons name ----------------------------------------------------------------------------------------
+
+
+def test_the_files_of_the_course_that_lessons_name_are_there():
+    from dtcourse.course import notebook as nbfile
+
+    named = {
+        (path.name, file)
+        for path in NOTEBOOKS
+        for cell in nbfile.read(path)["cells"]
+        if cell["cell_type"] == "markdown"
+        for file in re.findall(
+            r"`((?:lessons|benchmarks|studies|tools|dtcourse)/[\w/.-]+)`", cell["source"]
+        )
+    }
+    assert len(named) >= 2
+    assert [one for one in sorted(named) if not (ROOT / one[1]).exists()] == []

@@ -1,0 +1,62 @@
+"""What tests/conftest.py promises for every test: no process left behind, skips with their reason, limits."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+# Most of the time goes into starting pytest again and again, which a busy machine stretches.
+pytestmark = pytest.mark.timeout(1200)
+
+LEAKS = """
+import subprocess, sys
+
+def test_starts_something(tmp_path):
+    code = "import time; time.sleep({seconds})"
+    # Through another process that ends at once, so init has adopted it when the module is over.
+    start = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]])"
+    subprocess.run([sys.executable, "-c", start, code], check=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_left_behind_is_found_named_and_ended(project):
+    project.write("test_leaks.py", LEAKS.format(seconds=61.25))
+    done = project.run(sys.executable, "-m", "pytest", "-q", "tests")
+    assert done.returncode == 1
+    assert "left processes behind" in done.stdout
+    assert "time.sleep(61.25)" in done.stdout
+    running = project.run("ps", "-eo", "args").stdout.splitlines()
+    assert not [
+        line for line in running if "time.sleep(61.25)" in line and "-c import time" in line
+    ]
+
+
+@pytest.mark.slow
+def test_a_process_that_leaves_in_time_is_fine(project):
+    project.write("test_leaks.py", LEAKS.format(seconds=0.5))
+    done = project.run(sys.executable, "-m", "pytest", "-q", "tests")
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_a_machine_lacks_is_skipped_with_the_reason(project):
+    project.write(
+        "test_marked.py",
+        "import pytest\n\n@pytest.mark.browser\ndef test_seen():\n    pass\n\n"
+        "@pytest.mark.gpu\ndef test_gpu():\n    pass\n",
+    )
+    done = project.run(
+        sys.executable, "-m", "pytest", "-q", "tests", PATH="", CUDA_VISIBLE_DEVICES=""
+    )
+    assert done.returncode == 0, done.stdout
+    assert "needs Chromium (apt-get install chromium); there is none on PATH" in done.stdout
+    assert "needs a GPU that torch can use; there is none" in done.stdout
+
+
+def test_a_misspelt_marker_is_an_error(project):
+    project.write(
+        "test_marked.py", "import pytest\n\n@pytest.mark.timming\ndef test_a():\n    pass\n"
+    )
+    done = project.run(sys.executable, "-m", "pytest", "-q", "tests")
+    assert done.returncode == 2 and "timming" in done.stdout

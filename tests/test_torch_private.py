@@ -1,0 +1,155 @@
+"""The names of PyTorch that are not public: which moved, and what stands on it.
+
+A failure here means that the installed torch differs from the one this was written for (2.13). The message says what
+to do; everything that uses the name is in dtcourse/torch_private.py, or named here.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dtcourse import torch_private
+from dtcourse.collectives import backend
+from dtcourse.collectives.instrumented import InstrumentedGroup
+from dtcourse.collectives.process_group import AlgorithmGroup
+
+MOVED = f"torch {torch.__version__}: {{}}. See dtcourse/torch_private.py."
+
+
+def test_hooks_on_gradients_are_found():
+    parameter = torch.nn.Parameter(torch.ones(1))
+    assert torch_private.gradient_hooks(parameter) == []
+    parameter.register_post_accumulate_grad_hook(print)
+    assert torch_private.gradient_hooks(parameter) == [print]
+
+
+def test_hooks_on_what_is_saved_are_seen():
+    assert not torch_private.saves_through_hooks()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        assert torch_private.saves_through_hooks()
+    assert not torch_private.saves_through_hooks()
+
+
+def test_process_group_has_the_methods_we_know_of():
+    known = torch_private.DATA_METHODS | torch_private.OTHER_METHODS
+    found = {name for name in dir(dist.ProcessGroup) if not name.startswith("__")}
+    new, gone = sorted(found - known), sorted(known - found)
+    assert not new, MOVED.format(
+        f"ProcessGroup has new methods {new}; if one moves data, override it in backend.py and instrumented.py "
+        "(it runs on the inner gloo, silently) and add it to DATA_METHODS, else to OTHER_METHODS"
+    )
+    assert not gone, MOVED.format(f"ProcessGroup lost {gone}; callers may use another name now")
+
+
+@pytest.mark.parametrize("group", [AlgorithmGroup, InstrumentedGroup])
+def test_every_method_that_moves_data_is_overridden(group):
+    missing = sorted(torch_private.DATA_METHODS - set(vars(group)))
+    assert not missing, f"{group.__name__} leaves {missing} to its inner group"
+
+
+def test_the_creator_gets_the_fields_we_read():
+    options = dist.distributed_c10d._DistributedBackendOptions()
+    missing = [name for name in torch_private.CREATOR_FIELDS if not hasattr(options, name)]
+    assert not missing, MOVED.format(f"a backend's creator is no longer given {missing}")
+
+
+def test_backends_can_be_registered():
+    backend.register()
+    backend.register()  # again: nothing happens
+    for name in backend.choices():
+        assert name in dist.Backend.backend_list, MOVED.format("register_backend works otherwise")
+        assert dist.Backend._plugins[name.upper()].extended_api
+
+
+def test_options_have_the_fields_we_read():
+    c10d = dist.distributed_c10d
+    fields = {
+        "AllreduceOptions": {"reduceOp", "asyncOp"},
+        "AllreduceCoalescedOptions": {"reduceOp", "asyncOp"},
+        "BroadcastOptions": {"rootRank", "asyncOp"},
+        "ReduceOptions": {"reduceOp", "rootRank", "asyncOp"},
+        "ReduceScatterOptions": {"reduceOp", "asyncOp"},
+        "GatherOptions": {"rootRank", "asyncOp"},
+        "ScatterOptions": {"rootRank", "asyncOp"},
+        "AllgatherOptions": {"asyncOp"},
+        "AllToAllOptions": {"asyncOp"},
+        "BarrierOptions": {"asyncOp"},
+    }
+    for kind, wanted in fields.items():
+        missing = sorted(wanted - set(dir(getattr(c10d, kind)())))
+        assert not missing, MOVED.format(f"{kind} lost {missing}")
+
+
+def test_in_backward_is_true_in_a_backward_pass_only():
+    assert hasattr(torch._C, "_current_graph_task_id"), MOVED.format(
+        "torch._C._current_graph_task_id is gone: traffic cannot tell backward from forward"
+    )
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda _: seen.append(torch_private.in_backward()))
+    y = (x * 2).sum()
+    assert not torch_private.in_backward()
+    y.backward()
+    assert seen == [True]
+    assert not torch_private.in_backward()
+
+
+def test_a_failed_future_raises_and_a_good_one_gives_its_tensors():
+    tensors = [torch.ones(2)]
+    good, trigger = torch_private.future_of(tensors)
+    threading.Timer(0.01, trigger, [None]).start()
+    assert torch.equal(good.wait()[0], tensors[0])
+    bad, trigger = torch_private.future_of(tensors)
+    trigger(ZeroDivisionError("injected"))
+    with pytest.raises(Exception, match="injected"):
+        bad.wait()
+    with pytest.raises(Exception, match="injected"):  # C++ reads value() after done()
+        bad.value()
+
+
+def test_a_gloo_group_outside_of_torchs_registry():
+    store = dist.HashStore()
+    inner = torch_private.gloo_group(store, 0, 1, timedelta(seconds=5))
+    assert (inner.rank(), inner.size()) == (0, 1)
+    x = torch.ones(3)
+    inner.allreduce([x]).wait()
+    group = torch_private.torch_group("gloo", dist.HashStore(), 0, 1, timedelta(seconds=5))
+    assert torch_private.backend_of(group, torch.device("cpu")) is not None
+    assert torch_private.gpu_backend_of(group) is None
+    assert not dist.is_initialized()
+
+
+def test_a_store_has_a_second_client():
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    other = torch_private.own_client(dist.PrefixStore("a", store))
+    other.set("k", "v")
+    assert store.get("a/k") == b"v", MOVED.format("Store.clone works otherwise; guard.py needs it")
+    assert other.compare_set("first", "", "mine") == b"mine"
+    assert other.compare_set("first", "", "late") == b"mine"
+
+
+def test_gloo_closes_its_connections_when_a_wait_passes_its_limit():
+    """guard.py wakes whoever waits in that way."""
+    store = dist.HashStore()
+    groups: list = [None, None]
+
+    def form(rank):
+        groups[rank] = torch_private.gloo_group(store, rank, 2, timedelta(seconds=20))
+
+    threads = [threading.Thread(target=form, args=(rank,)) for rank in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    here = groups[0].recv([torch.ones(1)], 1, 1)
+    there = groups[1].recv([torch.ones(1)], 0, 1)
+    with pytest.raises(RuntimeError):
+        groups[0].recv([torch.ones(1)], 1, 2).wait(timedelta(milliseconds=1))
+    for waiting in (here, there):
+        with pytest.raises(RuntimeError):
+            waiting.wait(timedelta(seconds=10))

@@ -1,0 +1,52 @@
+"""How fast this machine is just now, so that the suite's time limits suit it.
+
+A fixed piece of work is done by as many processes at once as the suite has workers, and its time is
+set against what it took where the suite's usual times were measured. Other programs that keep the
+cores busy slow it down as they slow down the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+
+# What each process computes, and prints the seconds of: an interpreter's work, as most tests are.
+WORK = """
+import time
+started = time.perf_counter()
+table = {}
+for number in range(1_500_000):
+    table[number % 1000] = table.get(number % 997, 0) + number * number % 7
+print(time.perf_counter() - started)
+"""
+USUAL = 0.30  # seconds of WORK on one of two processes, on the machine of the suite's usual times
+TRIES = 5
+
+
+def slowness(processes: int = 2) -> float:
+    """How many times as long as usual work takes now; 1.0 where it takes no longer. Takes two seconds."""
+    return max(1.0, statistics.median(seconds(processes) for _ in range(TRIES)) / USUAL)
+
+
+def seconds(processes: int) -> float:
+    """Seconds for the slowest of so many processes that do the same work at once."""
+    command = [sys.executable, "-I", "-S", "-c", WORK]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(processes)
+    ]
+    return max(float(process.communicate()[0]) for process in running)
+
+
+def words(slowness: float) -> str:
+    """One line: cores, load, and how slow that makes the machine."""
+    try:
+        load = f", load {os.getloadavg()[0]:.1f}"
+    except OSError:  # the system does not say
+        load = ""
+    return f"This machine: {os.cpu_count()} cores{load}; it takes {slowness:.1f} times as long as usual."
+
+
+if __name__ == "__main__":
+    print(words(slowness()))

@@ -1,0 +1,82 @@
+"""What is known of a stage from its record (`recorded_pytest.py` writes it), however the stage ended."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Outcomes:
+    """Every test of a stage.
+
+    finished   {test: its line of the record}
+    running    {test: seconds since it started}: those that were under way at the end
+    not_run    tests that were collected and never started
+    """
+
+    finished: dict[str, dict[str, Any]] = field(default_factory=dict)
+    running: dict[str, float] = field(default_factory=dict)
+    not_run: list[str] = field(default_factory=list)
+
+    def of(self, outcome: str) -> dict[str, dict[str, Any]]:
+        """The finished tests that passed, failed or were skipped."""
+        return {test: line for test, line in self.finished.items() if line["outcome"] == outcome}
+
+    @property
+    def seen(self) -> set[str]:
+        """The tests that started."""
+        return self.finished.keys() | self.running.keys()
+
+    @property
+    def skips(self) -> Counter[str]:
+        """How many tests were skipped for which reason."""
+        return Counter(line["why"] for line in self.of("skipped").values())
+
+
+def read(path: Path, ended: float) -> Outcomes:
+    """The outcomes of a record; `ended` is when the stage ended, in seconds since it started.
+
+    A last line that was cut off in writing is left out; a file that is not there holds nothing.
+    """
+    found = Outcomes()
+    collected: list[str] = []
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    for line in map(parsed, text.splitlines()):
+        if "collected" in line:
+            collected = line["collected"]
+        elif "started" in line:
+            found.running[line["started"]] = max(0.0, ended - line["at"])
+        elif "test" in line:
+            found.running.pop(line["test"], None)
+            found.finished[line["test"]] = line
+    seen = found.seen
+    found.not_run = [test for test in collected if test not in seen]
+    return found
+
+
+def parsed(line: str) -> dict[str, Any]:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return {}
+
+
+def by_file(tests: dict[tuple[str, str], float]) -> list[tuple[str, float]]:
+    """Seconds of each stage's test files, most first, from {(stage, test): seconds}."""
+    files: dict[str, float] = {}
+    for (stage, test), seconds in tests.items():
+        name = f"{stage:<11}{test.partition('::')[0]}"
+        files[name] = files.get(name, 0.0) + seconds
+    return sorted(files.items(), key=lambda item: -item[1])
+
+
+def named(not_run: list[str], seen: set[str]) -> list[str]:
+    """Tests in words: a file of which nothing ran is one line, of any other each test is."""
+    begun = {test.partition("::")[0] for test in seen}
+    whole = Counter(test.partition("::")[0] for test in not_run)
+    lines = [f"{file}, all {number} tests" for file, number in whole.items() if file not in begun]
+    return lines + [test for test in not_run if test.partition("::")[0] in begun]

@@ -19,7 +19,6 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.algorithms.join import Joinable
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from dtcourse import device
 
@@ -326,14 +325,21 @@ FLASH_ATTENTION_ON_CPU_BACKWARD = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 )
 
-# What torch's own table of FLOPs leaves out, and would count as nothing.
-GROUPED_MM = torch.ops.aten._grouped_mm
-if GROUPED_MM not in flop_registry:
 
-    @register_flop_formula(GROUPED_MM)  # type: ignore[untyped-decorator]
-    def grouped_mm_flops(a: torch.Size, b: torch.Size, *_: Any, **__: Any) -> int:
-        """Each row of a, or each column where all are summed, times each column of b."""
-        return 2 * a.numel() * b[-1]
+def count_grouped_mm() -> None:
+    """Has torch's FlopCounterMode count F.grouped_mm, which its own table leaves out and takes for nothing."""
+    from torch.utils.flop_counter import (
+        flop_registry,
+        register_flop_formula,
+    )  # not each rank wants it
+
+    operation = torch.ops.aten._grouped_mm
+    if operation not in flop_registry:
+
+        @register_flop_formula(operation)  # type: ignore[untyped-decorator]
+        def flops(a: torch.Size, b: torch.Size, *_: Any, **__: Any) -> int:
+            """Each row of a, or each column where all are summed, times each column of b."""
+            return 2 * a.numel() * b[-1]
 
 
 def packet_of(operation: Any) -> Any:

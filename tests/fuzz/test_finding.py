@@ -10,10 +10,11 @@ import pytest
 
 from dtcourse.verify.chains import Block
 from dtcourse.verify.programs import Forward, MicroBatch, Program
+from tests.fuzz.drawing import drawn
 from tests.fuzz.mistakes import MISTAKES
 from tests.fuzz.reducing import reduced, simpler
 from tests.fuzz.running import complaints
-from tests.fuzz.test_techniques import drawn
+from tests.fuzz.strategies import programs
 from tests.fuzz.written import script, written
 
 SMALLEST = Program(
@@ -32,7 +33,7 @@ SMALLEST = Program(
 )
 def test_it_finds_a_mistake(name, within):
     assert name in MISTAKES
-    examples = drawn([name], 2, within, 0)
+    examples = [(name, program) for program in drawn(programs(2), within, 0)]
     said = complaints(examples, 2)
     first = next((i for i, text in enumerate(said) if text), None)
     assert first is not None, f"{within} programs, and nothing"
@@ -44,7 +45,7 @@ def test_it_finds_a_mistake(name, within):
 
 
 def test_what_is_printed_makes_the_same_program():
-    for _, program in drawn(["naive"], 3, 50, 0):
+    for program in drawn(programs(3), 50, 0):
         assert eval(written(program)) == program
     assert len(written(SMALLEST).splitlines()) <= 12
 
@@ -63,6 +64,6 @@ def test_what_is_printed_can_be_run(root):
 
 
 def test_simpler_programs_are_other_programs():
-    for _, program in drawn(["naive"], 2, 30, 0):
+    for program in drawn(programs(2), 30, 0):
         assert all(candidate != program for candidate in simpler(program))
     assert not list(simpler(SMALLEST))

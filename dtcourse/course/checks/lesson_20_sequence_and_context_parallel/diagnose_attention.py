@@ -101,7 +101,9 @@ def _require(answer: Answer, cases: list[Case], hint: str) -> None:
     cases = cases + healthy()
     random.shuffle(cases)
     said = answer.call(_said, [given for given, _, _ in cases], [p for _, p, _ in cases])
-    for (given, p, right), got in zip(cases, said, strict=True):
+    # Put in any order, and told of in one: the same answer gets the same sentence.
+    answers = sorted(zip(cases, said, strict=True), key=lambda one: one[0][2][0] == "healthy")
+    for (given, p, right), got in answers:
         require(
             isinstance(got, (list, tuple)) and len(got) == 2,
             f"A diagnosis is two things, such as ('lost block', 2); got {got!r}.",

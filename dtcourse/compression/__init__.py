@@ -8,6 +8,7 @@ In the order in which to read them:
     signs.py         one bit a number
     sparse.py        the largest numbers, or some that all ranks draw alike
     averaging.py     the mean of all ranks' vectors, compressed on each of its ways; error feedback
+    background.py    a bucket's messages in a thread of their own, while backward goes on
     comm_hook.py     all of it for DistributedDataParallel, ours and PyTorch's
 """
 

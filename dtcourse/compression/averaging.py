@@ -13,14 +13,19 @@ once more for its way back (1-bit Adam, Tang et al. 2102.02888); or everyone's p
 c(n) is compressor.nbytes(n), p the ranks, all_gather as a ring. fp32's ring sends 2 (p - 1)/p 4 n: eight bits gathered by
 everyone cost as much at p = 8.
 
+`average` does it at once. `begin` compresses and returns the function that does the rest, so that the rest can go on
+beside backward (background.py).
+
 Error feedback (Seide et al. 2014; Karimireddy et al. 1901.09847): what a compression has left out of a vector is kept, and
-added to the next one. So nothing is lost, it is only late. PARTS leaves out twice, and keeps both.
+added to the next one. So nothing is lost, it is only late. PARTS leaves out twice, and keeps both. A vector with NaN or
+infinity in it comes out as such, so that the step can be skipped; what is kept stays as it was before that step.
 
 Memory with error feedback: n numbers, and n / p more for PARTS.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +61,13 @@ def average(
 
     Raises ValueError for what is no vector of float32.
     """
+    return begin(x, compressor, group, residuals)()
+
+
+def begin(
+    x: Tensor, compressor: Compressor, group: Group = None, residuals: Residuals | None = None
+) -> Callable[[], Tensor]:
+    """`average` in two: x is compressed now, and the function that it returns sends, waits and returns the mean."""
     if x.dim() != 1 or x.dtype != torch.float32:
         raise ValueError(
             f"compression takes a vector of float32; got {tuple(x.shape)} of {x.dtype}"
@@ -70,47 +82,65 @@ def average(
 # --- the three ways ----------------------------------------------------------------------------------------------
 
 
-def _added(x: Tensor, compressor: Compressor, group: Group, residuals: Residuals | None) -> Tensor:
+def _added(
+    x: Tensor, compressor: Compressor, group: Group, residuals: Residuals | None
+) -> Callable[[], Tensor]:
     # Divided first: the sum of many ranks' float16 numbers may have no float16.
     payload = _compressed(x / dist.get_world_size(group), compressor, residuals)
-    for tensor in payload.wire:
-        dist.all_reduce(tensor, group=group)
-    return compressor.decompress(payload)
+
+    def finish() -> Tensor:
+        for tensor in payload.wire:
+            dist.all_reduce(tensor, group=group)
+        return compressor.decompress(payload)
+
+    return finish
 
 
 def _gathered(
     x: Tensor, compressor: Compressor, group: Group, residuals: Residuals | None
-) -> Tensor:
-    payload = _compressed(x, compressor, residuals)
-    messages = _all_gather(to_bytes(payload), group)
-    return _mean([from_bytes(message, compressor, len(x)) for message in messages], compressor)
+) -> Callable[[], Tensor]:
+    message, n = to_bytes(_compressed(x, compressor, residuals)), len(x)
+
+    def finish() -> Tensor:
+        messages = _all_gather(message, group)
+        return _mean([from_bytes(each, compressor, n) for each in messages], compressor)
+
+    return finish
 
 
 def _by_parts(
     x: Tensor, compressor: Compressor, group: Group, residuals: Residuals | None
-) -> Tensor:
+) -> Callable[[], Tensor]:
     p, n = dist.get_world_size(group), len(x)
     size = -(-n // p)
     x = x if residuals is None or residuals.own is None else x + residuals.own
     padded = torch.nn.functional.pad(x, (0, size * p - n))
-    # 1. Every rank gets everyone's numbers of its part ...
-    payloads = [compressor.compress(part) for part in padded.split(size)]
+    payloads = [compressor.compress(part) for part in padded.split(size)] if n else []
     if residuals is not None:
-        residuals.own = x - torch.cat([compressor.decompress(one) for one in payloads])[:n]
-    sent = torch.stack([to_bytes(payload) for payload in payloads])
-    came = torch.empty_like(sent)
-    dist.all_to_all_single(came, sent, group=group)
-    # 2. ... adds them ...
-    mine = _mean([from_bytes(message, compressor, size) for message in came], compressor)
-    # 3. ... and sends their mean to everyone, compressed as well.
-    if residuals is not None and residuals.part is not None:
-        mine = mine + residuals.part
-    payload = compressor.compress(mine)
-    if residuals is not None:
-        residuals.part = mine - compressor.decompress(payload)
-    messages = _all_gather(to_bytes(payload), group)
-    parts = [compressor.decompress(from_bytes(each, compressor, size)) for each in messages]
-    return torch.cat(parts)[:n]
+        through = [compressor.decompress(one) for one in payloads]
+        residuals.own = _kept(x - torch.cat([*through, x[:0]])[:n], residuals.own)
+    sent = [to_bytes(payload) for payload in payloads]
+
+    def finish() -> Tensor:
+        if not n:
+            return padded
+        # 1. Every rank gets everyone's numbers of its part ...
+        parts = torch.stack(sent)
+        came = torch.empty_like(parts)
+        dist.all_to_all_single(came, parts, group=group)
+        # 2. ... adds them ...
+        mine = _mean([from_bytes(message, compressor, size) for message in came], compressor)
+        # 3. ... and sends their mean to everyone, compressed as well.
+        back = compressor.way_back()
+        if residuals is not None and residuals.part is not None:
+            mine = mine + residuals.part
+        payload = back.compress(mine)
+        if residuals is not None:
+            residuals.part = _kept(mine - back.decompress(payload), residuals.part)
+        messages = _all_gather(to_bytes(payload), group)
+        return torch.cat([back.decompress(from_bytes(m, back, size)) for m in messages])[:n]
+
+    return finish
 
 
 def _compressed(x: Tensor, compressor: Compressor, residuals: Residuals | None) -> Payload:
@@ -118,8 +148,15 @@ def _compressed(x: Tensor, compressor: Compressor, residuals: Residuals | None) 
     x = x if residuals is None or residuals.own is None else x + residuals.own
     payload = compressor.compress(x)
     if residuals is not None:
-        residuals.own = x - compressor.decompress(payload)
+        residuals.own = _kept(x - compressor.decompress(payload), residuals.own)
     return payload
+
+
+def _kept(left: Tensor, before: Tensor | None) -> Tensor:
+    """What is left out now; what was before, where there is no number for it: NaN would stay in it for ever."""
+    if not len(left) or torch.stack(left.aminmax()).isfinite().all():
+        return left
+    return torch.zeros_like(left) if before is None else before
 
 
 def _all_gather(message: Tensor, group: Group) -> Tensor:

@@ -3,6 +3,10 @@
     state = CompressionState(TopK(0.01))
     model.register_comm_hook(state, compression_hook)
 
+A bucket is compressed when it is full; what follows (its messages, the sum, the way back) goes on beside backward, bucket
+after bucket, and backward waits for it at its end (background.py). So a step takes the longer of the two, as without
+compression.
+
 With error feedback, what was left out of a parameter's gradient stays with that parameter: buckets are built anew after the
 first step, when the order of the gradients is known, and a parameter may find itself in another one. What was left out of
 the sum (PARTS) belongs to a place in a bucket, and is given up then, once.
@@ -10,15 +14,48 @@ the sum (PARTS) belongs to a place in a bucket, and is given up then, once.
 
 # No `from __future__ import annotations` here: PyTorch's DDP looks at the hook's annotations, which have to be types.
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dtcourse.compression.averaging import Residuals, average
+from dtcourse.compression.averaging import Residuals, begin
+from dtcourse.compression.background import group_beside, in_background
 from dtcourse.compression.compressor import Compressor
 from dtcourse.parameters.replicas import Group
+
+
+class BucketAverage(Protocol):
+    """What the hook asks of a state: CompressionState for vectors, PowerSGDState for matrices."""
+
+    group: Group
+
+    def begin(self, bucket: Any) -> Callable[[], Tensor]:
+        """Compresses a bucket's gradients now; the function sends them and returns their mean: (n,)."""
+
+
+class ModelParameters:
+    """The parameters of the one model that a state is for: those that its first step has brought."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[Tensor, torch.Size] = {}
+        self._complete = False
+
+    def check(self, bucket: Any) -> None:
+        """Raises ValueError, on every rank, for a bucket of another model, or of one that has changed."""
+        for parameter in bucket.parameters():
+            shape = parameter.shape
+            if self._shapes.get(parameter, None if self._complete else shape) != shape:
+                before = self._shapes.get(parameter)
+                raise ValueError(
+                    f"this state has worked for a model of {len(self._shapes)} parameters, and one of shape {tuple(shape)} "
+                    f"{'was not among them' if before is None else f'had the shape {tuple(before)}'}. What it keeps "
+                    "belongs to that model: make a new state for each model, and for one that has changed"
+                )
+            self._shapes[parameter] = shape
+        self._complete = self._complete or bucket.is_last()
 
 
 class CompressionState:
@@ -34,39 +71,47 @@ class CompressionState:
     ) -> None:
         self.compressor, self.group, self.error_feedback = compressor, group, error_feedback
         self.left_out: dict[Tensor, Tensor] = {}  # by parameter: of its gradient, flat
-        self.left_out_of_parts: dict[tuple[int, ...], Tensor] = {}  # by a bucket's parameters
+        # By a bucket's parameters: of the part of the sum that this rank compresses again.
+        self.left_out_of_parts: dict[tuple[int, ...], Residuals] = {}
+        self._model = ModelParameters()
 
-    def average(self, bucket: Any) -> Tensor:
-        """The mean of a bucket's gradients over the ranks: (n,), float32."""
-        x = bucket.buffer().float()
+    def begin(self, bucket: Any) -> Callable[[], Tensor]:
+        """Compresses a bucket's gradients; the function returns their mean over the ranks: (n,), float32.
+
+        Raises ValueError, on every rank, for a bucket of another model than before.
+        """
+        self._model.check(bucket)
+        x, group = bucket.buffer().float(), group_beside(self.group)
         if not self.error_feedback:
-            return average(x, self.compressor, self.group)
-        parameters = bucket.parameters()
-        key = tuple(map(id, parameters))
-        residuals = Residuals(self._of(parameters, x), self._of_part(key))
-        mean = average(x, self.compressor, self.group, residuals)
-        assert residuals.own is not None, "there is error feedback"
-        each = residuals.own.split([p.numel() for p in parameters])
-        self.left_out.update(zip(parameters, each, strict=True))
-        if residuals.part is not None:
-            self.left_out_of_parts[key] = residuals.part
-        return mean
+            return begin(x, self.compressor, group)
+        parameters = list(bucket.parameters())
+        residuals = self._of_bucket(tuple(map(id, parameters)))
+        residuals.own = self._of(parameters, x)
+        average = begin(x, self.compressor, group, residuals)
+
+        def finish() -> Tensor:
+            mean = average()
+            assert residuals.own is not None, "there is error feedback"
+            each = residuals.own.split([p.numel() for p in parameters])
+            self.left_out.update(zip(parameters, each, strict=True))
+            residuals.own = None
+            return mean
+
+        return finish
 
     def _of(self, parameters: list[Tensor], like: Tensor) -> Tensor:
         nothing = like.new_zeros
         return torch.cat([self.left_out.get(p, nothing(p.numel())) for p in parameters])
 
-    def _of_part(self, key: tuple[int, ...]) -> Tensor | None:
+    def _of_bucket(self, key: tuple[int, ...]) -> Residuals:
         if key not in self.left_out_of_parts:
             for other in [k for k in self.left_out_of_parts if set(k) & set(key)]:
                 del self.left_out_of_parts[other]  # a bucket of before
-        return self.left_out_of_parts.get(key)
+        return self.left_out_of_parts.setdefault(key, Residuals())
 
 
 def compression_hook(
-    state: CompressionState, bucket: dist.GradBucket
+    state: BucketAverage, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """register_comm_hook's hook. The Future has its value: the mean is made before the hook returns."""
-    future: torch.futures.Future[Tensor] = torch.futures.Future()
-    future.set_result(bucket.buffer().copy_(state.average(bucket)))
-    return future
+    """register_comm_hook's hook. Its Future has the mean when the bucket's last message has come."""
+    return in_background(state.begin(bucket), bucket.buffer(), state.group)

@@ -45,11 +45,22 @@ class Compressor(ABC):
 
     @abstractmethod
     def compress(self, x: Tensor) -> Payload:
-        """x: (n,), float32. It is not changed."""
+        """x: (n,), float32. It is not changed.
+
+        What is drawn comes from a generator of the compressor's own, never from torch's: a model may draw at the same
+        time, and a checkpoint's recomputation has to draw what forward did.
+        """
 
     @abstractmethod
     def decompress(self, payload: Payload) -> Tensor:
         """(n,), float32, in memory of its own."""
+
+    def way_back(self) -> Compressor:
+        """What compresses the sum in PARTS, in another thread than the one that may compress the next bucket meanwhile.
+
+        One that draws returns a second one, with a generator of its own, or draws would come in no fixed order.
+        """
+        return self
 
     def nbytes(self, n: int) -> int:
         """The bytes of the payload of n numbers."""

@@ -12,6 +12,7 @@ that stays in the cache while it is looked at, divided and rounded makes it seve
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from dtcourse.compression.compressor import PARTS, Compressor, Payload
@@ -22,18 +23,25 @@ BLOCK = 1 << 16
 class IntegerQuantizer(Compressor):
     """bits: 8, 4 or 2, packed; block: numbers that share a scale; stochastic: rounds by chance, without bias.
 
+    seed: of the chance; each rank draws numbers of its own, so that errors average out over the ranks
+
     A block with a NaN or an infinity in it comes out as NaN, so that it is seen.
     """
 
     way = PARTS
 
-    def __init__(self, bits: int = 8, *, block: int = BLOCK, stochastic: bool = False) -> None:
+    def __init__(
+        self, bits: int = 8, *, block: int = BLOCK, stochastic: bool = False, seed: int = 0
+    ) -> None:
         if bits not in (8, 4, 2):
             raise ValueError(f"bits is 8, 4 or 2, so that codes fill whole bytes; got {bits!r}")
         if block < 1:
             raise ValueError(f"block is a number of numbers, 1 or more; got {block!r}")
         self.bits, self.block, self.stochastic = bits, block, stochastic
         self.most = 2 ** (bits - 1) - 1  # codes are -most to most
+        self.seed = seed
+        self._random: torch.Generator | None = None
+        self._back: IntegerQuantizer | None = None
 
     def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
         return (-(-n // self.block), torch.float32), (-(-n * self.bits // 8), torch.uint8)
@@ -56,6 +64,21 @@ class IntegerQuantizer(Compressor):
             y[start : start + self.block] *= scales[number]
         return y
 
+    def way_back(self) -> IntegerQuantizer:
+        if not self.stochastic:
+            return self
+        if self._back is None:
+            self._back = IntegerQuantizer(
+                self.bits, block=self.block, stochastic=True, seed=self.seed + 1
+            )
+        return self._back
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if self._random is None:
+            rank = dist.get_rank() if dist.is_initialized() else 0
+            self._random = torch.Generator(device).manual_seed(self.seed * 1_000_003 + rank)
+        return self._random
+
     def _scale(self, part: Tensor) -> Tensor:
         low, high = part.aminmax()
         scale = torch.maximum(-low, high) / self.most
@@ -66,7 +89,8 @@ class IntegerQuantizer(Compressor):
             return steps.round_()
         # A uniform number of 16 bits a number, four from one 64-bit draw: several times as fast as torch.rand.
         draws = torch.empty(-(-len(steps) // 4), dtype=torch.int64, device=steps.device)
-        chance = draws.random_(-(2**63), None).view(torch.int16)[: len(steps)]
+        draws.random_(-(2**63), None, generator=self._generator(steps.device))
+        chance = draws.view(torch.int16)[: len(steps)]
         return steps.add_(chance.float().add_(32768.5).mul_(2.0**-16)).floor_()
 
 

@@ -1,0 +1,67 @@
+"""What becomes of a bucket while backward goes on: a thread beside it sends, waits and decompresses, bucket after bucket.
+
+    future = in_background(finish, bucket.buffer(), group)     # finish() sends; backward does not wait for it
+
+A collective's Future can call back when it is there, and one would think that the callback may call the next round's
+collective (PyTorch's powerSGD_hook does). On NCCL it may: there a callback runs at once, in the thread that called. On gloo
+it runs in one of the group's own few threads, whenever the collective ends on this rank. One rank would then call bucket
+1's second round before bucket 2's first, another rank after it; gloo pairs calls by their number, so each would get the
+other's bytes. And a callback that waits keeps one of the threads that it waits for. Hence one thread a group, which calls
+all rounds of one bucket and then all of the next, on every rank alike.
+
+What backward itself calls on that group meanwhile (the all-reduce of unused parameters, SyncBatchNorm's) would come in
+between, so the thread has a group of its own, of the same ranks. It is formed when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dtcourse import device
+from dtcourse.collectives import traffic
+from dtcourse.collectives.work import CollectiveWork, Worker
+from dtcourse.parameters.replicas import Group
+
+_beside: weakref.WeakKeyDictionary[Any, tuple[dist.ProcessGroup, Worker]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def group_beside(group: Group = None) -> dist.ProcessGroup:
+    """A group of the same ranks, for the thread's collectives alone. All of its ranks ask for it at the same time."""
+    return _of(group)[0]
+
+
+def in_background(
+    finish: Callable[[], Tensor], buffer: Tensor, group: Group = None
+) -> torch.futures.Future[Tensor]:
+    """Calls finish() in the group's thread, after what it was given before, and copies the result into `buffer`.
+
+    Returns a Future of the buffer, for our DDP and for PyTorch's. It raises what finish() raises.
+    """
+    phase = traffic.current_phase()  # the thread is in no backward, and works for one
+
+    def run() -> None:
+        device.use(buffer.device)  # a new thread is on the first GPU
+        with traffic.phase(phase):
+            buffer.copy_(finish())
+
+    work = _of(group)[1].submit(CollectiveWork("compressed mean", [buffer]), run)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+def _of(group: Group) -> tuple[dist.ProcessGroup, Worker]:
+    key = dist.group.WORLD if group is None else group
+    if key not in _beside:
+        ranks = dist.get_process_group_ranks(key)
+        twin = dist.new_group(ranks, use_local_synchronization=True)
+        worker = Worker("compression")
+        _beside[key] = twin, worker
+        weakref.finalize(key, worker.stop, 0.0)
+    return _beside[key]

@@ -1,0 +1,253 @@
+"""Compression beside backward: a bucket leaves and travels while backward computes, and the result is that of `average`."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from dtcourse import emulation, events, launch
+from dtcourse.compression import (
+    CompressionState,
+    HalfPrecision,
+    IntegerQuantizer,
+    RandomK,
+    ScaledSign,
+    TopK,
+    compression_hook,
+)
+from dtcourse.compression.averaging import average
+from dtcourse.compression.background import group_beside, in_background
+from dtcourse.compression.compressor import PARTS, SUM, Compressor, Payload
+from dtcourse.data_parallel import DistributedDataParallel
+from dtcourse.emulation import EmulatedNetwork
+from dtcourse.verify import gradients_of
+
+LAYERS, WIDTH = 6, 64  # 6 layers of 16 KiB of gradients each
+BACKWARD = 0.12  # seconds
+WRAPPERS = {"ours": DistributedDataParallel, "torch": TorchDDP}
+METHODS = {
+    "float16": HalfPrecision,
+    "8 bits by chance": lambda: IntegerQuantizer(8, block=64, stochastic=True),
+    "sign": ScaledSign,
+    "top k": lambda: TopK(0.05),
+    "random k": lambda: RandomK(0.05, unbiased=False),
+}
+
+
+class Unchanged(Compressor):
+    """All of it, as many bytes as without compression."""
+
+    def __init__(self, way):
+        self.way = way
+
+    def layout(self, n):
+        return ((n, torch.float32),)
+
+    def compress(self, x):
+        return Payload((x.clone(),), len(x))
+
+    def decompress(self, payload):
+        return payload.wire[0].clone()
+
+
+class SlowBackward(torch.autograd.Function):
+    """The identity, whose backward takes a known time."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        with events.span("layer", "compute"):
+            emulation.sleep(BACKWARD / LAYERS)
+        return gradient
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = SlowBackward.apply(layer(x))
+        return x
+
+
+def waiting_hook(state, bucket):
+    """The same, with nothing beside it: what the hook was at first."""
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer().copy_(state.begin(bucket)()))
+    return future
+
+
+def wrapped(kind, state, hook):
+    model = WRAPPERS[kind](Model(), bucket_cap_mb=WIDTH * WIDTH * 4 / 2**20)  # a layer a bucket
+    model.register_comm_hook(state, hook)
+    return model
+
+
+def emulated_seconds():
+    """Of the last of four steps, by wrapper, way and hook: buckets are built again after the first."""
+    found = {}
+    for kind in WRAPPERS:
+        for way in (SUM, PARTS):
+            for hook in (compression_hook, waiting_hook):
+                model = wrapped(kind, CompressionState(Unchanged(way)), hook)
+                for _ in range(4):
+                    dist.barrier()
+                    start = emulation.now()
+                    model(torch.ones(1, WIDTH)).sum().backward()
+                    found[kind, way, hook.__name__] = emulation.now() - start
+    return found
+
+
+@pytest.mark.parametrize(("backend", "ranks"), [("ring", 2), ("gloo", 4)])
+def test_a_step_takes_the_longer_of_backward_and_messages_not_their_sum(backend, ranks):
+    """On links on which the messages take as long as backward."""
+    nbytes = LAYERS * WIDTH * WIDTH * 4
+    bandwidth = 2 * (ranks - 1) / ranks * nbytes / BACKWARD
+    network = EmulatedNetwork(latency=0.0, bandwidth=bandwidth)
+    for found in launch(emulated_seconds, ranks, backend=backend, network=network, clock="virtual"):
+        for (_, _, hook), seconds in found.items():
+            # the last bucket is full when backward ends: its messages cannot hide
+            together = BACKWARD * (1 + 1 / LAYERS)
+            right = together if hook == "compression_hook" else 2 * BACKWARD
+            assert seconds == pytest.approx(right, rel=1e-6), found
+
+
+def trained(kind, make, hook, steps=3):
+    model, rank = wrapped(kind, CompressionState(make()), hook), dist.get_rank()
+    found = []
+    for step in range(steps):
+        model.zero_grad()
+        x = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(10 * rank + step))
+        model(x).square().mean().backward()
+        found += [gradient.clone() for gradient in gradients_of(model.module).values()]
+    return found
+
+
+def both_forms():
+    """The same to the bit, chance included."""
+    differ = []
+    for kind in WRAPPERS:
+        for name, make in METHODS.items():
+            beside, waiting = (
+                trained(kind, make, hook) for hook in (compression_hook, waiting_hook)
+            )
+            if not all(map(torch.equal, beside, waiting)):
+                differ.append((kind, name))
+    return differ
+
+
+def test_the_result_is_that_of_waiting_in_the_hook_to_the_bit():
+    virtual = {"network": EmulatedNetwork(), "clock": "virtual"}  # nobody sleeps
+    assert [*launch(both_forms, 3, **virtual)] == [[]] * 3
+
+
+def events_of_a_step():
+    """Backward's order of events, with a bucket's first collective held until backward has gone on."""
+    went_on = threading.Event()
+    order, layers = [], []
+
+    class Noticed(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            layers.append(None)
+            order.append(f"layer {len(layers)}")
+            if len(layers) == LAYERS:
+                went_on.set()
+            return gradient
+
+    class Held(Unchanged):
+        def way_back(self):
+            if "waits" not in order:  # in the middle of the first bucket's two rounds
+                order.append("waits")
+                assert went_on.wait(60), "backward does not go on while a bucket travels"
+                order.append("goes on")
+            return self
+
+    class Chain(Model):
+        def forward(self, x):
+            for layer in self.layers:
+                x = Noticed.apply(layer(x))
+            return x
+
+    found = {}
+    for kind in WRAPPERS:
+        order.clear(), layers.clear(), went_on.clear()
+        model = WRAPPERS[kind](Chain(), bucket_cap_mb=WIDTH * WIDTH * 4 / 2**20)
+        model.register_comm_hook(CompressionState(Held(PARTS)), compression_hook)
+        model(torch.ones(1, WIDTH)).sum().backward()
+        order.append("backward has returned")
+        found[kind] = list(order)
+    return found
+
+
+def test_backward_goes_on_while_a_bucket_is_between_its_two_rounds():
+    """The first bucket waits in the middle until the last layer's backward runs: in the hook that would be for ever."""
+    for found in launch(events_of_a_step, 2, timeout=240.0):
+        for order in found.values():
+            layers = [f"layer {i + 1}" for i in range(LAYERS)]
+            assert [o for o in order if o.startswith("layer")] == layers
+            assert order.index("waits") < order.index("goes on")
+            assert order.index(layers[-1]) < order.index("goes on")
+            assert order[-1] == "backward has returned"
+
+
+def in_between():
+    """Collectives of the model's own group come between a bucket's, in another place on each rank; nothing mixes."""
+    rank, p = dist.get_rank(), dist.get_world_size()
+    found = []
+    for turn in range(20):
+        x = torch.full((1001,), float(rank + turn))
+        method = TopK(1.0) if turn % 2 else IntegerQuantizer(8)
+        future = in_background(lambda x=x, method=method: average(x, method, group_beside()), x)
+        other = torch.tensor([float(rank)])
+        dist.all_reduce(other)
+        assert other == p * (p - 1) / 2
+        found.append(future)
+    return [future.wait()[0].item() for future in found]
+
+
+def failing():
+    def fails():
+        raise KeyError("a method's own mistake")
+
+    caught = []
+    for kind in WRAPPERS:
+
+        class Fails:
+            group = None
+
+            def begin(self, bucket):
+                return fails
+
+        model = wrapped(kind, Fails(), compression_hook)
+        with pytest.raises((KeyError, RuntimeError), match="a method's own mistake"):
+            model(torch.ones(1, WIDTH)).sum().backward()
+        caught.append(kind)
+        fine = in_background(lambda: torch.ones(3), torch.zeros(3))
+        assert fine.wait().tolist() == [1.0] * 3, "the thread lives on"
+    return caught
+
+
+def several_things():
+    return in_between(), failing()
+
+
+def test_other_collectives_do_not_come_in_between_and_an_error_is_raised_by_backward():
+    for means, caught in launch(several_things, 3):
+        assert means == pytest.approx([1.0 + turn for turn in range(20)], rel=1e-5)
+        assert caught == ["ours", "torch"]

@@ -14,10 +14,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from dtcourse import device, events
 from dtcourse.collectives import device_transport, traffic
+from dtcourse.collectives.arrivals import Pending, Posted
 from dtcourse.collectives.guard import Guard
 from dtcourse.collectives.traffic import Label
 from dtcourse.emulation import clock
@@ -115,7 +115,7 @@ class Channel:
         counted = traffic.active()
         started = self._post(kind, tensor, peer, wire)
         if self.guard is None and ports is None and not counted and not events.recording():
-            return started  # torch's own Work: nothing in between
+            return Posted(started)  # torch's own Work: nothing in between
         if label is None:
             label = Label(kind, traffic.current_phase())
             traffic.called(label)
@@ -142,7 +142,7 @@ class Channel:
         return self.global_ranks[peer]
 
 
-class Message(dist.Work):
+class Message(Pending):
     """A message under way: counted when it is posted, recorded and (on an emulated network) held back in wait()."""
 
     def __init__(
@@ -163,9 +163,6 @@ class Message(dist.Work):
         self._peer, self._tag, self._label, self._started = peer, tag, label, started
         self._ports = ports
         self._begun = begun
-        self._done = False
-        self._error: BaseException | None = None
-        self._due = 0.0
         # What a send carries is what the tensor holds now: it may change as soon as the message has left.
         small = kind == "send" and tensor.numel() <= PICTURED and events.recording()
         self._values = tensor.tolist() if small else None
@@ -180,7 +177,7 @@ class Message(dist.Work):
             note = torch.empty(2, dtype=torch.float64)
             noted = hash((_HEADER, wire)) & 0x3FFFFFFF
             if kind == "send":
-                self._due, head = ports.send(nbytes, channel.global_rank(peer), begun)
+                self.due, head = ports.send(nbytes, channel.global_rank(peer), begun)
                 note.numpy()[:] = head, nbytes
                 self._note_started = channel._post("send", note, peer, noted)
             elif peer is not None:
@@ -190,26 +187,12 @@ class Message(dist.Work):
             self._note, self._noted = note, noted
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Returns when the tensor may be changed (send) or holds the message (recv)."""
-        if self._error is not None:
-            raise self._error
-        if self._done:
-            return True
-        guard = self._channel.guard
-        if self._label.salt:
-            guard = None  # part of a collective: the whole of it is under guard
-        if guard is not None:
-            guard.begin(*self._place())
-        try:
-            self._wait(timeout)
-        except RuntimeError as error:
-            what = f"{self._kind} in {self._label.operation}" if self._label.salt else self._kind
-            self._error = self._channel.explain(error, self._peer, what)
-            raise self._error from None
-        finally:
-            if guard is not None:
-                guard.end()
-        self._done = True
+        if self.waited:
+            return super().wait()  # which raises what it raised before
+        since = events.now()
+        super().wait(timeout)
+        if self._ports is not None:
+            clock.wait_until(self.due, since)
         events.add(
             self._kind,
             "communication",
@@ -223,25 +206,37 @@ class Message(dist.Work):
 
     def _ended(self) -> float:
         """When the message had left or arrived: now, or before now where nobody waited for it at once."""
-        return events.now() if self._ports is None else max(self._begun, self._due)
+        return events.now() if self._ports is None else max(self._begun, self.due)
 
-    def _wait(self, timeout: timedelta | None) -> None:
-        since = events.now()
+    def come(self, timeout: timedelta | None) -> None:
+        guard = self._channel.guard
+        if self._label.salt:
+            guard = None  # part of a collective: the whole of it is under guard
+        if guard is not None:
+            guard.begin(*self._place())
+        try:
+            self._come(timeout)
+        except RuntimeError as error:
+            what = f"{self._kind} in {self._label.operation}" if self._label.salt else self._kind
+            raise self._channel.explain(error, self._peer, what) from None
+        finally:
+            if guard is not None:
+                guard.end()
+
+    def _come(self, timeout: timedelta | None) -> None:
         for work in (self._started, getattr(self, "_note_started", None)):
             if work is not None:
                 work.wait(timeout) if timeout else work.wait()
         if self._peer is None:
             self._peer = self._started.source_rank()
             traffic.received(self._label, self._channel.global_rank(self._peer), self._nbytes)
-        if self._ports is None:
+        if self._ports is None or self._kind == "send":
             return
-        if self._kind == "recv":
-            if self._note_started is None:
-                self._channel._post("recv", self._note, self._peer, self._noted).wait()
-            src = self._channel.global_rank(self._peer)
-            head, nbytes = self._note.numpy()
-            self._due = self._ports.receive(int(nbytes), src, float(head))
-        clock.wait_until(self._due, since)
+        if self._note_started is None:
+            self._channel._post("recv", self._note, self._peer, self._noted).wait()
+        src = self._channel.global_rank(self._peer)
+        head, nbytes = self._note.numpy()
+        self.due = self._ports.receive(int(nbytes), src, float(head))
 
     @property
     def _nbytes(self) -> int:
@@ -274,7 +269,11 @@ class Message(dist.Work):
         }
 
     def is_completed(self) -> bool:
-        return self._done or (self._started.is_completed() and events.now() >= self._due)
+        over = bool(self.number) or self._started.is_completed()
+        return self.waited or (over and events.now() >= self.due)
+
+    def is_completed_here(self) -> bool:
+        return self._started.is_completed()
 
     def source_rank(self) -> int:
         """The group rank that a message came from (dist.recv with src=None asks for it)."""

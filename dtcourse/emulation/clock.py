@@ -63,6 +63,7 @@ class Clock(Protocol):
     """What the rest of the course asks of an emulated clock."""
 
     arrival_decides: bool  # whether what really arrives first may decide anything
+    slowdown: float  # real seconds that it sleeps for an emulated one
 
     def now(self) -> float:
         """The time of the lane that asks."""
@@ -114,6 +115,7 @@ class VirtualClock(Lanes):
     """A rank's own time. `rank` and `network` are for the ports; see the module's docstring."""
 
     arrival_decides = False
+    slowdown = 1.0  # it never sleeps
 
     def __init__(self, rank: int = 0, network: EmulatedNetwork | None = None) -> None:
         super().__init__()

@@ -7,6 +7,8 @@ In the order in which to read them:
     integers.py      8, 4 or 2 bits, a scale a block, rounded to the nearest or by chance
     signs.py         one bit a number
     sparse.py        the largest numbers, or some that all ranks draw alike
+    unchanged.py     all of it: the degenerate case
+    exchange.py      what every way of averaging sends
     averaging.py     the mean of all ranks' vectors, compressed on each of its ways; error feedback
     background.py    a bucket's messages in a thread of their own, while backward goes on
     comm_hook.py     all of it for DistributedDataParallel, ours and PyTorch's
@@ -19,6 +21,7 @@ from dtcourse.compression.compressor import Compressor, Payload
 from dtcourse.compression.integers import IntegerQuantizer
 from dtcourse.compression.signs import ScaledSign
 from dtcourse.compression.sparse import RandomK, TopK
+from dtcourse.compression.unchanged import Unchanged
 
 __all__ = [
     "CompressionState",
@@ -31,6 +34,7 @@ __all__ = [
     "Residuals",
     "ScaledSign",
     "TopK",
+    "Unchanged",
     "average",
     "compression_hook",
 ]

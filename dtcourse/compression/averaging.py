@@ -9,6 +9,7 @@ once more for its way back (1-bit Adam, Tang et al. 2102.02888); or everyone's p
 
     PARTS      all_to_all of parts, sum, compress again, all_gather    2 (p - 1) c(n / p) sent by each rank
     EVERYONE   all_gather of whole payloads                            (p - 1) c(n): it grows with p
+    LENGTHS    the same, of lengths, then of payloads that differ      (p - 1) (8 + the longest payload)
 
 c(n) is compressor.nbytes(n), p the ranks, all_gather as a ring. fp32's ring sends 2 (p - 1)/p 4 n: eight bits gathered by
 everyone cost as much at p = 8.
@@ -34,14 +35,15 @@ from torch import Tensor
 
 from dtcourse.compression.compressor import (
     EVERYONE,
+    LENGTHS,
     SUM,
     Compressor,
     Payload,
     from_bytes,
     to_bytes,
 )
+from dtcourse.compression.exchange import all_gather, all_to_all
 from dtcourse.parameters.replicas import Group
-from dtcourse.torch_private import all_gather_single
 
 
 @dataclass
@@ -55,11 +57,11 @@ class Residuals:
 def average(
     x: Tensor, compressor: Compressor, group: Group = None, residuals: Residuals | None = None
 ) -> Tensor:
-    """The mean over the group's ranks of x, (n,) of float32, as the compressor lets it through. The same on every rank.
+    """The mean over the group's ranks of x, (n,) of compressor.takes, as the compressor lets it through. The same on every rank.
 
     residuals: kept from call to call for error feedback, and changed; None: without
 
-    Raises ValueError for what is no vector of float32.
+    Raises ValueError for what is no vector of that dtype.
     """
     return begin(x, compressor, group, residuals)()
 
@@ -68,14 +70,17 @@ def begin(
     x: Tensor, compressor: Compressor, group: Group = None, residuals: Residuals | None = None
 ) -> Callable[[], Tensor]:
     """`average` in two: x is compressed now, and the function that it returns sends, waits and returns the mean."""
-    if x.dim() != 1 or x.dtype != torch.float32:
+    if x.dim() != 1 or x.dtype != compressor.takes:
+        takes = str(compressor.takes).removeprefix("torch.")
         raise ValueError(
-            f"compression takes a vector of float32; got {tuple(x.shape)} of {x.dtype}"
+            f"compression takes a vector of {takes}; got {tuple(x.shape)} of {x.dtype}"
         )
     if compressor.way == SUM:
         return _added(x, compressor, group, residuals)
     if compressor.way == EVERYONE:
         return _gathered(x, compressor, group, residuals)
+    if compressor.way == LENGTHS:
+        return _gathered_by_length(x, compressor, group, residuals)
     return _by_parts(x, compressor, group, residuals)
 
 
@@ -102,8 +107,24 @@ def _gathered(
     message, n = to_bytes(_compressed(x, compressor, residuals)), len(x)
 
     def finish() -> Tensor:
-        messages = _all_gather(message, group)
+        messages = all_gather(message, group)
         return _mean([from_bytes(each, compressor, n) for each in messages], compressor)
+
+    return finish
+
+
+def _gathered_by_length(
+    x: Tensor, compressor: Compressor, group: Group, residuals: Residuals | None
+) -> Callable[[], Tensor]:
+    message, n = to_bytes(_compressed(x, compressor, residuals)), len(x)
+
+    def finish() -> Tensor:
+        length = torch.tensor([len(message)], device=message.device)
+        lengths = all_gather(length, group).flatten().tolist()
+        # An all-gather takes as much from each: what is shorter is filled up.
+        filled = torch.nn.functional.pad(message, (0, max(lengths) - len(message)))
+        messages = zip(all_gather(filled, group), lengths, strict=True)
+        return _mean([from_bytes(m[:nbytes], compressor, n) for m, nbytes in messages], compressor)
 
     return finish
 
@@ -125,9 +146,7 @@ def _by_parts(
         if not n:
             return padded
         # 1. Every rank gets everyone's numbers of its part ...
-        parts = torch.stack(sent)
-        came = torch.empty_like(parts)
-        dist.all_to_all_single(came, parts, group=group)
+        came = all_to_all(torch.stack(sent), group)
         # 2. ... adds them ...
         mine = _mean([from_bytes(message, compressor, size) for message in came], compressor)
         # 3. ... and sends their mean to everyone, compressed as well.
@@ -137,7 +156,7 @@ def _by_parts(
         payload = back.compress(mine)
         if residuals is not None:
             residuals.part = _kept(mine - back.decompress(payload), residuals.part)
-        messages = _all_gather(to_bytes(payload), group)
+        messages = all_gather(to_bytes(payload), group)
         return torch.cat([back.decompress(from_bytes(m, back, size)) for m in messages])[:n]
 
     return finish
@@ -157,14 +176,6 @@ def _kept(left: Tensor, before: Tensor | None) -> Tensor:
     if not len(left) or torch.stack(left.aminmax()).isfinite().all():
         return left
     return torch.zeros_like(left) if before is None else before
-
-
-def _all_gather(message: Tensor, group: Group) -> Tensor:
-    """(p, nbytes): everyone's message."""
-    p = dist.get_world_size(group)
-    everyone = message.new_empty(p * len(message))
-    all_gather_single(everyone, message, group=group)
-    return everyone.view(p, -1)
 
 
 def _mean(payloads: list[Payload], compressor: Compressor) -> Tensor:

@@ -76,12 +76,12 @@ class CompressionState:
         self._model = ModelParameters()
 
     def begin(self, bucket: Any) -> Callable[[], Tensor]:
-        """Compresses a bucket's gradients; the function returns their mean over the ranks: (n,), float32.
+        """Compresses a bucket's gradients; the function returns their mean over the ranks: (n,), of compressor.takes.
 
         Raises ValueError, on every rank, for a bucket of another model than before.
         """
         self._model.check(bucket)
-        x, group = bucket.buffer().float(), group_beside(self.group)
+        x, group = bucket.buffer().to(self.compressor.takes), group_beside(self.group)
         if not self.error_feedback:
             return begin(x, self.compressor, group)
         parameters = list(bucket.parameters())

@@ -4,7 +4,7 @@
     y = compressor.decompress(payload)                # (n,): what is left of x
 
 A payload's tensors have sizes that depend on n alone, so a receiver can make room for it before it comes, and its bytes are
-a formula: compressor.nbytes(n).
+a formula: compressor.nbytes(n). Where they depend on the numbers too (thresholds.py), lengths travel first: LENGTHS.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 # How the mean of all ranks' vectors is made (averaging.py): what can be added travels as a sum; the rest is decompressed
-# where it is added, by the ranks of a part each, or by everyone.
-SUM, PARTS, EVERYONE = "sum", "parts", "everyone"
+# where it is added, by the ranks of a part each, or by everyone, who may have to be told lengths first.
+SUM, PARTS, EVERYONE, LENGTHS = "sum", "parts", "everyone", "lengths"
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,25 @@ class Payload:
 
 
 class Compressor(ABC):
-    """A method. `way` is SUM where payloads of several ranks can be added, tensor by tensor; else PARTS or EVERYONE."""
+    """A method. `way` is SUM where payloads of several ranks can be added, tensor by tensor; else PARTS, EVERYONE or LENGTHS.
+
+    takes: the dtype of the vectors, and of what comes back
+    """
 
     way: str
+    takes: torch.dtype = torch.float32
 
     @abstractmethod
     def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
-        """(numbers, dtype) of each tensor in the payload of n numbers."""
+        """(numbers, dtype) of each tensor in the payload of n numbers. LENGTHS: the most that they may be."""
+
+    def layout_of(self, nbytes: int, n: int) -> tuple[tuple[int, torch.dtype], ...]:
+        """The same, of a payload that has so many bytes. Only LENGTHS looks at them."""
+        return self.layout(n)
 
     @abstractmethod
     def compress(self, x: Tensor) -> Payload:
-        """x: (n,), float32. It is not changed.
+        """x: (n,), of the dtype that it takes. It is not changed.
 
         What is drawn comes from a generator of the compressor's own, never from torch's: a model may draw at the same
         time, and a checkpoint's recomputation has to draw what forward did.
@@ -53,7 +61,7 @@ class Compressor(ABC):
 
     @abstractmethod
     def decompress(self, payload: Payload) -> Tensor:
-        """(n,), float32, in memory of its own."""
+        """(n,), of that dtype, in memory of its own."""
 
     def way_back(self) -> Compressor:
         """What compresses the sum in PARTS, in another thread than the one that may compress the next bucket meanwhile.
@@ -63,7 +71,7 @@ class Compressor(ABC):
         return self
 
     def nbytes(self, n: int) -> int:
-        """The bytes of the payload of n numbers."""
+        """The bytes of the payload of n numbers. LENGTHS: the most that they may be."""
         return sum(numbers * dtype.itemsize for numbers, dtype in self.layout(n))
 
 
@@ -74,7 +82,7 @@ def to_bytes(payload: Payload) -> Tensor:
 
 def from_bytes(message: Tensor, compressor: Compressor, n: int) -> Payload:
     """The payload of n numbers that `to_bytes` has made a message of."""
-    layout = compressor.layout(n)
+    layout = compressor.layout_of(len(message), n)
     parts = message.split([numbers * dtype.itemsize for numbers, dtype in layout])
     # A copy begins where its numbers may begin; the message does so for bytes alone.
     wire = (p if d.itemsize == 1 else p.clone() for p, (_, d) in zip(parts, layout, strict=True))

@@ -2,8 +2,9 @@
 
 A block's largest magnitude becomes the largest code, 2^(bits - 1) - 1, and 0 stays 0. Rounded to the nearest code a number
 is off by half a step at most, but always to the same side: over many steps a small gradient may vanish. Rounded up or down
-by chance, so that the expectation is the number itself (QSGD, Alistarh et al. 1610.02132; with 2 bits TernGrad, Wen et al.
-1705.07878), errors average out over ranks and steps, and each one is larger.
+by chance, so that the expectation is the number itself, errors average out over ranks and steps, and each one is larger: that
+is QSGD (Alistarh et al. 1610.02132) as its authors ran it, scaled by the largest number; qsgd.py has it as they prove it, and
+ternary.py TernGrad.
 
 Bytes of n numbers in blocks of b: ceil(n bits / 8) + 4 ceil(n / b). Small blocks follow the numbers more closely; a block
 that stays in the cache while it is looked at, divided and rounded makes it several times as fast.
@@ -75,8 +76,7 @@ class IntegerQuantizer(Compressor):
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if self._random is None:
-            rank = dist.get_rank() if dist.is_initialized() else 0
-            self._random = torch.Generator(device).manual_seed(self.seed * 1_000_003 + rank)
+            self._random = generator_of_rank(self.seed, device)
         return self._random
 
     def _scale(self, part: Tensor) -> Tensor:
@@ -87,11 +87,24 @@ class IntegerQuantizer(Compressor):
     def _round(self, steps: Tensor) -> Tensor:
         if not self.stochastic:
             return steps.round_()
-        # A uniform number of 16 bits a number, four from one 64-bit draw: several times as fast as torch.rand.
-        draws = torch.empty(-(-len(steps) // 4), dtype=torch.int64, device=steps.device)
-        draws.random_(-(2**63), None, generator=self._generator(steps.device))
-        chance = draws.view(torch.int16)[: len(steps)]
-        return steps.add_(chance.float().add_(32768.5).mul_(2.0**-16)).floor_()
+        # x / (x / 127) may be a hair above 127: what rounds that up to 128 has made the largest number the smallest.
+        return round_by_chance(
+            steps.clamp_(-self.most, self.most), self._generator(steps.device)
+        )
+
+
+def generator_of_rank(seed: int, device: torch.device) -> torch.Generator:
+    """One that draws other numbers on each rank, so that errors average out over the ranks."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    return torch.Generator(device).manual_seed(seed * 1_000_003 + rank)
+
+
+def round_by_chance(steps: Tensor, generator: torch.Generator) -> Tensor:
+    """In place, (n,): up or down, so that the expectation is the number, to 2^-17."""
+    # A uniform number of 16 bits a number, four from one 64-bit draw: several times as fast as torch.rand.
+    draws = torch.empty(-(-len(steps) // 4), dtype=torch.int64, device=steps.device)
+    chance = draws.random_(-(2**63), None, generator=generator).view(torch.int16)[: len(steps)]
+    return steps.add_(chance.float().add_(32768.5).mul_(2.0**-16)).floor_()
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:

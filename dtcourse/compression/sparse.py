@@ -22,12 +22,12 @@ class TopK(Compressor):
 
     way = EVERYONE
 
-    def __init__(self, ratio: float = 0.01) -> None:
-        self.ratio = _checked(ratio)
+    def __init__(self, ratio: float = 0.01, *, takes: torch.dtype = torch.float32) -> None:
+        self.ratio, self.takes = checked_ratio(ratio), takes
 
     def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
         k = kept(n, self.ratio)
-        return (k, torch.float32), (k, torch.int32)
+        return (k, self.takes), (k, torch.int32)
 
     def compress(self, x: Tensor) -> Payload:
         places = x.abs().topk(kept(len(x), self.ratio), sorted=False).indices
@@ -49,7 +49,7 @@ class RandomK(Compressor):
     way = SUM
 
     def __init__(self, ratio: float = 0.01, *, seed: int = 0, unbiased: bool = True) -> None:
-        self.ratio, self.unbiased = _checked(ratio), unbiased
+        self.ratio, self.unbiased = checked_ratio(ratio), unbiased
         self._random = torch.Generator().manual_seed(seed)
 
     def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
@@ -70,7 +70,8 @@ def kept(n: int, ratio: float) -> int:
     return math.ceil(ratio * n)
 
 
-def _checked(ratio: float) -> float:
+def checked_ratio(ratio: float) -> float:
+    """The ratio, where it is one: else a ValueError."""
     if not 0 < ratio <= 1:
         raise ValueError(
             f"ratio is the part of the numbers that is sent, above 0 and at most 1; got {ratio!r}"

@@ -14,19 +14,18 @@ from dtcourse import launch
 from dtcourse.collectives import traffic
 from dtcourse.compression import (
     CompressionState,
-    Compressor,
     Float8,
     HalfPrecision,
     IntegerQuantizer,
-    Payload,
     RandomK,
     Residuals,
     ScaledSign,
     TopK,
+    Unchanged,
     average,
     compression_hook,
 )
-from dtcourse.compression.compressor import EVERYONE, PARTS, SUM
+from dtcourse.compression.compressor import EVERYONE, LENGTHS, PARTS, SUM
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.verify import compare, gradients_of
 
@@ -41,22 +40,6 @@ METHODS = {
     "top k": lambda: TopK(0.05),
     "random k": lambda: RandomK(0.05, unbiased=False),
 }
-
-
-class Unchanged(Compressor):
-    """All of it, on any of the ways: what the mean has to be exactly."""
-
-    def __init__(self, way):
-        self.way = way
-
-    def layout(self, n):
-        return ((n, torch.float32),)
-
-    def compress(self, x):
-        return Payload((x.clone(),), len(x))
-
-    def decompress(self, payload):
-        return payload.wire[0].clone()
 
 
 def vectors(p, step):
@@ -109,7 +92,9 @@ def averaged():
                     for step in range(STEPS)
                 ]
             found[name, feedback] = means, counted.bytes_sent(), residuals
-    exact = [average(vectors(p, 0)[rank], Unchanged(way)) for way in (SUM, PARTS, EVERYONE)]
+    exact = [
+        average(vectors(p, 0)[rank], Unchanged(way)) for way in (SUM, PARTS, EVERYONE, LENGTHS)
+    ]
     return found, exact
 
 
@@ -200,7 +185,7 @@ def torchs(module):
 
 def all_hooks():
     plain = trained(ours, None)
-    for way in (SUM, PARTS, EVERYONE):
+    for way in (SUM, PARTS, EVERYONE, LENGTHS):
         for wrap in (ours, torchs):
             for feedback in (False, True):
                 state = CompressionState(Unchanged(way), error_feedback=feedback)

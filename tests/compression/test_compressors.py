@@ -93,6 +93,16 @@ def test_without_bias_the_mean_of_many_tries_is_the_vector(make):
     assert (found.std(0) > 0).sum() > 150, "there is chance in it"
 
 
+def test_chance_never_rounds_the_largest_number_over_the_last_code():
+    """x / (x / 127) is above 127 for some x: rounded up it was 128, which is -128 in eight bits, once in 65,536 numbers."""
+    torch.manual_seed(0)
+    x = torch.rand(1000)
+    largest = x[x / (x / 127) > 127][0]
+    quantizer = IntegerQuantizer(8, stochastic=True)
+    y = quantizer.decompress(quantizer.compress(largest.expand(20 * quantizer.block)))
+    assert (y > 0).all()
+
+
 def test_nearest_is_biased_where_chance_is_not():
     x = torch.full((1000,), 0.3)
     x[0] = 1.0

@@ -5,7 +5,12 @@ In the order in which to read them:
     compressor.py    what a method is: from a vector to the bytes that travel, and back
     casts.py         16-bit floats, which can be added on the way; 8-bit floats with a scale
     integers.py      8, 4 or 2 bits, a scale a block, rounded to the nearest or by chance
+    qsgd.py          so many levels of a bucket's length, by chance
+    ternary.py       TernGrad: -1, 0 or 1, by chance; ranks that share a scale add whole numbers
     signs.py         one bit a number
+    onebit.py        1-bit SGD: one bit a number, two values a block
+    vote.py          one bit there, one bit back: signSGD with majority vote
+    bits.py          bits packed; rows that stay in the cache
     sparse.py        the largest numbers, or some that all ranks draw alike
     unchanged.py     all of it: the degenerate case
     exchange.py      what every way of averaging sends
@@ -19,22 +24,34 @@ from dtcourse.compression.casts import Float8, HalfPrecision
 from dtcourse.compression.comm_hook import CompressionState, compression_hook
 from dtcourse.compression.compressor import Compressor, Payload
 from dtcourse.compression.integers import IntegerQuantizer
+from dtcourse.compression.onebit import OneBitSGD
+from dtcourse.compression.qsgd import QSGD
 from dtcourse.compression.signs import ScaledSign
 from dtcourse.compression.sparse import RandomK, TopK
+from dtcourse.compression.ternary import TernGrad, TernGradState, average_ternary, terngrad_hook
 from dtcourse.compression.unchanged import Unchanged
+from dtcourse.compression.vote import majority_vote, majority_vote_hook
 
 __all__ = [
+    "QSGD",
     "CompressionState",
     "Compressor",
     "Float8",
     "HalfPrecision",
     "IntegerQuantizer",
+    "OneBitSGD",
     "Payload",
     "RandomK",
     "Residuals",
     "ScaledSign",
+    "TernGrad",
+    "TernGradState",
     "TopK",
     "Unchanged",
     "average",
+    "average_ternary",
     "compression_hook",
+    "majority_vote",
+    "majority_vote_hook",
+    "terngrad_hook",
 ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dtcourse.compression.bits import pack_bits, unpack_bits
 from dtcourse.compression.compressor import PARTS, Compressor, Payload
 
 
@@ -25,12 +26,8 @@ class ScaledSign(Compressor):
     def compress(self, x: Tensor) -> Payload:
         scale = x.abs().mean(0, keepdim=True) if len(x) else x.new_zeros(1)
         scale = torch.where(scale.isfinite(), scale, torch.nan)
-        bits = torch.nn.functional.pad(x < 0, (0, -len(x) % 8)).view(-1, 8)
-        weights = 2 ** torch.arange(8, device=x.device, dtype=torch.uint8)
-        return Payload((scale, (bits * weights).sum(1, dtype=torch.uint8)), len(x))
+        return Payload((scale, pack_bits(x < 0)), len(x))
 
     def decompress(self, payload: Payload) -> Tensor:
         scale, packed = payload.wire
-        shifts = torch.arange(8, device=packed.device, dtype=torch.uint8)
-        below = ((packed[:, None] >> shifts) & 1).flatten()[: payload.n]
-        return (1.0 - 2.0 * below) * scale
+        return unpack_bits(packed, payload.n, unset=1.0, is_set=-1.0).mul_(scale)

@@ -1,0 +1,57 @@
+"""QSGD (Alistarh et al. 1610.02132) as its authors prove it: so many levels of a bucket's length, rounded by chance.
+
+    q_i = |v| sign(v_i) l / s        l: s |v_i| / |v|, rounded up or down so that the expectation is v_i
+
+|v| is the 2-norm of a bucket of d numbers, s the number of levels. The expected square of the error is at most
+min(d / s^2, sqrt(d) / s) |v|^2 (their lemma 3.1): few levels want small buckets. In their experiments the authors divide by the
+largest number in place of the norm, which wastes no level: that is IntegerQuantizer(stochastic=True). Their proof of few bits
+codes the many zeros shorter (Elias); codes here are 2, 4 or 8 bits wide, and the bytes are known beforehand.
+
+Bytes of n numbers in buckets of d: 4 ceil(n / d) + ceil(n b / 8), b = 2, 4, 8 bits for s up to 1, 7, 127.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dtcourse.compression.bits import in_rows
+from dtcourse.compression.compressor import PARTS, Compressor, Payload
+from dtcourse.compression.integers import pack, round_by_chance, unpack
+
+
+class QSGD(Compressor):
+    """levels: s, 1 to 127; bucket: numbers that share a norm, 512 in the paper. A bucket that is not finite becomes NaN."""
+
+    way = PARTS
+
+    def __init__(self, levels: int = 7, *, bucket: int = 512) -> None:
+        if not 1 <= levels <= 127:
+            raise ValueError(f"levels is 1 to 127, so that a code fits eight bits; got {levels!r}")
+        if bucket < 1:
+            raise ValueError(f"bucket is a number of numbers, 1 or more; got {bucket!r}")
+        self.levels, self.bucket = levels, bucket
+        self.bits = next(bits for bits in (2, 4, 8) if levels < 2 ** (bits - 1))
+
+    def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
+        return (-(-n // self.bucket), torch.float32), (-(-n * self.bits // 8), torch.uint8)
+
+    def compress(self, x: Tensor) -> Payload:
+        codes = torch.empty(len(x), dtype=torch.int8, device=x.device)
+        norms = torch.empty(-(-len(x) // self.bucket), device=x.device)
+        for first, rows in in_rows(x, self.bucket):
+            norm = torch.linalg.vector_norm(rows, dim=1)
+            norm = torch.where(norm.isfinite(), norm, torch.nan)
+            norms[first : first + len(rows)] = norm
+            steps = rows * (self.levels / torch.where(norm > 0, norm, 1.0))[:, None]
+            steps = round_by_chance(steps.flatten().clamp_(-self.levels, self.levels))
+            start = first * self.bucket
+            codes[start : start + len(steps)] = steps
+        return Payload((norms, pack(codes, self.bits)), len(x))
+
+    def decompress(self, payload: Payload) -> Tensor:
+        norms, packed = payload.wire
+        y = unpack(packed, self.bits, payload.n).float()
+        for first, rows in in_rows(y, self.bucket):
+            rows *= (norms[first : first + len(rows)] / self.levels)[:, None]
+        return y

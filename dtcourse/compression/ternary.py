@@ -1,0 +1,146 @@
+"""TernGrad (Wen et al. 1705.07878): -1, 0 or 1 for each number, by chance, and a scale for each layer.
+
+    q_i = s sign(g_i) b_i        s: the layer's largest magnitude;  b_i is 1 with chance |g_i| / s, else 0
+
+so that the expectation of q is g. One large number makes chances small and q noisy, so each layer is first clipped to c = 2.5
+times its standard deviation: what is clipped is biased, a little, and the rest has far less variance. The deviation here is from zero,
+as gradients are taken to scatter around it: from their mean that of a constant layer is 0, and clipping would remove it.
+
+Five numbers of three values are one of 243: a byte carries five, 1.6 bits a number (the paper counts log2 3 = 1.58).
+
+Scaler sharing: all ranks use the largest of their scales. Then whole numbers can be added, and what comes back is their sum, a
+whole number from -p to p, without a second rounding:
+
+    all_reduce of the scales, max                 4 bytes a layer, as that all-reduce
+    all_to_all of parts, added, all_gather        (p - 1) (ceil(m / 5) + ceil(m b / 8)) sent by each rank, m = ceil(n / p)
+
+b is 4 bits up to 7 ranks, 8 up to 127. Without sharing, TernGrad() is a Compressor like others, and rounds twice.
+"""
+
+# No `from __future__ import annotations` here: PyTorch's DDP looks at the hook's annotations, which have to be types.
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dtcourse.compression.compressor import PARTS, Compressor, Payload
+from dtcourse.compression.exchange import all_gather, all_to_all
+from dtcourse.compression.integers import pack, round_by_chance, unpack
+from dtcourse.parameters.replicas import Group
+
+CLIP = 2.5  # standard deviations: the paper's c
+CHUNK = 5 << 14  # numbers that stay in the cache
+
+
+class TernGrad(Compressor):
+    """The vector is one layer. clip: in standard deviations; None: not. What is not finite makes all of it NaN."""
+
+    way = PARTS
+
+    def __init__(self, clip: float | None = CLIP) -> None:
+        self.clip = checked_clip(clip)
+
+    def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
+        return (1, torch.float32), (-(-n // 5), torch.uint8)
+
+    def compress(self, x: Tensor) -> Payload:
+        scale = scale_of(x, self.clip)
+        parts = [pack_ternary(ternary(part, scale)) for part in x.split(CHUNK)]
+        return Payload((scale.view(1), torch.cat(parts)), len(x))
+
+    def decompress(self, payload: Payload) -> Tensor:
+        scale, packed = payload.wire
+        scale = torch.where(scale.isfinite(), scale, torch.nan)
+        return unpack_ternary(packed, payload.n, scale)
+
+
+class TernGradState:
+    """What terngrad_hook needs: clip, in standard deviations (None: not), and the ranks to average over, the model's."""
+
+    def __init__(self, clip: float | None = CLIP, group: Group = None) -> None:
+        self.clip, self.group = checked_clip(clip), group
+
+
+def terngrad_hook(
+    state: TernGradState, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """register_comm_hook's hook: a scale a layer (a parameter), shared by all ranks."""
+    layers = [p.numel() for p in bucket.parameters()]
+    mean = average_ternary(bucket.buffer().float(), layers, state.clip, state.group)
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer().copy_(mean))
+    return future
+
+
+def average_ternary(
+    x: Tensor, layers: list[int], clip: float | None = CLIP, group: Group = None
+) -> Tensor:
+    """The mean over the ranks of x, (n,), float32, made ternary by shared scales. layers: their sizes, n together."""
+    if x.dim() != 1 or sum(layers) != len(x):
+        raise ValueError(f"layers of {sum(layers)} numbers are no vector of {tuple(x.shape)}")
+    p = dist.get_world_size(group)
+    size = -(-len(x) // p)
+    scales = torch.stack([scale_of(layer, clip) for layer in x.split(layers)])
+    dist.all_reduce(scales, dist.ReduceOp.MAX, group=group)
+    codes = torch.cat(
+        [ternary(layer, scale) for layer, scale in zip(x.split(layers), scales, strict=True)]
+    )
+    codes = torch.nn.functional.pad(codes, (0, size * p - len(x)))
+    came = all_to_all(torch.stack([pack_ternary(part) for part in codes.split(size)]), group)
+    total = sum(unpack_ternary(each, size) for each in came)
+    assert isinstance(total, Tensor), "there is a rank"
+    bits = bits_of_sum(p)
+    sums = torch.cat(
+        [unpack(part, bits, size) for part in all_gather(pack(total.to(torch.int8), bits), group)]
+    )
+    mean = sums[: len(x)].float()
+    for layer, scale in zip(mean.split(layers), scales, strict=True):
+        layer *= torch.where(scale.isfinite(), scale, torch.nan) / p
+    return mean
+
+
+def bits_of_sum(p: int) -> int:
+    """The bits of a sum of p ternary numbers: one of 2 p + 1."""
+    if p > 127:
+        raise ValueError(f"sums of up to 127 ranks fit eight bits; the group has {p}")
+    return 2 if p == 1 else 4 if p <= 7 else 8
+
+
+def checked_clip(clip: float | None) -> float | None:
+    """Clip, where it is one: else a ValueError."""
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip is above 0, in standard deviations, or None; got {clip!r}")
+    return clip
+
+
+# --- one layer ---------------------------------------------------------------------------------------------------
+
+
+def scale_of(x: Tensor, clip: float | None) -> Tensor:
+    """The largest magnitude after clipping, a scalar; infinite where x is not finite: no rank's maximum hides that."""
+    if not len(x):
+        return x.new_zeros(())
+    low, high = x.aminmax()
+    scale = torch.maximum(-low, high)
+    if clip is not None:
+        scale = torch.minimum(scale, clip * torch.linalg.vector_norm(x) / len(x) ** 0.5)
+    return torch.where(scale.isfinite(), scale, torch.inf)
+
+
+def ternary(x: Tensor, scale: Tensor) -> Tensor:
+    """-1.0, 0.0 or 1.0 for each number, with expectation x / scale; what is beyond the scale is clipped."""
+    steps = (x / torch.where(scale > 0, scale, 1.0)).nan_to_num_(0.0)
+    return round_by_chance(steps.clamp_(-1, 1))
+
+
+def pack_ternary(codes: Tensor) -> Tensor:
+    """(n,) of -1.0, 0.0, 1.0: five to a byte, in base 3, the first counting least: (ceil(n / 5),), uint8."""
+    fives = torch.nn.functional.pad(codes, (0, -len(codes) % 5)).view(-1, 5)
+    return (fives @ (3.0 ** torch.arange(5, device=codes.device)) + 121).to(torch.uint8)
+
+
+def unpack_ternary(packed: Tensor, n: int, scale: float | Tensor = 1.0) -> Tensor:
+    """The n numbers of `pack_ternary`, times the scale."""
+    digits = (torch.arange(256)[:, None] // 3 ** torch.arange(5)) % 3 - 1
+    values = digits.to(packed.device, torch.float32) * scale
+    return values.index_select(0, packed.int()).flatten()[:n]

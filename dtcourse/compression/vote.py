@@ -1,0 +1,50 @@
+"""signSGD with majority vote (Bernstein et al. 1802.05291): every rank votes on each number's sign, and the majority moves it.
+
+One bit of each number goes to the rank that counts its part of them, and one bit comes back:
+
+    all_to_all of parts, count, all_gather      2 (p - 1) ceil(ceil(n / p) / 8) sent by each of p ranks, of n numbers
+
+Both ways are one bit, and there is no scale: the learning rate alone says how far a number moves. The direction of a number
+whose gradients are small and noisy is wrong almost half of the time, and more ranks make it right. A rank can do no more harm
+than its vote: a NaN votes as above zero, like 0, and is *not* seen afterwards, so look at the loss.
+
+At a tie the vote of the rank that counts decides: a fixed answer would be a drift, and with two ranks half of all votes are ties.
+"""
+
+# No `from __future__ import annotations` here: PyTorch's DDP looks at the hook's annotations, which have to be types.
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dtcourse.compression.bits import pack_bits, unpack_bits
+from dtcourse.compression.exchange import all_gather, all_to_all
+from dtcourse.parameters.replicas import Group
+
+
+def majority_vote(x: Tensor, group: Group = None) -> Tensor:
+    """The sign that most ranks have for each number of x, (n,): 1.0 or -1.0, float32, the same on every rank."""
+    p, rank = dist.get_world_size(group), dist.get_rank(group)
+    size = -(-len(x) // p)
+    below = torch.nn.functional.pad(x < 0, (0, size * p - len(x))).view(p, size)
+    votes = all_to_all(torch.stack([pack_bits(part) for part in below]), group)
+    count = torch.zeros(size, device=x.device)
+    for each in votes:
+        count += unpack_bits(each, size, unset=1.0, is_set=-1.0)
+    lost = torch.where(count == 0, below[rank], count < 0)
+    won = all_gather(pack_bits(lost), group)
+    signs = [unpack_bits(part, size, unset=1.0, is_set=-1.0) for part in won]
+    return torch.cat(signs)[: len(x)]
+
+
+def majority_vote_hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """register_comm_hook's hook: gradients become 1 or -1, so that SGD takes signSGD's step.
+
+    group: the ranks that vote, the model's; None: all. Each rank's own momentum before the vote (Signum) would have to be
+    kept by another hook; SGD's momentum after it adds up what was voted.
+    """
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer().copy_(majority_vote(bucket.buffer(), group)))
+    return future

@@ -4,6 +4,7 @@ In the order in which to read them:
 
     compressor.py    what a method is: from a vector to the bytes that travel, and back
     casts.py         16-bit floats, which can be added on the way; 8-bit floats with a scale
+    chance.py        rounded up or down, so that the expectation is the number
     integers.py      8, 4 or 2 bits, a scale a block, rounded to the nearest or by chance
     qsgd.py          so many levels of a bucket's length, by chance
     ternary.py       TernGrad: -1, 0 or 1, by chance; ranks that share a scale add whole numbers
@@ -28,9 +29,9 @@ from dtcourse.compression.onebit import OneBitSGD
 from dtcourse.compression.qsgd import QSGD
 from dtcourse.compression.signs import ScaledSign
 from dtcourse.compression.sparse import RandomK, TopK
-from dtcourse.compression.ternary import TernGrad, TernGradState, average_ternary, terngrad_hook
+from dtcourse.compression.ternary import TernGrad, TernGradState, average_ternary
 from dtcourse.compression.unchanged import Unchanged
-from dtcourse.compression.vote import majority_vote, majority_vote_hook
+from dtcourse.compression.vote import MajorityVote, majority_vote
 
 __all__ = [
     "QSGD",
@@ -39,6 +40,7 @@ __all__ = [
     "Float8",
     "HalfPrecision",
     "IntegerQuantizer",
+    "MajorityVote",
     "OneBitSGD",
     "Payload",
     "RandomK",
@@ -52,6 +54,4 @@ __all__ = [
     "average_ternary",
     "compression_hook",
     "majority_vote",
-    "majority_vote_hook",
-    "terngrad_hook",
 ]

@@ -13,9 +13,9 @@ that stays in the cache while it is looked at, divided and rounded makes it seve
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from dtcourse.compression.chance import Chance
 from dtcourse.compression.compressor import PARTS, Compressor, Payload
 
 BLOCK = 1 << 16
@@ -40,8 +40,7 @@ class IntegerQuantizer(Compressor):
             raise ValueError(f"block is a number of numbers, 1 or more; got {block!r}")
         self.bits, self.block, self.stochastic = bits, block, stochastic
         self.most = 2 ** (bits - 1) - 1  # codes are -most to most
-        self.seed = seed
-        self._random: torch.Generator | None = None
+        self._chance = Chance(seed)
         self._back: IntegerQuantizer | None = None
 
     def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
@@ -70,14 +69,9 @@ class IntegerQuantizer(Compressor):
             return self
         if self._back is None:
             self._back = IntegerQuantizer(
-                self.bits, block=self.block, stochastic=True, seed=self.seed + 1
+                self.bits, block=self.block, stochastic=True, seed=self._chance.seed + 1
             )
         return self._back
-
-    def _generator(self, device: torch.device) -> torch.Generator:
-        if self._random is None:
-            self._random = generator_of_rank(self.seed, device)
-        return self._random
 
     def _scale(self, part: Tensor) -> Tensor:
         low, high = part.aminmax()
@@ -88,23 +82,7 @@ class IntegerQuantizer(Compressor):
         if not self.stochastic:
             return steps.round_()
         # x / (x / 127) may be a hair above 127: what rounds that up to 128 has made the largest number the smallest.
-        return round_by_chance(
-            steps.clamp_(-self.most, self.most), self._generator(steps.device)
-        )
-
-
-def generator_of_rank(seed: int, device: torch.device) -> torch.Generator:
-    """One that draws other numbers on each rank, so that errors average out over the ranks."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    return torch.Generator(device).manual_seed(seed * 1_000_003 + rank)
-
-
-def round_by_chance(steps: Tensor, generator: torch.Generator) -> Tensor:
-    """In place, (n,): up or down, so that the expectation is the number, to 2^-17."""
-    # A uniform number of 16 bits a number, four from one 64-bit draw: several times as fast as torch.rand.
-    draws = torch.empty(-(-len(steps) // 4), dtype=torch.int64, device=steps.device)
-    chance = draws.random_(-(2**63), None, generator=generator).view(torch.int16)[: len(steps)]
-    return steps.add_(chance.float().add_(32768.5).mul_(2.0**-16)).floor_()
+        return self._chance.round_(steps.clamp_(-self.most, self.most))
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:

@@ -16,21 +16,27 @@ import torch
 from torch import Tensor
 
 from dtcourse.compression.bits import in_rows
+from dtcourse.compression.chance import Chance
 from dtcourse.compression.compressor import PARTS, Compressor, Payload
-from dtcourse.compression.integers import pack, round_by_chance, unpack
+from dtcourse.compression.integers import pack, unpack
 
 
 class QSGD(Compressor):
-    """levels: s, 1 to 127; bucket: numbers that share a norm, 512 in the paper. A bucket that is not finite becomes NaN."""
+    """levels: s, 1 to 127; bucket: numbers that share a norm, 512 in the paper; seed: of the chance.
+
+    A bucket with a NaN or an infinity in it comes out as NaN.
+    """
 
     way = PARTS
 
-    def __init__(self, levels: int = 7, *, bucket: int = 512) -> None:
+    def __init__(self, levels: int = 7, *, bucket: int = 512, seed: int = 0) -> None:
         if not 1 <= levels <= 127:
             raise ValueError(f"levels is 1 to 127, so that a code fits eight bits; got {levels!r}")
         if bucket < 1:
             raise ValueError(f"bucket is a number of numbers, 1 or more; got {bucket!r}")
         self.levels, self.bucket = levels, bucket
+        self._chance = Chance(seed)
+        self._back: QSGD | None = None
         self.bits = next(bits for bits in (2, 4, 8) if levels < 2 ** (bits - 1))
 
     def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
@@ -44,7 +50,7 @@ class QSGD(Compressor):
             norm = torch.where(norm.isfinite(), norm, torch.nan)
             norms[first : first + len(rows)] = norm
             steps = rows * (self.levels / torch.where(norm > 0, norm, 1.0))[:, None]
-            steps = round_by_chance(steps.flatten().clamp_(-self.levels, self.levels))
+            steps = self._chance.round_(steps.flatten().clamp_(-self.levels, self.levels))
             start = first * self.bucket
             codes[start : start + len(steps)] = steps
         return Payload((norms, pack(codes, self.bits)), len(x))
@@ -55,3 +61,8 @@ class QSGD(Compressor):
         for first, rows in in_rows(y, self.bucket):
             rows *= (norms[first : first + len(rows)] / self.levels)[:, None]
         return y
+
+    def way_back(self) -> QSGD:
+        if self._back is None:
+            self._back = QSGD(self.levels, bucket=self.bucket, seed=self._chance.seed + 1)
+        return self._back

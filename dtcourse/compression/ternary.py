@@ -17,19 +17,26 @@ whole number from -p to p, without a second rounding:
 b is 4 bits up to 7 ranks, 8 up to 127. Without sharing, TernGrad() is a Compressor like others, and rounds twice.
 """
 
-# No `from __future__ import annotations` here: PyTorch's DDP looks at the hook's annotations, which have to be types.
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dtcourse.compression.background import group_beside
+from dtcourse.compression.bits import CHUNK as NUMBERS
+from dtcourse.compression.chance import Chance
 from dtcourse.compression.compressor import PARTS, Compressor, Payload
 from dtcourse.compression.exchange import all_gather, all_to_all
-from dtcourse.compression.integers import pack, round_by_chance, unpack
+from dtcourse.compression.integers import pack, unpack
 from dtcourse.parameters.replicas import Group
 
 CLIP = 2.5  # standard deviations: the paper's c
-CHUNK = 5 << 14  # numbers that stay in the cache
+CHUNK = NUMBERS // 5 * 5  # whole bytes
 
 
 class TernGrad(Compressor):
@@ -37,15 +44,16 @@ class TernGrad(Compressor):
 
     way = PARTS
 
-    def __init__(self, clip: float | None = CLIP) -> None:
-        self.clip = checked_clip(clip)
+    def __init__(self, clip: float | None = CLIP, *, seed: int = 0) -> None:
+        self.clip, self._chance = checked_clip(clip), Chance(seed)
+        self._back: TernGrad | None = None
 
     def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
         return (1, torch.float32), (-(-n // 5), torch.uint8)
 
     def compress(self, x: Tensor) -> Payload:
         scale = scale_of(x, self.clip)
-        parts = [pack_ternary(ternary(part, scale)) for part in x.split(CHUNK)]
+        parts = [pack_ternary(ternary(part, scale, self._chance)) for part in x.split(CHUNK)]
         return Payload((scale.view(1), torch.cat(parts)), len(x))
 
     def decompress(self, payload: Payload) -> Tensor:
@@ -53,47 +61,56 @@ class TernGrad(Compressor):
         scale = torch.where(scale.isfinite(), scale, torch.nan)
         return unpack_ternary(packed, payload.n, scale)
 
+    def way_back(self) -> TernGrad:
+        if self._back is None:
+            self._back = TernGrad(self.clip, seed=self._chance.seed + 1)
+        return self._back
+
 
 class TernGradState:
-    """What terngrad_hook needs: clip, in standard deviations (None: not), and the ranks to average over, the model's."""
+    """For compression_hook: a scale a layer (a parameter), shared by all ranks.
 
-    def __init__(self, clip: float | None = CLIP, group: Group = None) -> None:
-        self.clip, self.group = checked_clip(clip), group
+    clip: in standard deviations; None: not;  group: the ranks to average over, the model's;  seed: of the chance
+    """
 
+    def __init__(self, clip: float | None = CLIP, group: Group = None, *, seed: int = 0) -> None:
+        self.clip, self.group, self._chance = checked_clip(clip), group, Chance(seed)
 
-def terngrad_hook(
-    state: TernGradState, bucket: dist.GradBucket
-) -> torch.futures.Future[torch.Tensor]:
-    """register_comm_hook's hook: a scale a layer (a parameter), shared by all ranks."""
-    layers = [p.numel() for p in bucket.parameters()]
-    mean = average_ternary(bucket.buffer().float(), layers, state.clip, state.group)
-    future: torch.futures.Future[Tensor] = torch.futures.Future()
-    future.set_result(bucket.buffer().copy_(mean))
-    return future
+    def begin(self, bucket: Any) -> Callable[[], Tensor]:
+        """Starts with a bucket's gradients; the function returns their mean over the ranks: (n,), float32."""
+        x = bucket.buffer().float()
+        layers = [p.numel() for p in bucket.parameters()]
+        return partial(
+            average_ternary, x, layers, self.clip, group_beside(self.group), self._chance
+        )
 
 
 def average_ternary(
-    x: Tensor, layers: list[int], clip: float | None = CLIP, group: Group = None
-) -> Tensor:
-    """The mean over the ranks of x, (n,), float32, made ternary by shared scales. layers: their sizes, n together."""
+    x: Tensor, layers: list[int], clip: float | None = CLIP, group: Group = None,
+    chance: Chance | None = None,
+) -> Tensor:  # fmt: skip
+    """The mean over the ranks of x, (n,), float32, made ternary by shared scales. layers: their sizes, n together.
+
+    chance: what to draw with; it goes on from call to call. None: the same draws in each call
+    """
     if x.dim() != 1 or sum(layers) != len(x):
         raise ValueError(f"layers of {sum(layers)} numbers are no vector of {tuple(x.shape)}")
-    p = dist.get_world_size(group)
-    size = -(-len(x) // p)
+    chance, p = chance or Chance(), dist.get_world_size(group)
+    size, bits = -(-len(x) // p), bits_of_sum(p)
+    # The ranks agree on scales, ...
     scales = torch.stack([scale_of(layer, clip) for layer in x.split(layers)])
     dist.all_reduce(scales, dist.ReduceOp.MAX, group=group)
-    codes = torch.cat(
-        [ternary(layer, scale) for layer, scale in zip(x.split(layers), scales, strict=True)]
-    )
+    each = zip(x.split(layers), scales, strict=True)
+    codes = torch.cat([ternary(layer, scale, chance) for layer, scale in each])
     codes = torch.nn.functional.pad(codes, (0, size * p - len(x)))
+    # ... a rank adds a part of everyone's codes, ...
     came = all_to_all(torch.stack([pack_ternary(part) for part in codes.split(size)]), group)
-    total = sum(unpack_ternary(each, size) for each in came)
-    assert isinstance(total, Tensor), "there is a rank"
-    bits = bits_of_sum(p)
-    sums = torch.cat(
-        [unpack(part, bits, size) for part in all_gather(pack(total.to(torch.int8), bits), group)]
-    )
-    mean = sums[: len(x)].float()
+    total = torch.zeros(size, device=x.device)
+    for part in came:
+        total += unpack_ternary(part, size)
+    # ... and everyone gets the sums.
+    sums = all_gather(pack(total.to(torch.int8), bits), group)
+    mean = torch.cat([unpack(part, bits, size) for part in sums])[: len(x)].float()
     for layer, scale in zip(mean.split(layers), scales, strict=True):
         layer *= torch.where(scale.isfinite(), scale, torch.nan) / p
     return mean
@@ -127,10 +144,10 @@ def scale_of(x: Tensor, clip: float | None) -> Tensor:
     return torch.where(scale.isfinite(), scale, torch.inf)
 
 
-def ternary(x: Tensor, scale: Tensor) -> Tensor:
+def ternary(x: Tensor, scale: Tensor, chance: Chance) -> Tensor:
     """-1.0, 0.0 or 1.0 for each number, with expectation x / scale; what is beyond the scale is clipped."""
     steps = (x / torch.where(scale > 0, scale, 1.0)).nan_to_num_(0.0)
-    return round_by_chance(steps.clamp_(-1, 1))
+    return chance.round_(steps.clamp_(-1, 1))
 
 
 def pack_ternary(codes: Tensor) -> Tensor:

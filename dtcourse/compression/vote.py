@@ -11,14 +11,17 @@ than its vote: a NaN votes as above zero, like 0, and is *not* seen afterwards, 
 At a tie the vote of the rank that counts decides: a fixed answer would be a drift, and with two ranks half of all votes are ties.
 """
 
-# No `from __future__ import annotations` here: PyTorch's DDP looks at the hook's annotations, which have to be types.
+from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dtcourse.compression.background import group_beside
 from dtcourse.compression.bits import pack_bits, unpack_bits
 from dtcourse.compression.exchange import all_gather, all_to_all
 from dtcourse.parameters.replicas import Group
@@ -39,12 +42,16 @@ def majority_vote(x: Tensor, group: Group = None) -> Tensor:
     return torch.cat(signs)[: len(x)]
 
 
-def majority_vote_hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """register_comm_hook's hook: gradients become 1 or -1, so that SGD takes signSGD's step.
+class MajorityVote:
+    """For compression_hook: gradients become 1 or -1, so that SGD takes signSGD's step.
 
-    group: the ranks that vote, the model's; None: all. Each rank's own momentum before the vote (Signum) would have to be
-    kept by another hook; SGD's momentum after it adds up what was voted.
+    group: the ranks that vote, the model's. SGD's momentum adds up what was voted; each rank's own momentum before the vote
+    (Signum) would be another method.
     """
-    future: torch.futures.Future[Tensor] = torch.futures.Future()
-    future.set_result(bucket.buffer().copy_(majority_vote(bucket.buffer(), group)))
-    return future
+
+    def __init__(self, group: Group = None) -> None:
+        self.group = group
+
+    def begin(self, bucket: Any) -> Callable[[], Tensor]:
+        """The function returns the signs that most ranks have for a bucket's gradients: (n,), float32."""
+        return partial(majority_vote, bucket.buffer(), group_beside(self.group))

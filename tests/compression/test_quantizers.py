@@ -16,18 +16,18 @@ from dtcourse.collectives import traffic
 from dtcourse.compression import (
     QSGD,
     IntegerQuantizer,
+    MajorityVote,
     OneBitSGD,
     Residuals,
     TernGrad,
     TernGradState,
     average,
     average_ternary,
+    compression_hook,
     majority_vote,
-    majority_vote_hook,
-    ternary,
-    terngrad_hook,
 )
 from dtcourse.compression.bits import in_rows, pack_bits, unpack_bits
+from dtcourse.compression.chance import Chance
 from dtcourse.compression.compressor import from_bytes, to_bytes
 from dtcourse.compression.ternary import pack_ternary, unpack_ternary
 from dtcourse.data_parallel import DistributedDataParallel
@@ -213,9 +213,9 @@ def over_ranks():
     with traffic.counting() as counted:
         found["vote"] = majority_vote(whole(p)[rank])
     found["bytes of the vote"] = counted.bytes_sent()
-    torch.manual_seed(rank)
+    chance = Chance()
     found["ternary"] = torch.stack(
-        [average_ternary(whole(p)[rank], LAYERS, clip=None) for _ in range(60)]
+        [average_ternary(whole(p)[rank], LAYERS, clip=None, chance=chance) for _ in range(60)]
     )
     residuals = Residuals()
     found["1-bit SGD"] = [
@@ -228,7 +228,7 @@ def over_ranks():
     broken[-1] = math.nan
     found["its vote"] = majority_vote(broken)
     # Chance replaced by a half: what comes out can be written down.
-    ternary.round_by_chance = lambda steps: steps.add_(0.5).floor_()
+    Chance.round_ = lambda self, steps: steps.add_(0.5).floor_()
     with traffic.counting() as counted:
         found["ternary by half"] = average_ternary(whole(p)[rank], LAYERS)
     found["bytes of ternary"] = counted.bytes_sent()
@@ -300,11 +300,10 @@ def through_ddp():
     inputs = torch.randn(4 * p, 6, generator=torch.Generator().manual_seed(0)).chunk(p)[rank]
     found = []
     for wrap in (DistributedDataParallel, TorchDDP):
-        for state, hook in ((TernGradState(), terngrad_hook), (None, majority_vote_hook)):
+        for state in (TernGradState(), MajorityVote()):
             torch.manual_seed(0)
             model = wrap(nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 2)))
-            model.register_comm_hook(state, hook)
-            torch.manual_seed(rank)
+            model.register_comm_hook(state, compression_hook)
             for _ in range(2):
                 model.zero_grad()
                 model(inputs).square().mean().backward()

@@ -12,18 +12,25 @@ In the order in which to read them:
     onebit.py        1-bit SGD: one bit a number, two values a block
     vote.py          one bit there, one bit back: signSGD with majority vote
     bits.py          bits packed; rows that stay in the cache
+    selection.py     the k largest of many, by a sample
     sparse.py        the largest numbers, or some that all ranks draw alike
     unchanged.py     all of it: the degenerate case
     exchange.py      what every way of averaging sends
     averaging.py     the mean of all ranks' vectors, compressed on each of its ways; error feedback
     background.py    a bucket's messages in a thread of their own, while backward goes on
     comm_hook.py     all of it for DistributedDataParallel, ours and PyTorch's
+    deep_gradient.py deep gradient compression, whole: momentum that is kept where nothing is sent
 """
 
 from dtcourse.compression.averaging import Residuals, average
 from dtcourse.compression.casts import Float8, HalfPrecision
 from dtcourse.compression.comm_hook import CompressionState, compression_hook
 from dtcourse.compression.compressor import Compressor, Payload
+from dtcourse.compression.deep_gradient import (
+    DeepGradientState,
+    deep_gradient_hook,
+    warm_up_ratio,
+)
 from dtcourse.compression.integers import IntegerQuantizer
 from dtcourse.compression.onebit import OneBitSGD
 from dtcourse.compression.qsgd import QSGD
@@ -37,6 +44,7 @@ __all__ = [
     "QSGD",
     "CompressionState",
     "Compressor",
+    "DeepGradientState",
     "Float8",
     "HalfPrecision",
     "IntegerQuantizer",
@@ -53,5 +61,7 @@ __all__ = [
     "average",
     "average_ternary",
     "compression_hook",
+    "deep_gradient_hook",
     "majority_vote",
+    "warm_up_ratio",
 ]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dtcourse.compression.compressor import EVERYONE, SUM, Compressor, Payload
+from dtcourse.compression.selection import largest
 
 
 class TopK(Compressor):
@@ -30,7 +31,7 @@ class TopK(Compressor):
         return (k, self.takes), (k, torch.int32)
 
     def compress(self, x: Tensor) -> Payload:
-        places = x.abs().topk(kept(len(x), self.ratio), sorted=False).indices
+        places = largest(x, kept(len(x), self.ratio))
         return Payload((x[places], places.int()), len(x))
 
     def decompress(self, payload: Payload) -> Tensor:

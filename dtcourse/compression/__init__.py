@@ -20,6 +20,7 @@ In the order in which to read them:
     background.py    a bucket's messages in a thread of their own, while backward goes on
     comm_hook.py     all of it for DistributedDataParallel, ours and PyTorch's
     deep_gradient.py deep gradient compression, whole: momentum that is kept where nothing is sent
+    low_rank.py      PowerSGD: a matrix as two thin ones, for the same hook
 """
 
 from dtcourse.compression.averaging import Residuals, average
@@ -32,6 +33,7 @@ from dtcourse.compression.deep_gradient import (
     warm_up_ratio,
 )
 from dtcourse.compression.integers import IntegerQuantizer
+from dtcourse.compression.low_rank import PowerSGDState
 from dtcourse.compression.onebit import OneBitSGD
 from dtcourse.compression.qsgd import QSGD
 from dtcourse.compression.signs import ScaledSign
@@ -51,6 +53,7 @@ __all__ = [
     "MajorityVote",
     "OneBitSGD",
     "Payload",
+    "PowerSGDState",
     "RandomK",
     "Residuals",
     "ScaledSign",

@@ -19,6 +19,7 @@ In the order in which to read them:
     averaging.py     the mean of all ranks' vectors, compressed on each of its ways; error feedback
     background.py    a bucket's messages in a thread of their own, while backward goes on
     comm_hook.py     all of it for DistributedDataParallel, ours and PyTorch's
+    onebit_adam.py   1-bit Adam: an optimizer that sends its momentum
     deep_gradient.py deep gradient compression, whole: momentum that is kept where nothing is sent
     low_rank.py      PowerSGD: a matrix as two thin ones, for the same hook
 """
@@ -35,6 +36,7 @@ from dtcourse.compression.deep_gradient import (
 from dtcourse.compression.integers import IntegerQuantizer
 from dtcourse.compression.low_rank import PowerSGDState
 from dtcourse.compression.onebit import OneBitSGD
+from dtcourse.compression.onebit_adam import OneBitAdam
 from dtcourse.compression.qsgd import QSGD
 from dtcourse.compression.signs import ScaledSign
 from dtcourse.compression.sparse import RandomK, TopK
@@ -51,6 +53,7 @@ __all__ = [
     "HalfPrecision",
     "IntegerQuantizer",
     "MajorityVote",
+    "OneBitAdam",
     "OneBitSGD",
     "Payload",
     "PowerSGDState",

@@ -7,8 +7,8 @@ Each of these is one small collective, which every rank of the group must call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -48,3 +48,33 @@ def on_any_rank(mine: Sequence[bool], group: Group, device: torch.device) -> lis
     flags = torch.tensor(mine, dtype=torch.int32, device=device)
     dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
     return [bool(flag) for flag in flags.tolist()]
+
+
+def all_equal(mine: Sequence[int], group: Group, device: torch.device) -> bool:
+    """Whether every rank passed the same numbers. All ranks pass as many; 16 bytes each."""
+    both = torch.tensor([*mine, *(-n for n in mine)], dtype=torch.int64, device=device)
+    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
+    largest, smallest_negated = both.chunk(2)
+    return bool((largest == -smallest_negated).all())
+
+
+def check_agreed(mine: Mapping[str, Any], group: Group, advice: str) -> None:
+    """Raises ValueError on every rank, saying which ranks have what, unless all chose the same.
+
+    mine:   what this rank chose, by name: "period": 4;  advice: the message's end
+    """
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, {n: repr(v) for n, v in mine.items()}, group=group)
+    for name in dict.fromkeys(name for theirs in everyone for name in theirs):
+        chosen: dict[str, list[int]] = {}
+        for rank, theirs in enumerate(everyone):
+            chosen.setdefault(theirs.get(name, "nothing"), []).append(rank)
+        if len(chosen) > 1:
+            said = "; ".join(f"{value} on {_ranks(ranks)}" for value, ranks in chosen.items())
+            raise ValueError(f"{name} differs between the ranks: {said}. {advice}.")
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

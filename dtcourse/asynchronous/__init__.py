@@ -1,0 +1,28 @@
+"""Less waiting: ranks that take steps of their own, and meet now and then.
+
+In the order in which to read them:
+
+    local_optimizer.py    what all methods of local updates share: an optimizer round an optimizer
+    flat.py               many tensors in few messages
+    local_sgd.py          H steps alone, then the mean; averaged gradients first (post-local SGD)
+    adaptive_period.py    AdaComm: H from the loss
+    elastic_averaging.py  EASGD: ranks on a spring to a center that follows them
+    mixing.py             graphs, and how fast they mix
+    gossip.py             the mean with the neighbours on a graph, while gradients are computed
+    diloco.py             hundreds of steps of AdamW, then one outer step with momentum
+"""
+
+from dtcourse.asynchronous.adaptive_period import AdaComm
+from dtcourse.asynchronous.diloco import DiLoCo
+from dtcourse.asynchronous.elastic_averaging import ElasticAveraging
+from dtcourse.asynchronous.gossip import GossipSGD, consensus_distance
+from dtcourse.asynchronous.local_sgd import LocalSGD
+
+__all__ = [
+    "AdaComm",
+    "DiLoCo",
+    "ElasticAveraging",
+    "GossipSGD",
+    "LocalSGD",
+    "consensus_distance",
+]

@@ -14,6 +14,8 @@ In the order in which to read them:
     bits.py          bits packed; rows that stay in the cache
     selection.py     the k largest of many, by a sample
     sparse.py        the largest numbers, or some that all ranks draw alike
+    thresholds.py    what is above a threshold: fixed, sampled, or adapted from step to step
+    blocks.py        blocks and rows of largest norm
     unchanged.py     all of it: the degenerate case
     exchange.py      what every way of averaging sends
     averaging.py     the mean of all ranks' vectors, compressed on each of its ways; error feedback
@@ -25,6 +27,7 @@ In the order in which to read them:
 """
 
 from dtcourse.compression.averaging import Residuals, average
+from dtcourse.compression.blocks import TopBlocks, TopRows
 from dtcourse.compression.casts import Float8, HalfPrecision
 from dtcourse.compression.comm_hook import CompressionState, compression_hook
 from dtcourse.compression.compressor import Compressor, Payload
@@ -41,11 +44,18 @@ from dtcourse.compression.qsgd import QSGD
 from dtcourse.compression.signs import ScaledSign
 from dtcourse.compression.sparse import RandomK, TopK
 from dtcourse.compression.ternary import TernGrad, TernGradState, average_ternary
+from dtcourse.compression.thresholds import (
+    AdaptiveThreshold,
+    SampledThreshold,
+    SignThreshold,
+    Threshold,
+)
 from dtcourse.compression.unchanged import Unchanged
 from dtcourse.compression.vote import MajorityVote, majority_vote
 
 __all__ = [
     "QSGD",
+    "AdaptiveThreshold",
     "CompressionState",
     "Compressor",
     "DeepGradientState",
@@ -59,10 +69,15 @@ __all__ = [
     "PowerSGDState",
     "RandomK",
     "Residuals",
+    "SampledThreshold",
     "ScaledSign",
+    "SignThreshold",
     "TernGrad",
     "TernGradState",
+    "Threshold",
+    "TopBlocks",
     "TopK",
+    "TopRows",
     "Unchanged",
     "average",
     "average_ternary",

@@ -1,0 +1,102 @@
+"""Blocks of numbers, or rows of matrices: those of largest norm travel whole, with one place for all of a block's numbers.
+
+A place costs as much as a number, so single numbers travel at half the bytes' worth; a block of 256 pays a 256th. What is
+lost is choice: of a block's numbers most may be small. Rows are natural where a gradient has them: in an embedding only the rows of
+the words that occurred are not zero, and exactly those travel (as PyTorch's sparse=True does for them).
+
+Bytes of n numbers in blocks of b, k of them kept: 4 k b + 4 k. Everyone's come to everyone, as the largest numbers' do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtcourse.compression.background import group_beside
+from dtcourse.compression.comm_hook import ModelParameters
+from dtcourse.compression.compressor import EVERYONE, Compressor, Payload, from_bytes, to_bytes
+from dtcourse.compression.exchange import all_gather
+from dtcourse.compression.selection import largest
+from dtcourse.compression.sparse import checked_ratio, kept
+from dtcourse.parameters.replicas import Group
+
+
+class TopBlocks(Compressor):
+    """The ceil(ratio blocks) blocks of largest 2-norm. A block with a NaN in it counts as largest.
+
+    block: numbers in a block; the number of columns makes blocks of a matrix's rows
+    """
+
+    way = EVERYONE
+
+    def __init__(self, ratio: float = 0.01, block: int = 256) -> None:
+        if block < 1:
+            raise ValueError(f"block is a number of numbers, 1 or more; got {block!r}")
+        self.ratio, self.block = checked_ratio(ratio), block
+
+    def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
+        k = kept(-(-n // self.block), self.ratio)
+        return (k * self.block, torch.float32), (k, torch.int32)
+
+    def compress(self, x: Tensor) -> Payload:
+        blocks = torch.nn.functional.pad(x, (0, -len(x) % self.block)).view(-1, self.block)
+        norms = torch.linalg.vector_norm(blocks, dim=1)
+        places = largest(norms, kept(len(blocks), self.ratio))
+        return Payload((blocks[places].flatten(), places.int()), len(x))
+
+    def decompress(self, payload: Payload) -> Tensor:
+        values, places = payload.wire
+        blocks = values.new_zeros(-(-payload.n // self.block), self.block)
+        blocks.index_copy_(0, places.long(), values.view(-1, self.block))
+        return blocks.flatten()[: payload.n]
+
+
+class TopRows:
+    """For compression_hook: of each matrix the ceil(ratio rows) rows of largest norm; a bias has rows of one number.
+
+    A parameter of more axes counts as a matrix with its first one. left_out: by parameter, flat, with error feedback.
+    """
+
+    def __init__(
+        self, ratio: float = 0.01, group: Group = None, *, error_feedback: bool = True
+    ) -> None:
+        self.ratio, self.group = checked_ratio(ratio), group
+        self.error_feedback = error_feedback
+        self.left_out: dict[Tensor, Tensor] = {}
+        self._model = ModelParameters()
+
+    def begin(self, bucket: Any) -> Callable[[], Tensor]:
+        """Takes the rows out of a bucket's gradients; the function returns their mean over the ranks: (n,), float32."""
+        self._model.check(bucket)
+        parameters, group = list(bucket.parameters()), group_beside(self.group)
+        rows = [TopBlocks(self.ratio, max(1, p[:1].numel())) for p in parameters]
+        sizes = [p.numel() for p in parameters]
+        gradients = bucket.buffer().float().split(sizes)
+        payloads = [
+            self._taken(p, g, method)
+            for p, g, method in zip(parameters, gradients, rows, strict=True)
+        ]
+        message = torch.cat([to_bytes(payload) for payload in payloads])
+
+        def finish() -> Tensor:
+            total = torch.zeros(sum(sizes), device=message.device)
+            everyone = all_gather(message, group)
+            for theirs in everyone:
+                of_layers = theirs.split([m.nbytes(n) for m, n in zip(rows, sizes, strict=True)])
+                for sum_, part, m in zip(total.split(sizes), of_layers, rows, strict=True):
+                    sum_ += m.decompress(from_bytes(part, m, len(sum_)))
+            return total / len(everyone)
+
+        return finish
+
+    def _taken(self, parameter: Tensor, gradient: Tensor, method: TopBlocks) -> Payload:
+        if not self.error_feedback:
+            return method.compress(gradient)
+        x = gradient + self.left_out.get(parameter, 0.0)
+        payload = method.compress(x)
+        if x.isfinite().all():  # else NaN would stay in it for ever
+            self.left_out[parameter] = x - method.decompress(payload)
+        return payload

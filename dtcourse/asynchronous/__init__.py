@@ -1,6 +1,17 @@
-"""Less waiting: ranks that take steps of their own, and meet now and then.
+"""Less waiting: ranks that take steps of their own and meet now and then, or that a server keeps together.
 
-In the order in which to read them:
+In the order in which to read them. Parameter servers:
+
+    update_rules.py              what a server does with a gradient, and whom it lets wait
+    roles.py                     who is a server and who a worker, and what travels between them
+    worker.py                    pushes gradients, pulls parameters
+    serving.py                   receives gradients, lets the rule decide, answers
+    parameter_server.py          one rank holds the model, and serves it
+    sharded_parameter_server.py  many servers, each with a part of it
+    backup_workers.py            a rule that does not wait for the slowest
+    stragglers.py                who is slow, from the times of each rank's own work
+
+Local updates:
 
     local_optimizer.py    what all methods of local updates share: an optimizer round an optimizer
     flat.py               many tensors in few messages
@@ -13,16 +24,54 @@ In the order in which to read them:
 """
 
 from dtcourse.asynchronous.adaptive_period import AdaComm
+from dtcourse.asynchronous.backup_workers import BackupWorkers
 from dtcourse.asynchronous.diloco import DiLoCo
 from dtcourse.asynchronous.elastic_averaging import ElasticAveraging
 from dtcourse.asynchronous.gossip import GossipSGD, consensus_distance
 from dtcourse.asynchronous.local_sgd import LocalSGD
+from dtcourse.asynchronous.parameter_server import ParameterServer
+from dtcourse.asynchronous.serving import Served, ServerReport
+from dtcourse.asynchronous.sharded_parameter_server import (
+    ShardServer,
+    StepBytes,
+    bytes_per_step,
+)
+from dtcourse.asynchronous.stragglers import (
+    StragglerDetector,
+    Stragglers,
+    find_stragglers,
+    stragglers_in,
+)
+from dtcourse.asynchronous.update_rules import (
+    Asynchronous,
+    BoundedStaleness,
+    Synchronous,
+    inverse_staleness,
+)
+from dtcourse.asynchronous.worker import ServerLost, Worker
 
 __all__ = [
     "AdaComm",
+    "Asynchronous",
+    "BackupWorkers",
+    "BoundedStaleness",
     "DiLoCo",
     "ElasticAveraging",
     "GossipSGD",
     "LocalSGD",
+    "ParameterServer",
+    "Served",
+    "ServerLost",
+    "ServerReport",
+    "ShardServer",
+    "StepBytes",
+    "StragglerDetector",
+    "Stragglers",
+    "Synchronous",
+    "Worker",
+    "bytes_per_step",
     "consensus_distance",
+    "find_stragglers",
+    "inverse_staleness",
+    "stragglers_in",
 ]

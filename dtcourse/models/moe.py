@@ -37,10 +37,13 @@ def with_capacity(routing: Routing, capacity: int, before_R: Tensor | int = 0) -
 
 
 def capacity_of(tokens: int, num_experts: int, k: int, factor: float) -> int:
-    """ceil(factor k N / E): with factor 1 just enough where all experts get as many (Switch, equation 3; there k = 1)."""
+    """ceil(factor k N / E), at least 1: with factor 1 just enough where all experts get as many (Switch, equation 3; there k = 1).
+
+    Of no tokens, too, as a rank may have none: what raises on one rank alone leaves the others waiting.
+    """
     if not factor > 0:
         raise ValueError(f"a capacity factor is above 0; got {factor}")
-    return math.ceil(factor * k * tokens / num_experts)
+    return max(1, math.ceil(factor * k * tokens / num_experts))
 
 
 # --- losses ---------------------------------------------------------------------------------------------------------

@@ -145,6 +145,7 @@ def test_capacity_keeps_first_choices_and_drops_the_rest():
     served = set(with_capacity(whole, 3).tokens_R.tolist())
     for token in set(range(N)) - served:
         assert not y[token].any(), "a token that nobody takes goes round the layer"
+    assert moe(x[:0]).shape == (0, D), "a rank may have no tokens"
     moe.capacity_factor = None
     assert moe(x) is not None
     assert moe.num_dropped == 0

@@ -18,9 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from dtcourse.expert_parallel.layer import ParallelExperts
-from dtcourse.parameters.replicas import Group
-from dtcourse.torch_private import all_gather_single
+from dtcourse.expert_parallel.state import experts_of, joined, plain_name
 
 
 def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -28,7 +26,7 @@ def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
 
     mesh: the one of expert_parallel. A parameter without a gradient counts as zero, as others may have one.
     """
-    given_out = _given_out(model)
+    experts = experts_of(model)
     groups = [mesh.get_group(i) for i in range(mesh.ndim)]
     for name, p in model.named_parameters():
         if not p.requires_grad:
@@ -36,48 +34,17 @@ def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
         if p.grad is None:
             p.grad = torch.zeros_like(p)
         for group in groups:
-            if group not in given_out.get(name, ()):
+            if name not in experts or group not in experts[name].groups:
                 dist.all_reduce(p.grad, group=group)
         p.grad /= mesh.size()
 
 
 def full_gradients(model: nn.Module) -> dict[str, Tensor | None]:
     """The plain model's gradients by its names, on every rank; None where there is none. A collective."""
-    given_out = _given_out(model)
+    experts = experts_of(model)
     return {
-        _plain(name): None if p.grad is None else _joined(p.grad, given_out.get(name, ()))
+        plain_name(name): None
+        if p.grad is None
+        else joined(p.grad, experts[name].groups if name in experts else ())
         for name, p in model.named_parameters()
     }
-
-
-def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The plain model's state, on every rank: it loads into that. A collective."""
-    given_out = _given_out(model)
-    return {
-        _plain(name): _joined(value, given_out.get(name, ()))
-        for name, value in model.state_dict().items()
-    }
-
-
-def _given_out(model: nn.Module) -> dict[str, tuple[Group, ...]]:
-    """The groups over which each expert's parameter is given out, by its name."""
-    return {
-        f"{prefix}.{name}" if prefix else name: module.groups
-        for prefix, module in model.named_modules()
-        if isinstance(module, ParallelExperts)
-        for name, _ in module.named_parameters()
-    }
-
-
-def _plain(name: str) -> str:
-    return name.replace("experts.mine.", "experts.")
-
-
-def _joined(mine: Tensor, groups: tuple[Group, ...]) -> Tensor:
-    """All ranks' experts, in order."""
-    whole = mine.detach().clone()
-    for group in reversed(groups):
-        part = whole.contiguous()
-        whole = part.new_empty((len(part) * dist.get_world_size(group), *part.shape[1:]))
-        all_gather_single(whole, part, group=group)
-    return whole

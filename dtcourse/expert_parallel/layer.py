@@ -34,7 +34,7 @@ from dtcourse.parameters.replicas import Group, broadcast_tensors, check_same_mo
 class ParallelExperts(nn.Module):
     """This rank's part of `experts`, in its place. rows_RD, counts_E of all experts -> (R, D), each row through its expert.
 
-    groups: as dispatch's. The module `experts` itself is cut: `mine` is what is left of it
+    groups: as dispatch's. The module `experts` itself is cut: `mine` is what is left of it, from the expert `first` on
     """
 
     def __init__(self, experts: Any, groups: Sequence[Group]) -> None:
@@ -45,12 +45,17 @@ class ParallelExperts(nn.Module):
             place = place * dist.get_world_size(group) + dist.get_rank(group)
             ranks *= dist.get_world_size(group)
         each = self.num_experts // ranks
-        for module in experts.modules():
-            for name, whole in list(module.named_parameters(recurse=False)):
-                part = whole.detach()[place * each : (place + 1) * each].clone()
-                setattr(module, name, nn.Parameter(part, requires_grad=whole.requires_grad))
+        self.first = place * each
         experts.num_experts = each
         self.mine = experts
+        for module in experts.modules():
+            for name, whole in list(module.named_parameters(recurse=False)):
+                part = self.rows(whole.detach()).clone()
+                setattr(module, name, nn.Parameter(part, requires_grad=whole.requires_grad))
+
+    def rows(self, whole: Tensor) -> Tensor:
+        """Of a tensor with a row for each of all experts, this rank's: a view."""
+        return whole[self.first : self.first + self.mine.num_experts]
 
     def forward(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
         arrived_SD, counts_e, way = dispatch(rows_RD, counts_E, self.groups)

@@ -19,21 +19,18 @@ each run, all of it or nothing, and a run that is in it is not repeated.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+import results_file
 from dtcourse import data
 from dtcourse.large_batch import LAMB, LARS, GradualWarmup, linear_scaling, square_root_scaling
 from dtcourse.models import ConvNet, Transformer, TransformerConfig
@@ -331,42 +328,8 @@ def jobs(
 
 def load(path: Path, settings: Settings) -> dict[str, Any]:
     """The results so far. ValueError where the file was made with other settings, or in another format."""
-    fresh = {
-        "format": FORMAT,
-        "what": (__doc__ or "").split("\n", 1)[0],
-        "settings": asdict(settings),
-        "runs": {},
-    }
-    if not path.exists():
-        return fresh
-    found = json.loads(path.read_text())
-    for part in ("format", "settings"):
-        if found.get(part) != fresh[part]:
-            raise ValueError(
-                f"{path} was measured with {part} {found.get(part)}, and this run has {fresh[part]}: "
-                "give the same ones to go on with it, or another --out"
-            )
-    return found
-
-
-def save(results: dict[str, Any], path: Path, seeds: int) -> None:
-    """All of it or nothing: a reader never sees half a file."""
-    results |= {
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": {"system": f"{platform.system()} {platform.machine()}", "cores": os.cpu_count(), "threads": torch.get_num_threads()},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "seeds": seeds,
-        "seconds": round(sum(run["seconds"] for run in results["runs"].values()), 1),
-    }  # fmt: skip
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    # One run a line, so that a diff reads.
-    runs = ",\n".join(
-        f"  {json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in results["runs"].items()
-    )
-    head = json.dumps({k: v for k, v in results.items() if k != "runs"}, indent=1, allow_nan=False)
-    partial.write_text(head.removesuffix("\n}") + ',\n "runs": {\n' + runs + "\n }\n}\n")
-    partial.replace(path)
+    what = (__doc__ or "").split("\n", 1)[0]
+    return results_file.load(path, what, format=FORMAT, settings=asdict(settings))
 
 
 def study(
@@ -383,7 +346,7 @@ def study(
         if budget is not None and time.monotonic() - start > budget:
             return False
         results["runs"][name] = run()
-        save(results, path, seeds)
+        results_file.save(results, path, seeds)
     return True
 
 

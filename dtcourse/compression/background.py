@@ -9,6 +9,8 @@ it runs in one of the group's own few threads, whenever the collective ends on t
 other's bytes. And a callback that waits keeps one of the threads that it waits for. Hence one thread a group, which calls
 all rounds of one bucket and then all of the next, on every rank alike.
 
+Under an emulated device the thread's operations take time too, beside those of backward (clock.computing).
+
 What backward itself calls on that group meanwhile (the all-reduce of unused parameters, SyncBatchNorm's) would come in
 between, so the thread has a group of its own, of the same ranks. It is formed when it is first asked for.
 """
@@ -26,6 +28,7 @@ from torch import Tensor
 from dtcourse import device
 from dtcourse.collectives import traffic
 from dtcourse.collectives.work import CollectiveWork, Worker
+from dtcourse.emulation import clock
 from dtcourse.parameters.replicas import Group
 
 _beside: weakref.WeakKeyDictionary[Any, tuple[dist.ProcessGroup, Worker]] = (
@@ -49,7 +52,7 @@ def in_background(
 
     def run() -> None:
         device.use(buffer.device)  # a new thread is on the first GPU
-        with traffic.phase(phase):
+        with traffic.phase(phase), clock.computing():
             buffer.copy_(finish())
 
     work = _of(group)[1].submit(CollectiveWork("compressed mean", [buffer]), run)

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -157,12 +157,18 @@ class VirtualClock(Lanes):
 # --- this process's clock ---------------------------------------------------------------------------------------
 
 _clock: Clock | None = None
+_counter: Callable[[], AbstractContextManager[Any]] | None = None
 
 
-def install(clock: Clock | None) -> None:
-    """Makes this the clock of the process, for events too; None brings the machine's own back."""
-    global _clock
-    _clock = clock
+def install(
+    clock: Clock | None, counter: Callable[[], AbstractContextManager[Any]] | None = None
+) -> None:
+    """Makes this the clock of the process, for events too; None brings the machine's own back.
+
+    counter: makes the context in which operations of the thread that enters it take time on its lane
+    """
+    global _clock, _counter
+    _clock, _counter = clock, counter
     events.use_clock(time.monotonic if clock is None else clock.now)
 
 
@@ -174,6 +180,15 @@ def installed() -> Clock | None:
 def on(lane: Lane, since: float) -> Any:
     """A context: the calling thread is on `lane`, from `since` on. Without an emulated clock it changes nothing."""
     return nullcontext() if _clock is None else _clock.on(lane, since)
+
+
+def computing() -> AbstractContextManager[Any]:
+    """A context: what the calling thread computes takes the device's time, on the lane that it is on.
+
+    On the main lane it does so anyway. It is for a lane beside it that computes as well, as a second stream of a GPU does:
+    what is decompressed while backward goes on. The two share no device here, so neither slows the other down.
+    """
+    return nullcontext() if _counter is None else _counter()
 
 
 def wait_until(moment: float, since: float) -> None:

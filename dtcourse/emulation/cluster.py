@@ -6,8 +6,9 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from dtcourse.emulation import clock as clocks
@@ -80,27 +81,28 @@ class EmulatedCluster:
 
     def start(self, rank: int) -> Clock:
         """Starts the clock of this process, at 0 on every rank if it is virtual."""
-        if self.device(rank) is not None:
-            import dtcourse.emulation.counting  # noqa: F401  (before the clock: torch's table of FLOPs takes a while)
+        device = self.device(rank)
+        if device is not None:  # before the clock: torch's table of FLOPs takes a while
+            import dtcourse.emulation.counting  # noqa: F401
         clock: Any
         if self.clock == "virtual":
             clock = VirtualClock(rank, self.network)
         else:
             clock = WallClock(rank, self.network, self.slowdown)
-        clocks.install(clock)
+        clocks.install(clock, None if device is None else partial(_counted_on, device, clock))
         return clock
 
     @contextmanager
     def computing(self, rank: int) -> Iterator[None]:
         """Counts what is computed inside, on the clock that `start` has installed."""
-        device, clock = self.device(rank), clocks.installed()
-        if device is None or clock is None:
+        with clocks.computing():
             yield
-            return
-        from dtcourse.emulation.counting import CountOperations
 
-        with CountOperations(device, clock, clock.lane()):
-            yield
+
+def _counted_on(device: EmulatedDevice, clock: Clock) -> AbstractContextManager[Any]:
+    from dtcourse.emulation.counting import CountOperations
+
+    return CountOperations(device, clock, clock.lane())
 
 
 def measured_again(

@@ -5,7 +5,7 @@ same thread. So recomputation, hooks and optimizers are seen as they happen. Ent
 lies below every other mode, and sees what those make of an operation.
 
 Not counted: what a group's worker adds up on its own lane (in a cluster the network card or a few of the device's cores
-do that beside the computation), and tensors without memory, by which PyTorch itself works out shapes (fake, meta). A
+do that beside the computation; `clock.computing` counts what else a thread beside the main one computes), and tensors without memory, by which PyTorch itself works out shapes (fake, meta). A
 DTensor's operation is seen when it has become one on this rank's shard.
 """
 
@@ -22,11 +22,11 @@ from dtcourse.torch_private import TorchDispatchMode
 
 
 class CountOperations(TorchDispatchMode):
-    """Every operation inside takes the time that it would take on `device`, on the clock's main lane."""
+    """Every operation inside takes the time that it would take on `device`, on that lane of the clock."""
 
-    def __init__(self, device: EmulatedDevice, clock: Clock, main: Lane) -> None:
+    def __init__(self, device: EmulatedDevice, clock: Clock, lane: Lane) -> None:
         super().__init__()
-        self._device, self._clock, self._main = device, clock, main
+        self._device, self._clock, self._lane = device, clock, lane
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
@@ -44,7 +44,7 @@ class CountOperations(TorchDispatchMode):
             if parts is not NotImplemented:
                 return parts
         result = func(*args, **kwargs)
-        if self._clock.lane() is self._main and not _without_memory(args, kwargs, result):
+        if self._clock.lane() is self._lane and not _without_memory(args, kwargs, result):
             work = operations.flops(func, args, kwargs, result)
             moved = operations.bytes_moved(func, args, kwargs, result)
             self._clock.compute(self._device.seconds(work, moved))

@@ -24,7 +24,7 @@ from dtcourse.compression.averaging import average
 from dtcourse.compression.background import group_beside, in_background
 from dtcourse.compression.compressor import PARTS, SUM, Compressor, Payload
 from dtcourse.data_parallel import DistributedDataParallel
-from dtcourse.emulation import EmulatedNetwork
+from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
 from dtcourse.verify import gradients_of
 
 LAYERS, WIDTH = 6, 64  # 6 layers of 16 KiB of gradients each
@@ -251,3 +251,23 @@ def test_other_collectives_do_not_come_in_between_and_an_error_is_raised_by_back
     for means, caught in launch(several_things, 3):
         assert means == pytest.approx([1.0 + turn for turn in range(20)], rel=1e-5)
         assert caught == ["ours", "torch"]
+
+
+def copied_beside(seconds):
+    """A bucket of 1000 numbers is copied, 8000 bytes, while this rank is busy for so long."""
+    group_beside()
+    ready, bucket = torch.ones(1000), torch.zeros(1000)
+    start = emulation.now()
+    future = in_background(lambda: ready, bucket)
+    emulation.sleep(seconds)
+    busy = emulation.now() - start
+    future.wait()
+    return busy, emulation.now() - start
+
+
+@pytest.mark.parametrize(("seconds", "right"), [(0.5, 2.0), (5.0, 5.0)])
+def test_what_the_thread_computes_takes_the_devices_time_beside_backward(seconds, right):
+    """Two seconds of copying: waited for at the end, as far as nothing has hidden them."""
+    for busy, whole in launch(copied_beside, 2, seconds, devices=EmulatedDevice(bandwidth=4000.0)):
+        assert busy == pytest.approx(seconds)
+        assert whole == pytest.approx(right)

@@ -16,6 +16,7 @@ In the order in which to read them:
     sparse.py        the largest numbers, or some that all ranks draw alike
     thresholds.py    what is above a threshold: fixed, sampled, or adapted from step to step
     blocks.py        blocks and rows of largest norm
+    sketches.py      sums of short pictures of long vectors: count-sketch, SketchedSGD, random projection
     unchanged.py     all of it: the degenerate case
     exchange.py      what every way of averaging sends
     averaging.py     the mean of all ranks' vectors, compressed on each of its ways; error feedback
@@ -26,11 +27,11 @@ In the order in which to read them:
     low_rank.py      PowerSGD: a matrix as two thin ones, for the same hook
 """
 
-from dtcourse.compression.averaging import Residuals, average
+from dtcourse.compression.averaging import average
 from dtcourse.compression.blocks import TopBlocks, TopRows
 from dtcourse.compression.casts import Float8, HalfPrecision
 from dtcourse.compression.comm_hook import CompressionState, compression_hook
-from dtcourse.compression.compressor import Compressor, Payload
+from dtcourse.compression.compressor import Compressor, Payload, Residuals, Rounds
 from dtcourse.compression.deep_gradient import (
     DeepGradientState,
     deep_gradient_hook,
@@ -42,6 +43,7 @@ from dtcourse.compression.onebit import OneBitSGD
 from dtcourse.compression.onebit_adam import OneBitAdam
 from dtcourse.compression.qsgd import QSGD
 from dtcourse.compression.signs import ScaledSign
+from dtcourse.compression.sketches import CountSketch, RandomProjection, SketchedTopK
 from dtcourse.compression.sparse import RandomK, TopK
 from dtcourse.compression.ternary import TernGrad, TernGradState, average_ternary
 from dtcourse.compression.thresholds import (
@@ -58,6 +60,7 @@ __all__ = [
     "AdaptiveThreshold",
     "CompressionState",
     "Compressor",
+    "CountSketch",
     "DeepGradientState",
     "Float8",
     "HalfPrecision",
@@ -68,10 +71,13 @@ __all__ = [
     "Payload",
     "PowerSGDState",
     "RandomK",
+    "RandomProjection",
     "Residuals",
+    "Rounds",
     "SampledThreshold",
     "ScaledSign",
     "SignThreshold",
+    "SketchedTopK",
     "TernGrad",
     "TernGradState",
     "Threshold",

@@ -27,7 +27,6 @@ Memory with error feedback: n numbers, and n / p more for PARTS.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -39,6 +38,8 @@ from dtcourse.compression.compressor import (
     SUM,
     Compressor,
     Payload,
+    Residuals,
+    Rounds,
     from_bytes,
     to_bytes,
 )
@@ -46,16 +47,11 @@ from dtcourse.compression.exchange import all_gather, all_to_all
 from dtcourse.parameters.replicas import Group
 
 
-@dataclass
-class Residuals:
-    """What has been left out so far: of this rank's vector (n,), and of the part of the sum that it compresses again."""
-
-    own: Tensor | None = None
-    part: Tensor | None = None
-
-
 def average(
-    x: Tensor, compressor: Compressor, group: Group = None, residuals: Residuals | None = None
+    x: Tensor,
+    compressor: Compressor | Rounds,
+    group: Group = None,
+    residuals: Residuals | None = None,
 ) -> Tensor:
     """The mean over the group's ranks of x, (n,) of compressor.takes, as the compressor lets it through. The same on every rank.
 
@@ -67,7 +63,10 @@ def average(
 
 
 def begin(
-    x: Tensor, compressor: Compressor, group: Group = None, residuals: Residuals | None = None
+    x: Tensor,
+    compressor: Compressor | Rounds,
+    group: Group = None,
+    residuals: Residuals | None = None,
 ) -> Callable[[], Tensor]:
     """`average` in two: x is compressed now, and the function that it returns sends, waits and returns the mean."""
     if x.dim() != 1 or x.dtype != compressor.takes:
@@ -75,6 +74,8 @@ def begin(
         raise ValueError(
             f"compression takes a vector of {takes}; got {tuple(x.shape)} of {x.dtype}"
         )
+    if isinstance(compressor, Rounds):
+        return compressor.begin(x, group, residuals)
     if compressor.way == SUM:
         return _added(x, compressor, group, residuals)
     if compressor.way == EVERYONE:

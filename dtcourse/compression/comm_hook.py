@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dtcourse.compression.averaging import Residuals, begin
+from dtcourse.compression.averaging import begin
 from dtcourse.compression.background import group_beside, in_background
-from dtcourse.compression.compressor import Compressor
+from dtcourse.compression.compressor import Compressor, Residuals, Rounds
 from dtcourse.parameters.replicas import Group
 
 
@@ -67,7 +67,7 @@ class CompressionState:
     """
 
     def __init__(
-        self, compressor: Compressor, group: Group = None, *, error_feedback: bool = True
+        self, compressor: Compressor | Rounds, group: Group = None, *, error_feedback: bool = True
     ) -> None:
         self.compressor, self.group, self.error_feedback = compressor, group, error_feedback
         self.left_out: dict[Tensor, Tensor] = {}  # by parameter: of its gradient, flat

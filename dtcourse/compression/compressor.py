@@ -10,11 +10,14 @@ a formula: compressor.nbytes(n). Where they depend on the numbers too (threshold
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from dtcourse.parameters.replicas import Group
 
 # How the mean of all ranks' vectors is made (averaging.py): what can be added travels as a sum; the rest is decompressed
 # where it is added, by the ranks of a part each, or by everyone, who may have to be told lengths first.
@@ -73,6 +76,30 @@ class Compressor(ABC):
     def nbytes(self, n: int) -> int:
         """The bytes of the payload of n numbers. LENGTHS: the most that they may be."""
         return sum(numbers * dtype.itemsize for numbers, dtype in self.layout(n))
+
+
+@dataclass
+class Residuals:
+    """What has been left out so far: of this rank's vector (n,), and of the part of the sum that it compresses again."""
+
+    own: Tensor | None = None
+    part: Tensor | None = None
+
+
+class Rounds(ABC):
+    """A method whose second message follows from all ranks' first ones, so that no payload stands for a vector.
+
+    takes: the dtype of the vectors, and of what comes back
+    """
+
+    takes: torch.dtype = torch.float32
+
+    @abstractmethod
+    def begin(self, x: Tensor, group: Group, residuals: Residuals | None) -> Callable[[], Tensor]:
+        """averaging.begin: what can be done alone is done now; the function sends, waits and returns the mean.
+
+        x: (n,), not changed
+        """
 
 
 def to_bytes(payload: Payload) -> Tensor:

@@ -42,24 +42,40 @@ class TopK(Compressor):
 class RandomK(Compressor):
     """ceil(ratio n) places that follow from the seed and from how many vectors came before: the same on all ranks.
 
-    unbiased: what is kept is scaled by n / k, so that the expectation is x. With error feedback that diverges: False.
+    unbiased: what is kept is scaled by one over its chance, so that the expectation is x. With error feedback that
+    diverges: False.
 
+    The vector is cut into k stretches as long as each other, but for one number, and one place is drawn in each: every
+    number has its chance of k / n, or as near as that comes, and nothing takes as long as a permutation of all of them.
     Every rank has to compress as many vectors, of the same sizes in the same order.
     """
 
     way = SUM
 
-    def __init__(self, ratio: float = 0.01, *, seed: int = 0, unbiased: bool = True) -> None:
-        self.ratio, self.unbiased = checked_ratio(ratio), unbiased
+    def __init__(
+        self,
+        ratio: float = 0.01,
+        *,
+        seed: int = 0,
+        unbiased: bool = True,
+        takes: torch.dtype = torch.float32,
+    ) -> None:
+        self.ratio, self.unbiased, self.takes = checked_ratio(ratio), unbiased, takes
         self._random = torch.Generator().manual_seed(seed)
 
     def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
-        return ((kept(n, self.ratio), torch.float32),)
+        return ((kept(n, self.ratio), self.takes),)
 
     def compress(self, x: Tensor) -> Payload:
         n, k = len(x), kept(len(x), self.ratio)
-        places = torch.randperm(n, generator=self._random)[:k].to(x.device)
-        return Payload((x[places] * (n / k if self.unbiased and k else 1.0),), n, places)
+        bounds = torch.arange(k + 1) * n // max(k, 1)
+        lengths = bounds.diff()
+        chance = torch.rand(k, generator=self._random, dtype=torch.float64)
+        places = (bounds[:-1] + (chance * lengths).long()).to(x.device)
+        values = x[places]
+        if self.unbiased:
+            values *= lengths.to(x)
+        return Payload((values,), n, places)
 
     def decompress(self, payload: Payload) -> Tensor:
         (values,) = payload.wire

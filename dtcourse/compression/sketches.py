@@ -84,10 +84,11 @@ class CountSketch(Compressor):
         y = table.new_empty(payload.n)
         for part, beginnings in _stretches(y, stretch, payload.known):
             found = [
-                row[begin : begin + len(part)] * sign
-                for row, (begin, sign) in zip(table, beginnings, strict=True)
+                row[begin : begin + len(part)]
+                for row, (begin, _) in zip(table, beginnings, strict=True)
             ]
-            part.copy_(median(found))
+            signs = (sign for _, sign in beginnings)
+            part.copy_(median([f if s > 0 else -f for f, s in zip(found, signs, strict=True)]))
         return y
 
     def _stretch(self, n: int) -> int:
@@ -232,13 +233,23 @@ class RandomProjection(Compressor):
 def median(found: list[Tensor]) -> Tensor:
     """Number by number, the median of an odd number of tensors; NaN where one of them has it.
 
-    By exchanging neighbours until the middle is in its place: torch.median sorts each few numbers for themselves.
+    torch.median would sort each few numbers for themselves.
     """
+    low, high = torch.minimum, torch.maximum
+    if len(found) == 1:
+        return found[0]
+    if len(found) == 3:
+        a, b, c = found
+        return high(low(a, b), low(high(a, b), c))
+    if len(found) == 5:
+        # Of four, neither the smallest nor the largest is the median of five.
+        a, b, c, d, e = found
+        return median([high(low(a, b), low(c, d)), low(high(a, b), high(c, d)), e])
     found = list(found)
-    for turn in range(len(found)):
+    for turn in range(len(found)):  # neighbours change places until all are in order
         for i in range(turn % 2, len(found) - 1, 2):
-            low, high = found[i], found[i + 1]
-            found[i], found[i + 1] = torch.minimum(low, high), torch.maximum(low, high)
+            a, b = found[i], found[i + 1]
+            found[i], found[i + 1] = low(a, b), high(a, b)
     return found[len(found) // 2]
 
 

@@ -1,0 +1,118 @@
+"""Compression in DistributedDataParallel: our hooks against PyTorch's own, time of a training step, in pairs, in one run.
+
+    python benchmarks/compression_hooks.py --ranks 2 --steps 12      # writes benchmarks/results/compression_hooks.json
+
+PyTorch's DistributedDataParallel round the same transformer each time; only what is registered with it differs. Steps
+alternate (ours, PyTorch's, ours, ...), so a machine whose speed drifts does the same to both. Below 1.0 ours is faster.
+
+PowerSGD has all gradients in one bucket, in both: PyTorch's hook calls its second all-reduce from a callback, in another
+order on each rank where there are several buckets, and on gloo that may mix them up.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from dtcourse import device, launch
+from dtcourse.compression import (
+    CompressionState,
+    HalfPrecision,
+    PowerSGDState,
+    compression_hook,
+)
+from dtcourse.models import Transformer, TransformerConfig, parameter_count
+from reporting import pairs
+
+RESULTS = Path(__file__).parent / "results" / "compression_hooks.json"
+RANK = 4
+WHOLE_STEPS = 2  # which PyTorch's PowerSGD asks for
+ONE_BUCKET_MB = 1000
+
+
+def hooks(method: str) -> dict[str, tuple[Any, Any]]:
+    """(state, hook): ours, and PyTorch's."""
+    if method == "float16":
+        ours: Any = CompressionState(HalfPrecision(), error_feedback=False)
+        return {
+            "ours": (ours, compression_hook),
+            "torch": (None, default_hooks.fp16_compress_hook),
+        }
+    ours = PowerSGDState(RANK, start_after=WHOLE_STEPS)
+    theirs = powerSGD_hook.PowerSGDState(None, RANK, start_powerSGD_iter=WHOLE_STEPS)
+    return {"ours": (ours, compression_hook), "torch": (theirs, powerSGD_hook.powerSGD_hook)}
+
+
+def compare(
+    method: str, config: TransformerConfig, batch: int, length: int, steps: int
+) -> dict[str, Any]:
+    """Alternating steps of both on this rank: seconds of each."""
+    where = device.current()
+    models = {}
+    for name, (state, hook) in hooks(method).items():
+        torch.manual_seed(0)
+        cap = ONE_BUCKET_MB if method == "PowerSGD" else None
+        wrapped = DistributedDataParallel(Transformer(config).to(where), bucket_cap_mb=cap)
+        wrapped.register_comm_hook(state, hook)
+        models[name] = wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.01)
+    tokens_BS = torch.randint(config.vocab, (batch, length + 1), device=where)
+
+    def step(name: str) -> tuple[float, float]:
+        model, optimizer = models[name]
+
+        def loss() -> torch.Tensor:
+            logits_BSV = model(tokens_BS[:, :-1])
+            return nn.functional.cross_entropy(logits_BSV.flatten(0, 1), tokens_BS[:, 1:].flatten())
+
+        return pairs.timed_step(loss, optimizer)
+
+    return pairs.in_turns({name: partial(step, name) for name in models}, steps)
+
+
+def main() -> None:
+    """Runs the comparisons and prints one line a quantity."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    config = TransformerConfig(
+        vocab=256,
+        n_layers=options.layers,
+        d_model=options.width,
+        n_heads=6,
+        max_length=options.length,
+    )
+    report = pairs.begin(
+        f"{parameter_count(Transformer(config)) / 1e6:.1f} million parameters on {options.ranks} ranks, SGD; our hooks / "
+        f"PyTorch's, of rank {RANK} for PowerSGD, median and quartiles over pairs of steps"
+    )
+    for method in ("float16", "PowerSGD"):
+        print(f"--- {method}", flush=True)
+        run = launch(
+            compare,
+            options.ranks,
+            method,
+            config,
+            options.batch,
+            options.length,
+            options.steps,
+            timeout=900.0,
+        )
+        report[method] = pairs.steps_compared(run)
+    pairs.write(report, options.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -15,7 +15,7 @@ outer rate 0.7 and momentum 0.9. The inner optimizer's state stays on its rank.
 Source: Douillard et al. (arXiv 2311.08105), algorithm 1.
 
 Bytes that all ranks together send in a step, N bytes of parameters (ring): 2 (p - 1) (N + 32) / H, with 32 bytes of
-agreement. Memory per rank besides the inner optimizer's: x and its momentum, 2 N; N more during a meeting.
+agreement. Memory per rank besides the inner optimizer's: x and its momentum, 2 N; 2 N more during a meeting.
 """
 
 from __future__ import annotations

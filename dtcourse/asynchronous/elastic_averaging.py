@@ -107,10 +107,10 @@ class ElasticAveraging(LocalOptimizer):
         self.check_meeting(period=self.period)
         positions = self._positions()
         for bucket, center in zip(positions, self.center, strict=True):
-            x, whole = bucket.buffer(), self._whole(center, bucket)
-            pull = self.alpha * (x - whole)
-            center.lerp_(self._mean(x), self.beta)
-            x.copy_(pull)
+            x = bucket.buffer()
+            mean = self._mean(x)
+            x.sub_(self._whole(center, bucket)).mul_(self.alpha)
+            center.lerp_(mean, self.beta)
         self.steps_since_meeting = 0
         return positions
 
@@ -131,7 +131,7 @@ class ElasticAveraging(LocalOptimizer):
             mean = x / self.size
             dist.all_reduce(mean, group=self.group)
             return mean
-        parts = self._parts(x / self.size)
+        parts = self._parts(x).div_(self.size)
         mine = torch.empty_like(parts[0])
         reduce_scatter_single(mine, parts.flatten(), group=self.group)
         return mine
@@ -144,9 +144,10 @@ class ElasticAveraging(LocalOptimizer):
         return whole[: bucket.elements]
 
     def _parts(self, x: torch.Tensor) -> torch.Tensor:
-        """(p, n): x in equal parts, the last one padded."""
-        part = -(-len(x) // self.size)
-        return nn.functional.pad(x, (0, part * self.size - len(x))).view(self.size, part)
+        """(p, n): a copy of x in equal parts, the last ones padded with zeros."""
+        parts = x.new_zeros(self.size, -(-len(x) // self.size))
+        parts.view(-1)[: len(x)] = x
+        return parts
 
     # --- state ----------------------------------------------------------------------------------------------
 

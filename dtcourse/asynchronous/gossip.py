@@ -13,11 +13,13 @@ Source: Lian et al., D-PSGD (NIPS 2017, arXiv 1705.09056), algorithm 1.
 
 Bytes that a rank sends in a step, N bytes of parameters: degree * N, in one message for each neighbour and bucket.
     Memory per
-rank: (1 + degree) * N while messages are under way, which is all the time from a forward to the end of its step.
+rank: (1 + degree) * N while messages are under way, which is all the time from a forward to the end of its step; N more
+in the step.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +33,6 @@ from dtcourse.asynchronous.flat import flattened, write_back
 from dtcourse.asynchronous.local_optimizer import LocalOptimizer
 from dtcourse.asynchronous.mixing import Mixing, check_mixing, neighbours, rounds
 from dtcourse.collectives import p2p
-from dtcourse.parameters.backward import weakly
 from dtcourse.parameters.buckets import Bucket
 from dtcourse.parameters.replicas import Group
 
@@ -53,6 +54,21 @@ class Exchange:
         self.pending = []
 
 
+class ForwardBegins:
+    """A hook that tells an optimizer, while it lives, that forward begins. A copy of the model has nobody to tell."""
+
+    def __init__(self, optimizer: GossipSGD | None = None) -> None:
+        self.optimizer = None if optimizer is None else weakref.ref(optimizer)
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        optimizer = None if self.optimizer is None else self.optimizer()
+        if optimizer is not None:
+            optimizer.forward_begins()
+
+    def __reduce__(self) -> tuple[type[ForwardBegins], tuple[()]]:
+        return ForwardBegins, ()
+
+
 class GossipSGD(LocalOptimizer):
     """Takes `optimizer`'s steps on each rank, and in each of them a weighted mean with the rank's neighbours.
 
@@ -63,7 +79,8 @@ class GossipSGD(LocalOptimizer):
         then the mean of what came of it, for which the ranks wait. On a complete graph that is DDP
 
     Raises ValueError for a matrix that is not doubly stochastic or does not bring the ranks together, naming a rank
-    that is not reached. Buffers (BatchNorm's running statistics) are each rank's own.
+    that is not reached. With overlap, nothing but `step` may change the parameters from a forward on. Buffers
+    (BatchNorm's running statistics) are each rank's own.
     """
 
     def __init__(
@@ -83,9 +100,10 @@ class GossipSGD(LocalOptimizer):
         self.rank = dist.get_rank(group)
         self._exchange: Exchange | None = None
         if overlap:
-            model.register_forward_pre_hook(weakly(self._forward_begins))
+            model.register_forward_pre_hook(ForwardBegins(self))
 
-    def _forward_begins(self, module: nn.Module, inputs: Any) -> None:
+    def forward_begins(self) -> None:
+        """The parameters are what they will be until the step: they can travel."""
         if torch.is_grad_enabled() and self._exchange is None:
             self._exchange = self.start_exchange()
 

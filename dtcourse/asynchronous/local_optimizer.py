@@ -44,6 +44,8 @@ class LocalOptimizer(Optimizer):
     Raises ValueError if the ranks have different models or settings, or the optimizer's parameters are not the model's.
     """
 
+    takes_ddp = False  # whether it has a use for DistributedDataParallel over the same ranks
+
     def __init__(
         self,
         model: nn.Module,
@@ -58,6 +60,11 @@ class LocalOptimizer(Optimizer):
         self.size = dist.get_world_size(group)
         if self.size < 1:
             raise ValueError("this rank is not in the group, so it meets nobody")
+        if self.in_ddp and not self.takes_ddp:
+            raise ValueError(
+                "the model is in DistributedDataParallel, which averages the gradients of the same ranks in each step, "
+                "so no step would be local: pass the module itself, or DistributedDataParallel over each node's ranks"
+            )
         check_agreed(
             {"method": type(self).__name__, **settings},
             group,
@@ -80,6 +87,16 @@ class LocalOptimizer(Optimizer):
     def device(self) -> torch.device:
         """Where the parameters, and so the messages, are."""
         return self.parameters[0].device
+
+    @property
+    def in_ddp(self) -> bool:
+        """Whether the model is in a DistributedDataParallel, ours or PyTorch's, over the ranks that meet here."""
+        if not hasattr(self.model, "require_backward_grad_sync"):
+            return False
+        ddp_group: Any = getattr(self.model, "process_group", None)
+        return set(dist.get_process_group_ranks(ddp_group)) == set(
+            dist.get_process_group_ranks(self.group)
+        )
 
     # --- what may go wrong ----------------------------------------------------------------------------------
 

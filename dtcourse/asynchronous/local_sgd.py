@@ -35,9 +35,9 @@ from dtcourse.parameters.replicas import Group
 class LocalSGD(LocalOptimizer):
     """Averages the model over the ranks in every `period`-th step of `optimizer`.
 
-    model, optimizer: as in LocalOptimizer; the model may be a DistributedDataParallel, ours or PyTorch's: then that
-        averages the gradients of the synchronous steps, while backward runs, and is told to leave the local ones
-        alone
+    model, optimizer: as in LocalOptimizer; the model may be in DistributedDataParallel, ours or PyTorch's. Over the
+        same ranks, it averages the gradients of the synchronous steps, while backward runs, and is told to leave the local
+        ones alone. Over other ranks (each node's, and `group` is across the nodes) it goes on in all steps
     period:            H, local steps from one mean to the next
     synchronous_steps: so many steps first with averaged gradients (post-local SGD). Without DDP they are averaged in
         `step`, and a parameter without a gradient counts as zero
@@ -50,6 +50,8 @@ class LocalSGD(LocalOptimizer):
     `period` may be changed, on all ranks in the same step (AdaComm does). Call average() after the last step: a model
     between two meetings is one rank's.
     """
+
+    takes_ddp = True
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class LocalSGD(LocalOptimizer):
     # --- post-local SGD -------------------------------------------------------------------------------------
 
     def _synchronous_step(self, closure: Callable[[], Any] | None) -> Any:
-        if self._is_ddp:
+        if self.in_ddp:
             return self.optimizer.step(closure)
         if closure is None:
             self._average_gradients()
@@ -144,13 +146,9 @@ class LocalSGD(LocalOptimizer):
                 parameter.grad = torch.zeros_like(parameter)
         average_tensors([p.grad for p in self.parameters], self.group)
 
-    @property
-    def _is_ddp(self) -> bool:
-        return hasattr(self.model, "require_backward_grad_sync")
-
     def _tell_ddp(self) -> None:
         """What no_sync() does, from one step to the next."""
-        if self._is_ddp:
+        if self.in_ddp:
             self.model.require_backward_grad_sync = self.is_synchronous  # type: ignore[assignment]
 
     def own_state(self) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def _check_doubly_stochastic(weights: torch.Tensor, size: int) -> None:
             kept = "a value that all share" if dim else "the mean of all ranks"
             raise ValueError(
                 f"the mixing matrix is not doubly stochastic: {what} {worst} sums to {float(sums[worst]):.6g}, not "
-                f"to 1, so {kept} would not stay as it is (metropolis_hastings makes such weights for any graph, in float64)"
+                f"to 1, so {kept} would not stay as it is (metropolis_hastings makes weights for any graph, in float64)"
             )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import re
 
 import pytest
@@ -12,6 +14,7 @@ from torch import nn
 
 from dtcourse import emulation, launch
 from dtcourse.asynchronous import GossipSGD, consensus_distance, mixing
+from dtcourse.collectives import traffic
 from dtcourse.emulation import EmulatedNetwork
 
 
@@ -149,6 +152,28 @@ def test_parameters_travel_while_gradients_are_computed():
     assert [*launch(steps_of, 4, False, network=link, clock="virtual")] == pytest.approx(
         [3 * (1.0 + 2 * 0.2 + 0.1)] * 4
     )
+
+
+def copies():
+    """A model that is copied, pickled or returned takes no part in what the first one does."""
+    model = nn.Linear(3, 1)
+    optimizer = GossipSGD(model, torch.optim.SGD(model.parameters(), lr=0.1), mixing.ring(2))
+    for _ in range(2):
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            with traffic.counting() as sent:
+                other(torch.ones(1, 3))
+            assert sent.messages_sent() == 0
+        with torch.no_grad():  # nor does a forward without gradients
+            model(torch.ones(1, 3))
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    return model
+
+
+def test_a_model_can_be_copied_and_returned():
+    first, second = launch(copies, 2)
+    first(torch.ones(1, 3))
+    assert torch.equal(first.weight, second.weight)
 
 
 # --- what is no mixing matrix ------------------------------------------------------------------------------------

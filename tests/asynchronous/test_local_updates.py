@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from dtcourse import launch
 from dtcourse.asynchronous import DiLoCo, ElasticAveraging, GossipSGD, LocalSGD, mixing
 from dtcourse.collectives import traffic
 from dtcourse.data_parallel import DistributedDataParallel
+from dtcourse.profiling.memory_tracker import MemoryTracker
 from dtcourse.verify import CASES
 from tests.asynchronous import local_references as papers
 from tests.asynchronous.local_references import Problem, build, require_same, train
@@ -189,6 +191,43 @@ def test_in_the_degenerate_case_they_are_ddp(p):
         )
 
 
+def in_nodes():
+    """DistributedDataParallel in each node of two ranks, local SGD across the nodes."""
+    found, rank = {}, dist.get_rank()
+    nodes = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    across = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    for synchronous in (0, 3):
+        for ddp in (DistributedDataParallel, TorchDDP):
+            model = build("mlp")
+            wrapped = ddp(model, process_group=nodes[rank // 2])
+            optimizer = LocalSGD(
+                wrapped, sgd(model), 2, synchronous_steps=synchronous, group=across[rank % 2]
+            )
+            found[synchronous, ddp.__module__] = train(
+                "mlp", model, optimizer, STEPS, forward=wrapped
+            )
+    with pytest.raises(
+        ValueError, match="which averages the gradients of the same ranks in each step"
+    ):
+        DiLoCo(DistributedDataParallel(model), sgd(model), 2)
+    return found
+
+
+class Nodes(Problem):
+    """Two nodes of two ranks each: a node has one gradient."""
+
+    def gradients(self, X, step):
+        G = super().gradients(X, step)
+        return G.view(2, 2, -1).mean(1, keepdim=True).expand(2, 2, -1).reshape(4, -1)
+
+
+def test_ddp_in_each_node_and_local_sgd_across():
+    run = launch(in_nodes, 4, timeout=240)
+    for key in run[0]:
+        right = papers.local_sgd(Nodes("mlp", 4), STEPS, LR, 2, synchronous=key[0])
+        require_same([found[key] for found in run], right, key)
+
+
 # --- bytes -------------------------------------------------------------------------------------------------------
 
 
@@ -239,6 +278,60 @@ def test_bytes_are_the_formulas():
             peers = {row.peer for row in together.select(rank=rank, direction="sent")}
             assert peers == {k for step in destinations for k in step}, name
     assert together.operations == ["gossip"]
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+SIZE = 4 * 60_000  # bytes of parameters
+SMALL = 4_000  # of counts, losses, activations
+WRAPS = {
+    "local": lambda m: LocalSGD(m, sgd(m), 1),
+    "elastic": lambda m: ElasticAveraging(m, sgd(m), 1),
+    "elastic, sharded": lambda m: ElasticAveraging(m, sgd(m), 1, shard_center=True),
+    "DiLoCo": lambda m: DiLoCo(m, sgd(m), 1),
+    "gossip": lambda m: GossipSGD(m, sgd(m), mixing.ring(dist.get_world_size())),
+}
+
+
+FORMULAS = {  # kept from step to step, and at the most in one with a meeting; of 3 ranks
+    "local": (0, 1),
+    "elastic": (1, 1 + 2),
+    "elastic, sharded": (1 / 3, None),  # gloo's reduce-scatter has copies of its own
+    "DiLoCo": (2, 2 + 2),
+    "gossip": (0, 1 + 2 + 1),
+}
+
+
+def memory():
+    """Bytes besides the model's and its gradients', after a step with a meeting and at the most in it."""
+    found = {}
+    for name, wrap in WRAPS.items():
+        model = torch.nn.Linear(60_000, 1, bias=False)
+        optimizer, x = wrap(model), torch.ones(1, 60_000)
+        for _ in range(2):
+            optimizer.zero_grad()
+            with MemoryTracker(model, optimizer.optimizer, inputs=[x]) as tracker:
+                model(x).sum().backward()
+                optimizer.step()
+                for _ in range(
+                    1000
+                ):  # gloo's threads let go of what they have sent when they come to it
+                    total = (
+                        sum(tracker.history.curve().values()) - 3 * SIZE
+                    )  # parameters, gradients, x
+                    if total[-1] < FORMULAS[name][0] * SIZE + SMALL:
+                        break
+                    time.sleep(0.01)
+        found[name] = int(total[-1]), int(total.max())
+    return found
+
+
+def test_live_bytes_are_the_formulas():
+    for found in launch(memory, 3):
+        for name, (kept, most) in FORMULAS.items():
+            after, peak = found[name]
+            assert abs(after - kept * SIZE) < SMALL, (name, after / SIZE)
+            assert most is None or abs(peak - most * SIZE) < SMALL, (name, peak / SIZE)
 
 
 # --- resumed -----------------------------------------------------------------------------------------------------

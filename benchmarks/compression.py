@@ -16,13 +16,20 @@ from pathlib import Path
 import torch
 
 from dtcourse.compression import (
+    QSGD,
+    AdaptiveThreshold,
     Compressor,
     Float8,
     HalfPrecision,
     IntegerQuantizer,
+    OneBitSGD,
     Payload,
     RandomK,
+    SampledThreshold,
     ScaledSign,
+    TernGrad,
+    Threshold,
+    TopBlocks,
     TopK,
 )
 from reporting import pairs
@@ -36,8 +43,15 @@ METHODS: dict[str, Compressor] = {
     "8 bits by chance": IntegerQuantizer(8, stochastic=True),
     "4 bits": IntegerQuantizer(4),
     "2 bits by chance": IntegerQuantizer(2, stochastic=True),
+    "QSGD, 7 levels": QSGD(7),
+    "TernGrad": TernGrad(),
     "sign": ScaledSign(),
+    "1-bit SGD": OneBitSGD(),
     "top 1%": TopK(0.01),
+    "above a threshold": Threshold(2.576),
+    "threshold sampled": SampledThreshold(0.01),
+    "threshold kept": AdaptiveThreshold(0.01),
+    "top 1% of blocks": TopBlocks(0.01),
     "random 1%": RandomK(0.01),
 }
 

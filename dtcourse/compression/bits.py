@@ -22,10 +22,17 @@ def pack_bits(flags: Tensor) -> Tensor:
     return ((padded.view(torch.int64) * _GATHER) >> 56).to(torch.uint8)
 
 
-def unpack_bits(packed: Tensor, n: int, unset: float = 0.0, is_set: float = 1.0) -> Tensor:
+def pack_signs(x: Tensor) -> Tensor:
+    """The bits that say which numbers of x, (n,), are below zero: (ceil(n / 8),), uint8."""
+    return torch.cat([pack_bits(part < 0) for part in x.split(CHUNK)])
+
+
+def unpack_bits(
+    packed: Tensor, n: int, unset: float | Tensor = 0.0, is_set: float | Tensor = 1.0
+) -> Tensor:
     """(n,), float32: one value for the bits that are set, another for the others."""
     bits = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
-    values = torch.where(bits > 0, is_set, unset).to(packed.device, torch.float32)
+    values = torch.where(bits.to(packed.device) > 0, is_set, unset).to(torch.float32)
     return values.index_select(0, packed.int()).flatten()[:n]
 
 

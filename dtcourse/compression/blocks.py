@@ -92,6 +92,10 @@ class TopRows:
 
         return finish
 
+    def reset(self) -> None:
+        """Forgets what has been left out: after a step that was skipped, a jump in the weights, another loss scale."""
+        self.left_out.clear()
+
     def _taken(self, parameter: Tensor, gradient: Tensor, method: TopBlocks) -> Payload:
         if not self.error_feedback:
             return method.compress(gradient)

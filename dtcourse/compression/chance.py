@@ -22,5 +22,5 @@ class Chance:
         # A uniform number of 16 bits a number, four from one 64-bit draw: several times as fast as torch.rand.
         draws = torch.empty(-(-len(steps) // 4), dtype=torch.int64, device=steps.device)
         draws.random_(-(2**63), None, generator=self._random)
-        chance = draws.view(torch.int16)[: len(steps)]
-        return steps.add_(chance.float().add_(32768.5).mul_(2.0**-16)).floor_()
+        chance = draws.view(torch.int16)[: len(steps)].float()
+        return steps.add_(chance.add_(32768.5), alpha=2.0**-16).floor_()

@@ -99,6 +99,11 @@ class CompressionState:
 
         return finish
 
+    def reset(self) -> None:
+        """Forgets what has been left out: after a step that was skipped, a jump in the weights, another loss scale."""
+        self.left_out.clear()
+        self.left_out_of_parts.clear()
+
     def _of(self, parameters: list[Tensor], like: Tensor) -> Tensor:
         nothing = like.new_zeros
         return torch.cat([self.left_out.get(p, nothing(p.numel())) for p in parameters])

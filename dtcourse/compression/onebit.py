@@ -1,6 +1,6 @@
 """1-bit SGD (Seide et al., Interspeech 2014): one bit a number, and two values for each block.
 
-A bit says whether a number is at or above zero. All that are become their mean, all that are below become theirs: no two
+A bit says whether a number is below zero. All that are become their mean, all that are not become theirs: no two
 values are nearer to the block. In the paper a block is a column of a weight matrix, the weights of one output unit; torch
 keeps those in a row, so block = the number of inputs is the paper's. What is left out has to be sent later: 1-bit SGD is
 where error feedback comes from, and without it the paper's training diverges.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dtcourse.compression.bits import in_rows, pack_bits, unpack_bits
+from dtcourse.compression.bits import in_rows, pack_signs, unpack_bits
 from dtcourse.compression.compressor import PARTS, Compressor, Payload
 
 
@@ -37,12 +37,12 @@ class OneBitSGD(Compressor):
             values[first : first + len(rows), 0] = rows.clamp(max=0).sum(1) / below.clamp(min=1)
             above = rows.shape[1] - below
             values[first : first + len(rows), 1] = rows.clamp(min=0).sum(1) / above.clamp(min=1)
-        return Payload((values.flatten(), pack_bits(x >= 0)), len(x))
+        return Payload((values.flatten(), pack_signs(x)), len(x))
 
     def decompress(self, payload: Payload) -> Tensor:
         values, packed = payload.wire[0].view(-1, 2), payload.wire[1]
-        y = unpack_bits(packed, payload.n)
+        y = unpack_bits(packed, payload.n, unset=1.0, is_set=0.0)
         for first, rows in in_rows(y, self.block):
             low, high = values[first : first + len(rows), :, None].unbind(1)
-            rows.copy_(torch.where(rows > 0, high, low))
+            rows.mul_(high - low).add_(low)
         return y

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dtcourse.compression.bits import pack_bits, unpack_bits
+from dtcourse.compression.bits import pack_signs, unpack_bits
 from dtcourse.compression.compressor import PARTS, Compressor, Payload
 
 
@@ -24,10 +24,10 @@ class ScaledSign(Compressor):
         return (1, torch.float32), (-(-n // 8), torch.uint8)
 
     def compress(self, x: Tensor) -> Payload:
-        scale = x.abs().mean(0, keepdim=True) if len(x) else x.new_zeros(1)
+        scale = torch.linalg.vector_norm(x, ord=1, dim=0, keepdim=True) / max(1, len(x))
         scale = torch.where(scale.isfinite(), scale, torch.nan)
-        return Payload((scale, pack_bits(x < 0)), len(x))
+        return Payload((scale, pack_signs(x)), len(x))
 
     def decompress(self, payload: Payload) -> Tensor:
         scale, packed = payload.wire
-        return unpack_bits(packed, payload.n, unset=1.0, is_set=-1.0).mul_(scale)
+        return unpack_bits(packed, payload.n, unset=scale, is_set=-scale)

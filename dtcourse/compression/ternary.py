@@ -28,7 +28,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dtcourse.compression.background import group_beside
-from dtcourse.compression.bits import CHUNK as NUMBERS
 from dtcourse.compression.chance import Chance
 from dtcourse.compression.compressor import PARTS, Compressor, Payload
 from dtcourse.compression.exchange import all_gather, all_to_all
@@ -36,7 +35,7 @@ from dtcourse.compression.integers import pack, unpack
 from dtcourse.parameters.replicas import Group
 
 CLIP = 2.5  # standard deviations: the paper's c
-CHUNK = NUMBERS // 5 * 5  # whole bytes
+CHUNK = 5 << 13  # numbers that stay in the cache, in whole bytes
 
 
 class TernGrad(Compressor):
@@ -146,14 +145,16 @@ def scale_of(x: Tensor, clip: float | None) -> Tensor:
 
 def ternary(x: Tensor, scale: Tensor, chance: Chance) -> Tensor:
     """-1.0, 0.0 or 1.0 for each number, with expectation x / scale; what is beyond the scale is clipped."""
-    steps = (x / torch.where(scale > 0, scale, 1.0)).nan_to_num_(0.0)
+    steps = x * (1.0 / torch.where(scale > 0, scale, 1.0))
     return chance.round_(steps.clamp_(-1, 1))
 
 
 def pack_ternary(codes: Tensor) -> Tensor:
     """(n,) of -1.0, 0.0, 1.0: five to a byte, in base 3, the first counting least: (ceil(n / 5),), uint8."""
-    fives = torch.nn.functional.pad(codes, (0, -len(codes) % 5)).view(-1, 5)
-    return (fives @ (3.0 ** torch.arange(5, device=codes.device)) + 121).to(torch.uint8)
+    if len(codes) % 5:
+        codes = torch.nn.functional.pad(codes, (0, -len(codes) % 5))
+    powers = 3.0 ** torch.arange(5, device=codes.device)
+    return (codes.view(-1, 5) @ powers).add_(121).to(torch.uint8)
 
 
 def unpack_ternary(packed: Tensor, n: int, scale: float | Tensor = 1.0) -> Tensor:

@@ -10,6 +10,7 @@ In the order in which to read them. Parameter servers:
     sharded_parameter_server.py  many servers, each with a part of it
     backup_workers.py            a rule that does not wait for the slowest
     stragglers.py                who is slow, from the times of each rank's own work
+    rpc_parameter_server.py      the same by PyTorch's remote calls; imported by itself
 
 Local updates:
 

@@ -4,10 +4,12 @@ In the order in which to read them. Parameter servers:
 
     update_rules.py              what a server does with a gradient, and whom it lets wait
     roles.py                     who is a server and who a worker, and what travels between them
+    links.py                     how they reach each other
     worker.py                    pushes gradients, pulls parameters
     serving.py                   receives gradients, lets the rule decide, answers
     parameter_server.py          one rank holds the model, and serves it
     sharded_parameter_server.py  many servers, each with a part of it
+    colocated.py                 the servers on the workers' own ranks
     backup_workers.py            a rule that does not wait for the slowest
     stragglers.py                who is slow, from the times of each rank's own work
     rpc_parameter_server.py      the same by PyTorch's remote calls; imported by itself
@@ -26,6 +28,7 @@ Local updates:
 
 from dtcourse.asynchronous.adaptive_period import AdaComm
 from dtcourse.asynchronous.backup_workers import BackupWorkers
+from dtcourse.asynchronous.colocated import ColocatedWorker
 from dtcourse.asynchronous.diloco import DiLoCo
 from dtcourse.asynchronous.elastic_averaging import ElasticAveraging
 from dtcourse.asynchronous.gossip import GossipSGD, consensus_distance
@@ -56,6 +59,7 @@ __all__ = [
     "Asynchronous",
     "BackupWorkers",
     "BoundedStaleness",
+    "ColocatedWorker",
     "DiLoCo",
     "ElasticAveraging",
     "GossipSGD",

@@ -29,6 +29,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from dtcourse.asynchronous.links import Link
 from dtcourse.asynchronous.roles import Roles, flat_buckets, meet
 from dtcourse.asynchronous.serving import FlatServer
 from dtcourse.asynchronous.update_rules import Synchronous, UpdateRule
@@ -67,5 +68,5 @@ class ParameterServer(FlatServer):
                 )
 
         roles = meet(model, server, group, as_server=True, check=check)
-        super().__init__(flat_buckets(model), optimizer, rule, roles.workers, group)
+        super().__init__(flat_buckets(model), optimizer, rule, roles.workers, Link(group))
         self.model = model

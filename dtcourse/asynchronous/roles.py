@@ -39,12 +39,12 @@ def meet(
     model: nn.Module,
     servers: int | Sequence[int],
     group: Group,
-    as_server: bool,
+    as_server: bool | None,
     check: Callable[[Roles], None] = lambda roles: None,
 ) -> Roles:
     """Agrees on the roles, and gives every rank the first server's parameters and buffers. All ranks call it.
 
-    as_server: whether this rank is about to serve
+    as_server: whether this rank is about to serve; None: every rank serves, and works besides
     check:     raises ValueError for what else this rank finds wrong
 
     Raises ValueError, on all ranks, for servers that are no ranks, where nobody is left to work, where ranks name
@@ -64,11 +64,16 @@ def meet(
         raise ValueError(
             f"servers={chosen} in a group of {size}: each is another rank, 0 to {size - 1}"
         )
-    wrong = [r for r, (_, serves) in enumerate(everyone) if serves != (r in chosen)]
+    both = [r for r, (_, serves) in enumerate(everyone) if serves is None]
+    if both and len(both) < size:
+        raise ValueError(
+            f"rank {both[0]} works and serves, and so must all; {size - len(both)} do not"
+        )
+    wrong = [r for r, (_, serves) in enumerate(everyone) if serves not in (None, r in chosen)]
     if wrong:
         part = "a server and works" if wrong[0] in chosen else "no server and serves"
         raise ValueError(f"servers={chosen}, so rank {wrong[0]} is {part}")
-    workers = tuple(r for r in range(size) if r not in chosen)
+    workers = tuple(r for r in range(size) if r not in chosen or as_server is None)
     if not workers:
         raise ValueError(
             f"{len(chosen)} of {size} ranks are servers, and no worker is left: launch at least {len(chosen) + 1} ranks"

@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import events
+from dtcourse.asynchronous.links import Link
 from dtcourse.asynchronous.roles import GAVE_UP, GRADIENT, PULL, PUSH
 from dtcourse.asynchronous.update_rules import UpdateRule
 from dtcourse.collectives import p2p
 from dtcourse.parameters.buckets import Bucket
-from dtcourse.parameters.replicas import Group
 from dtcourse.plural import plural
 
 
@@ -86,9 +86,9 @@ class FlatServer:
         optimizer: torch.optim.Optimizer,
         rule: UpdateRule,
         workers: Sequence[int],
-        group: Group,
+        link: Link,
     ) -> None:
-        self.optimizer, self.rule, self.group = optimizer, rule, group
+        self.optimizer, self.rule, self.link = optimizer, rule, link
         self.num_workers, self.version = len(workers), 0
         self.active = set(workers)
         self.num_pushed = dict.fromkeys(workers, 0)
@@ -134,7 +134,7 @@ class FlatServer:
         """Posts the receives of what the worker sends next."""
         try:
             with p2p.operation("push"):
-                works = [p2p.irecv(t, worker, self.group, PUSH) for t in tensors]
+                works = [self.link.irecv(t, worker, PUSH) for t in tensors]
         except RuntimeError as error:
             self._broken.append((worker, error))
         else:
@@ -197,7 +197,7 @@ class FlatServer:
             self._record("pull", (worker,), ())
             try:
                 with p2p.operation("pull"):
-                    works = [p2p.isend(flat, worker, self.group, PULL) for flat in now]
+                    works = [self.link.isend(flat, worker, PULL) for flat in now]
             except RuntimeError as error:
                 self._broken.append((worker, error))
                 continue

@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtcourse.asynchronous.links import Link
 from dtcourse.asynchronous.roles import HEADER_BYTES, PULL, Roles, flat_buckets, meet, part
 from dtcourse.asynchronous.serving import FlatServer
 from dtcourse.asynchronous.update_rules import Synchronous, UpdateRule
@@ -43,6 +44,7 @@ class ShardServer(FlatServer):
     make_optimizer: [flat parameters] -> an optimizer of torch.optim over them
     rule:           Synchronous() if None; one object a server
     servers:        ranks of the group, of which this is one; the first one's model is where training starts
+    link:           where a worker on this rank uses it too (colocated.py)
 
     Raises ValueError as ParameterServer does.
     """
@@ -54,13 +56,14 @@ class ShardServer(FlatServer):
         rule: UpdateRule | None = None,
         servers: Sequence[int] = (0,),
         group: Group = None,
+        link: Link | None = None,
     ) -> None:
         rule = Synchronous() if rule is None else rule
 
         def check(roles: Roles) -> None:
             rule.check(len(roles.workers))
 
-        roles = meet(model, servers, group, as_server=True, check=check)
+        roles = meet(model, servers, group, as_server=True if link is None else None, check=check)
         self.model, self._servers = model, roles.servers
         self._me = roles.servers.index(dist.get_rank(group))
         shards = [
@@ -73,7 +76,7 @@ class ShardServer(FlatServer):
             make_optimizer(shards),
             rule,
             roles.workers,
-            group,
+            Link(group) if link is None else link,
         )
 
     def collect(self) -> nn.Module:
@@ -87,8 +90,8 @@ class ShardServer(FlatServer):
             parts[self._me].copy_(mine)
             others = [(i, rank) for i, rank in enumerate(self._servers) if i != self._me]
             with p2p.operation("collect"):
-                works = [p2p.irecv(parts[i], rank, self.group, PULL) for i, rank in others]
-                works += [p2p.isend(mine, rank, self.group, PULL) for _, rank in others]
+                works = [self.link.irecv(parts[i], rank, PULL) for i, rank in others]
+                works += [self.link.isend(mine, rank, PULL) for _, rank in others]
                 for work in works:
                     work.wait()
             with torch.no_grad():

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dtcourse.asynchronous.links import Link
 from dtcourse.asynchronous.roles import (
     DONE,
     GAVE_UP,
@@ -36,16 +37,22 @@ class Worker:
 
     model:  gets the server's parameters at once, and after each `pull`
     server: its rank in the group, or those of all servers (sharded_parameter_server.py)
+    link:   where a server on this rank uses it too (colocated.py)
 
     Made at the same time as the server and the other workers; raises ValueError as they do. `push`, `pull` and `close`
     raise ServerLost where a server is gone.
     """
 
     def __init__(
-        self, model: nn.Module, server: int | Sequence[int] = 0, group: Group = None
+        self,
+        model: nn.Module,
+        server: int | Sequence[int] = 0,
+        group: Group = None,
+        link: Link | None = None,
     ) -> None:
-        self._servers = meet(model, server, group, as_server=False).servers
-        self._group = group
+        as_server = False if link is None else None
+        self._servers = meet(model, server, group, as_server).servers
+        self._link = Link(group) if link is None else link
         self.num_pushed = 0
         self._gradients = flat_buckets(model)
         self._parameters = [bucket.empty() for bucket in self._gradients]
@@ -68,14 +75,14 @@ class Worker:
         for server, rank in enumerate(self._servers):
             try:
                 with p2p.operation("push"):
-                    sent = [p2p.isend(header, rank, self._group, PUSH)]
+                    sent = [self._link.isend(header, rank, PUSH)]
                     for bucket in self._gradients:
                         gradient = part(bucket.buffer(), server, len(self._servers))
-                        sent.append(p2p.isend(gradient, rank, self._group, PUSH))
+                        sent.append(self._link.isend(gradient, rank, PUSH))
                 with p2p.operation("pull"):
                     for flat in self._parameters:
                         parameters = part(flat, server, len(self._servers))
-                        sent.append(p2p.irecv(parameters, rank, self._group, PULL))
+                        sent.append(self._link.irecv(parameters, rank, PULL))
             except RuntimeError as error:
                 raise self._lost(rank, error) from error
             self._under_way += [(rank, work) for work in sent]
@@ -129,7 +136,7 @@ class Worker:
         for rank in self._servers:
             try:
                 with p2p.operation("push"):
-                    p2p.send(header, rank, self._group, PUSH)
+                    self._link.isend(header, rank, PUSH).wait()
             except RuntimeError as error:
                 gone.append((rank, error))
         return gone
@@ -146,7 +153,7 @@ class Worker:
             self._tell_all(GAVE_UP)
         why = str(error).strip().splitlines()[0]
         return ServerLost(
-            f"parameter server rank {rank} is gone ({why}): this worker, rank {p2p.rank(self._group)}, has pushed "
+            f"parameter server rank {rank} is gone ({why}): this worker, rank {p2p.rank(self._link.group)}, has pushed "
             f"{self.num_pushed} gradients, and has the parameters of its last pull"
         )
 

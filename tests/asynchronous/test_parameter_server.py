@@ -99,9 +99,12 @@ def _everything():
     return results
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
+@pytest.fixture(
+    scope="module", params=[(2, "gloo"), (3, "ring"), (4, "gloo")], ids=["2", "3 on ring", "4"]
+)
 def run(request):
-    return launch(_everything, request.param)
+    world_size, backend = request.param
+    return launch(_everything, world_size, backend=backend)
 
 
 def close(got, expected):

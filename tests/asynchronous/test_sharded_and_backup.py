@@ -11,10 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dtcourse import launch
+from dtcourse import emulation, launch
 from dtcourse.asynchronous import (
     BackupWorkers,
     BoundedStaleness,
+    ColocatedWorker,
     ParameterServer,
     ServerLost,
     ShardServer,
@@ -23,6 +24,7 @@ from dtcourse.asynchronous import (
     bytes_per_step,
 )
 from dtcourse.collectives import p2p
+from dtcourse.emulation import EmulatedNetwork
 from dtcourse.verify import CASES, compare
 
 _spec = importlib.util.spec_from_file_location(
@@ -167,6 +169,79 @@ def test_where_one_of_several_servers_dies_all_others_end_and_say_whom_they_miss
         assert "parameter server rank 1 is gone" in str(run[rank])
     assert "all workers were lost: rank " in str(run[0])
     assert "an exception ended its training" in str(run[0])
+
+
+# --- colocated ---------------------------------------------------------------------------------------------------
+
+
+def _colocated():
+    case, rank = CASES["mlp"], dist.get_rank()
+    results = {}
+    for name, make, rule in (
+        ("sgd", sgd, Synchronous),
+        ("adam", adam, Synchronous),
+        ("bounded", plain, lambda: BoundedStaleness(0)),
+    ):
+        model = started(case, 0)
+        with ColocatedWorker(model, make, rule) as worker:
+            work(case, model, worker, rank)
+        updates = worker.report.num_updates
+        results[name] = parameters_of(model), updates
+    return results, total(model)
+
+
+def test_servers_on_the_workers_ranks_do_what_one_process_does_and_send_what_a_ring_sends():
+    run = launch(_colocated, 3, record=True)
+    makers, p = {"sgd": sgd, "adam": adam, "bounded": plain}, 3
+    for rank in range(p):
+        for name, (got, updates) in run[rank][0].items():
+            expected = reference.whole_batch_training(CASES["mlp"], range(p), STEPS, makers[name])
+            compare(got, expected, 1e-12, "parameter")
+            assert updates == (p * STEPS if name == "bounded" else STEPS)
+    elements, trainings = run[0][1], 3
+    parts = [elements * (i + 1) // p - elements * i // p for i in range(p)]
+    for rank, part in enumerate(parts):
+        pushed = STEPS * (8 * (elements - part) + (p - 1) * 16) + (p - 1) * 16
+        assert run.traffic.bytes_sent(rank, "push") == trainings * pushed
+        assert run.traffic.bytes_sent(rank, "pull") == trainings * STEPS * 8 * (p - 1) * part
+    ring = 2 * (p - 1) * 8 * elements * STEPS * trainings
+    headers = p * (p - 1) * 16 * (STEPS + 1) * trainings
+    both = run.traffic.bytes_sent(operation="push") + run.traffic.bytes_sent(operation="pull")
+    assert both == ring + headers
+
+
+def _colocated_seconds():
+    """On the virtual clock: emulated seconds of the same training, to the last digit the same in each run."""
+    case = CASES["mlp"]
+    model = started(case, 0)
+    with ColocatedWorker(model, sgd) as worker:
+        began = emulation.now()
+        work(case, model, worker, dist.get_rank())
+        return emulation.now() - began
+
+
+def test_a_thread_that_serves_has_a_time_of_its_own():
+    net = EmulatedNetwork(latency=0.25)
+    assert list(launch(_colocated_seconds, 2, network=net, clock="virtual")) == [STEPS * 0.5] * 2
+
+
+def _one_rank_dies():
+    case, rank = CASES["mlp"], dist.get_rank()
+    model = started(case, 0)
+    with ColocatedWorker(model, sgd) as worker:
+        work(case, model, worker, rank, steps=2)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        work(case, model, worker, rank, steps=100)
+
+
+def test_with_a_rank_a_part_of_the_model_is_gone_and_the_others_say_so():
+    run = launch(_one_rank_dies, 3, on_failure="continue")
+    assert sorted(failure.rank for failure in run.failures) == [0, 1, 2]
+    lost = [rank for rank in (0, 2) if "parameter server rank 1 is gone" in str(run[rank])]
+    assert lost, "who notices the other's end first may name that"
+    for rank in (0, 2):
+        assert isinstance(run[rank].__cause__, ServerLost), run[rank]
 
 
 # --- backup workers ----------------------------------------------------------------------------------------------

@@ -253,6 +253,8 @@ def _late_by(steps, rule):
     model = started(case, 0)
     if rank == 0:
         report = ParameterServer(model, plain(model.parameters()), rule).serve()
+        versions = [one.version for one in report.served if one.what == "apply"]
+        assert versions == list(range(1, len(versions) + 1))
         served = [(one.what, one.workers) for one in report.served]
         return parameters_of(model), served, report.staleness, report.num_dropped
     with Worker(model) as worker:
@@ -275,6 +277,8 @@ def _free(rule):
     model = started(case, 0)
     if rank == 0:
         report = ParameterServer(model, plain(model.parameters()), rule).serve()
+        versions = [one.version for one in report.served if one.what == "apply"]
+        assert versions == list(range(1, len(versions) + 1))
         served = [(one.what, one.workers) for one in report.served]
         return parameters_of(model), served, report.staleness, report.num_dropped
     with Worker(model) as worker:

@@ -19,12 +19,14 @@ from dtcourse.compression import (
     QSGD,
     AdaptiveThreshold,
     Compressor,
+    CountSketch,
     Float8,
     HalfPrecision,
     IntegerQuantizer,
     OneBitSGD,
     Payload,
     RandomK,
+    RandomProjection,
     SampledThreshold,
     ScaledSign,
     TernGrad,
@@ -53,6 +55,8 @@ METHODS: dict[str, Compressor] = {
     "threshold kept": AdaptiveThreshold(0.01),
     "top 1% of blocks": TopBlocks(0.01),
     "random 1%": RandomK(0.01),
+    "projection 1%": RandomProjection(0.01),
+    "count-sketch 5%": CountSketch(0.05),
 }
 
 

@@ -68,7 +68,10 @@ def begin(
     group: Group = None,
     residuals: Residuals | None = None,
 ) -> Callable[[], Tensor]:
-    """`average` in two: x is compressed now, and the function that it returns sends, waits and returns the mean."""
+    """`average` in two: x is compressed now, and the function that it returns sends, waits and returns the mean.
+
+    What travels as a sum has no second message, and is sent now.
+    """
     if x.dim() != 1 or x.dtype != compressor.takes:
         takes = str(compressor.takes).removeprefix("torch.")
         raise ValueError(
@@ -92,11 +95,18 @@ def _added(
     x: Tensor, compressor: Compressor, group: Group, residuals: Residuals | None
 ) -> Callable[[], Tensor]:
     # Divided first: the sum of many ranks' float16 numbers may have no float16.
-    payload = _compressed(x / dist.get_world_size(group), compressor, residuals)
+    p = dist.get_world_size(group)
+    payload = (
+        compressor.compress_share(x, p)
+        if residuals is None
+        else _compressed(x / p, compressor, residuals)
+    )
+    # No message follows from another here, so all leave at once, in the order of the program.
+    sent = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in payload.wire]
 
     def finish() -> Tensor:
-        for tensor in payload.wire:
-            dist.all_reduce(tensor, group=group)
+        for work in sent:
+            work.wait()
         return compressor.decompress(payload)
 
     return finish

@@ -62,6 +62,10 @@ class Compressor(ABC):
         time, and a checkpoint's recomputation has to draw what forward did.
         """
 
+    def compress_share(self, x: Tensor, num_shares: int) -> Payload:
+        """compress(x / num_shares): this rank's part of a mean that travels as a sum."""
+        return self.compress(x / num_shares)
+
     @abstractmethod
     def decompress(self, payload: Payload) -> Tensor:
         """(n,), of that dtype, in memory of its own."""

@@ -9,7 +9,8 @@ nothing is padded to a common length, copied or added. 2 R D F operations, and t
 experts: MegaBlocks, Gale et al. 2211.15841.)
 
 Groups of equal length are one batched product. Else PyTorch's F.grouped_mm does it, where it can: in float32 or 16 bits, for
-rows of whole 16 bytes; for what it does not take, double precision above all, there is a loop.
+rows of whole 16 bytes. Both are autograd's own, which is quicker than a Function in Python where experts are small. For what
+F.grouped_mm does not take, double precision above all, there is a loop.
 
 Shape suffixes: R rows in the order of the groups, E groups, D in, F out.
 """
@@ -17,7 +18,6 @@ Shape suffixes: R rows in the order of the groups, E groups, D in, F out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,15 +27,6 @@ from torch import Tensor
 from dtcourse import torch_private
 
 torch_private.count_grouped_mm()
-
-
-@dataclass(frozen=True)
-class Groups:
-    """Rows of each group; whether all have as many; where each ends, for F.grouped_mm."""
-
-    counts: list[int]
-    equal: bool
-    ends_E: Tensor
 
 
 def grouped_mm(x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor) -> Tensor:
@@ -50,37 +41,21 @@ def grouped_mm(x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor) -> Tensor:
         )
     if torch.is_autocast_enabled(x_RD.device.type) and x_RD.dtype != torch.double:
         x_RD, w_EDF = (t.to(torch.get_autocast_dtype(t.device.type)) for t in (x_RD, w_EDF))
-    groups = Groups(
-        counts, len(set(counts)) == 1, counts_E.to(x_RD.device).cumsum(0, dtype=torch.int32)
-    )
-    return _RowsTimesMatrices.apply(x_RD, w_EDF, groups)
-
-
-def rows_times_matrices(x_RD: Tensor, w_EDF: Tensor, groups: Groups) -> Tensor:
-    """(R, F), as grouped_mm, without autograd."""
-    counts, x_RD = groups.counts, x_RD.contiguous()
-    if groups.equal:
+    if len(set(counts)) == 1:
         return torch.bmm(x_RD.unflatten(0, (len(counts), counts[0])), w_EDF).flatten(0, 1)
     if _is_for_kernel(x_RD, w_EDF.shape[2]):
-        return F.grouped_mm(x_RD, w_EDF, offs=groups.ends_E)
-    y_RF = x_RD.new_empty(len(x_RD), w_EDF.shape[2])
-    for x, w, y in zip(x_RD.split(counts), w_EDF.unbind(), y_RF.split(counts), strict=True):
-        torch.mm(x, w, out=y)
-    return y_RF
+        ends_E = counts_E.to(x_RD.device).cumsum(0, dtype=torch.int32)
+        y_RF = F.grouped_mm(x_RD.contiguous(), w_EDF, offs=ends_E)
+        if y_RF.requires_grad:
+            # The kernel raises where what comes in is not laid out row by row, as the gradient of a plain sum is not.
+            y_RF.register_hook(Tensor.contiguous)
+            assert y_RF.grad_fn is not None
+            y_RF.grad_fn.register_hook(_gradients_of_gradients_too)
+        return y_RF
+    return _RowsTimesMatrices.apply(x_RD, w_EDF, counts)
 
 
-def matrix_of_each_group(x_RD: Tensor, y_RF: Tensor, groups: Groups) -> Tensor:
-    """(E, D, F): of each group, its rows of x transposed times its rows of y; zero where it has none. Without autograd."""
-    counts, x_RD, y_RF = groups.counts, x_RD.contiguous(), y_RF.contiguous()
-    if groups.equal:
-        x_EnD, y_EnF = (t.unflatten(0, (len(counts), counts[0])) for t in (x_RD, y_RF))
-        return torch.bmm(x_EnD.mT, y_EnF)
-    if _is_for_kernel(x_RD, y_RF.shape[1]):
-        return F.grouped_mm(x_RD.T, y_RF, offs=groups.ends_E)
-    w_EDF = x_RD.new_empty(len(counts), x_RD.shape[1], y_RF.shape[1])
-    for x, y, w in zip(x_RD.split(counts), y_RF.split(counts), w_EDF.unbind(), strict=True):
-        torch.mm(x.T, y, out=w)
-    return w_EDF
+# --- around the kernel ----------------------------------------------------------------------------------------------
 
 
 def _is_for_kernel(x_RD: Tensor, width: int) -> bool:
@@ -91,35 +66,73 @@ def _is_for_kernel(x_RD: Tensor, width: int) -> bool:
     return x_RD.dtype in dtypes and whole and x_RD.numel() > 0
 
 
+def _gradients_of_gradients_too(
+    grads: tuple[Tensor | None, ...], _: Any
+) -> tuple[Tensor | None, ...] | None:
+    """The kernel's backward has run: where it is to be differentiated again, what comes in then is laid out as well."""
+    if not torch.is_grad_enabled():
+        return None
+    return tuple(None if g is None else _RowByRow.apply(g) for g in grads)
+
+
+class _RowByRow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.contiguous()
+
+
+# --- the loop -------------------------------------------------------------------------------------------------------
+
+
+def rows_times_matrices(x_RD: Tensor, w_EDF: Tensor, counts: list[int]) -> Tensor:
+    """(R, F), as grouped_mm, without autograd."""
+    y_RF = x_RD.new_empty(len(x_RD), w_EDF.shape[2])
+    for x, w, y in zip(x_RD.split(counts), w_EDF.unbind(), y_RF.split(counts), strict=True):
+        torch.mm(x, w, out=y)
+    return y_RF
+
+
+def matrix_of_each_group(x_RD: Tensor, y_RF: Tensor, counts: list[int]) -> Tensor:
+    """(E, D, F): of each group, its rows of x transposed times its rows of y; zero where it has none. Without autograd."""
+    w_EDF = x_RD.new_empty(len(counts), x_RD.shape[1], y_RF.shape[1])
+    for x, y, w in zip(x_RD.split(counts), y_RF.split(counts), w_EDF.unbind(), strict=True):
+        torch.mm(x.T, y, out=w)
+    return w_EDF
+
+
 class _RowsTimesMatrices(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_RD: Tensor, w_EDF: Tensor, groups: Groups) -> Tensor:
+    def forward(ctx: Any, x_RD: Tensor, w_EDF: Tensor, counts: list[int]) -> Tensor:
         ctx.save_for_backward(x_RD, w_EDF)
-        ctx.groups = groups
-        return rows_times_matrices(x_RD.detach(), w_EDF.detach(), groups)
+        ctx.counts = counts
+        return rows_times_matrices(x_RD.detach(), w_EDF.detach(), counts)
 
     @staticmethod
     def backward(ctx: Any, grad_RF: Tensor) -> tuple[Tensor | None, ...]:
         x_RD, w_EDF = ctx.saved_tensors
         rows, matrices = _products()
-        grad_x = rows(grad_RF, w_EDF.mT, ctx.groups) if ctx.needs_input_grad[0] else None
-        grad_w = matrices(x_RD, grad_RF, ctx.groups) if ctx.needs_input_grad[1] else None
+        grad_x = rows(grad_RF, w_EDF.mT, ctx.counts) if ctx.needs_input_grad[0] else None
+        grad_w = matrices(x_RD, grad_RF, ctx.counts) if ctx.needs_input_grad[1] else None
         return grad_x, grad_w, None
 
 
 class _MatrixOfEachGroup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_RD: Tensor, y_RF: Tensor, groups: Groups) -> Tensor:
+    def forward(ctx: Any, x_RD: Tensor, y_RF: Tensor, counts: list[int]) -> Tensor:
         ctx.save_for_backward(x_RD, y_RF)
-        ctx.groups = groups
-        return matrix_of_each_group(x_RD.detach(), y_RF.detach(), groups)
+        ctx.counts = counts
+        return matrix_of_each_group(x_RD.detach(), y_RF.detach(), counts)
 
     @staticmethod
     def backward(ctx: Any, grad_EDF: Tensor) -> tuple[Tensor | None, ...]:
         x_RD, y_RF = ctx.saved_tensors
         rows, _ = _products()
-        grad_x = rows(y_RF, grad_EDF.mT, ctx.groups) if ctx.needs_input_grad[0] else None
-        grad_y = rows(x_RD, grad_EDF, ctx.groups) if ctx.needs_input_grad[1] else None
+        grad_x = rows(y_RF, grad_EDF.mT, ctx.counts) if ctx.needs_input_grad[0] else None
+        grad_y = rows(x_RD, grad_EDF, ctx.counts) if ctx.needs_input_grad[1] else None
         return grad_x, grad_y, None
 
 

@@ -60,6 +60,21 @@ def test_gradients_of_gradients(load):
     assert torch.autograd.gradgradcheck(lambda x, w: grouped_mm(x, w, counts), (x, w))
 
 
+@pytest.mark.parametrize("load", ["uneven", "equal"])
+def test_gradients_of_gradients_in_single_precision_however_they_are_laid_out(load):
+    torch.manual_seed(0)
+    counts = torch.tensor(LOADS[load])
+    x = torch.randn(int(counts.sum()), 8, requires_grad=True)
+    w = torch.randn(len(counts), 8, 12, requires_grad=True)
+    found = []
+    for product in (grouped_mm, loop):
+        first = torch.autograd.grad(product(x, w, counts).square().sum(), (x, w), create_graph=True)
+        plain = torch.autograd.grad(sum(g.sum() for g in first), (x, w), retain_graph=True)
+        turned = torch.autograd.grad((first[0].T.contiguous() ** 3).sum(), (x, w))
+        found.append(dict(zip("abcd", plain + turned, strict=True)))
+    compare(found[0], found[1], 1e-6, norm=2)
+
+
 @pytest.mark.parametrize("dtype", [torch.double, torch.float32])
 @pytest.mark.parametrize("load", ["uneven", "equal", "one has all"])
 def test_no_padding_is_computed_and_all_of_it_counted(load, dtype):

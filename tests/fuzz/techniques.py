@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from dtcourse.communication_scheduling import PriorityDataParallel
 from dtcourse.data_parallel import (
     DistributedDataParallel,
     PerParameterDataParallel,
@@ -140,6 +141,29 @@ def of_owners(wrapped: Any) -> Gradients:
     return {name: whole.get(name) for name, _ in wrapped.module.named_parameters()}
 
 
+def priority(name: str, unfit: Any = None, **options: Any) -> Technique:
+    """Its gradients are read on their way, before the layers' own steps."""
+
+    def read(wrapped: Any) -> Gradients:
+        means = wrapped.averaged_gradients()
+        return {name: means.get(name) for name, _ in wrapped.module.named_parameters()}
+
+    def read_parameters(wrapped: Any) -> dict[str, torch.Tensor]:
+        wrapped.synchronize()
+        return {n: p.detach().clone() for n, p in wrapped.module.named_parameters()}
+
+    return Technique(
+        name,
+        lambda model, program: PriorityDataParallel(
+            model, plain_sgd(model, program), slice_bytes=64, **options
+        ),
+        lambda wrapped, program: wrapped.steps.optimizer,  # type: ignore[return-value, union-attr]
+        read=read,
+        read_parameters=read_parameters,
+        unfit=unfit or (lambda program, truth: ""),
+    )
+
+
 def sharded(name: str, units: str = "blocks", **options: Any) -> Technique:
     """units: the "root" alone, the "blocks" that the program says, or "all" that share no weight; and the root."""
 
@@ -200,6 +224,7 @@ TECHNIQUES: dict[str, Technique] = {
             unfit=unfit_for_zeros,
             none_is_zero=True,
         ),
+        priority("priority", find_unused_parameters=True),
         zero2("ZeRO-2, finding unused", find_unused_parameters=True),
         zero2(
             "ZeRO-2, finding unused, tiny buckets", find_unused_parameters=True, bucket_cap_mb=TINY

@@ -6,8 +6,19 @@ In the order in which to read them:
     layer_steps.py        an optimizer's step, one layer at a time
     scheduled_reducer.py  gradients leave slice by slice, and nobody waits at the end of backward
     priority.py           PriorityDataParallel: each layer waits for its own gradient before its next forward
+    fusion.py             how many gradients a message should carry: the best bucket size, the best division
 """
 
+from dtcourse.communication_scheduling.fusion import (
+    AssignDivision,
+    Gradient,
+    all_reduce_seconds,
+    arrival,
+    best_division,
+    best_even_size,
+    best_size,
+    divide,
+)
 from dtcourse.communication_scheduling.plan import (
     Slice,
     arrivals,
@@ -18,9 +29,17 @@ from dtcourse.communication_scheduling.plan import (
 from dtcourse.communication_scheduling.priority import PriorityDataParallel
 
 __all__ = [
+    "AssignDivision",
+    "Gradient",
     "PriorityDataParallel",
     "Slice",
+    "all_reduce_seconds",
+    "arrival",
     "arrivals",
+    "best_division",
+    "best_even_size",
+    "best_size",
+    "divide",
     "expected_gain",
     "send_order",
     "step_seconds",

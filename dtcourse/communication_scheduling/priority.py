@@ -217,7 +217,7 @@ class PriorityDataParallel(Wrapper):
         Call it between backward and step, or after step as long as no forward has followed.
         """
         reducer = self.reducer
-        means = {}
+        means: dict[Any, torch.Tensor] = {}
         for bucket, works in reducer.in_flight.items():
             for work in works:
                 work.wait()

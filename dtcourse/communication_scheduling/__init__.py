@@ -7,8 +7,16 @@ In the order in which to read them:
     scheduled_reducer.py  gradients leave slice by slice, and nobody waits at the end of backward
     priority.py           PriorityDataParallel: each layer waits for its own gradient before its next forward
     fusion.py             how many gradients a message should carry: the best bucket size, the best division
+    byteps.py             servers beside peers: who sums which part of the gradients
 """
 
+from dtcourse.communication_scheduling.byteps import (
+    PushPull,
+    push_pull_hook,
+    push_pull_seconds,
+    serve,
+    shares,
+)
 from dtcourse.communication_scheduling.fusion import (
     AssignDivision,
     Gradient,
@@ -32,6 +40,7 @@ __all__ = [
     "AssignDivision",
     "Gradient",
     "PriorityDataParallel",
+    "PushPull",
     "Slice",
     "all_reduce_seconds",
     "arrival",
@@ -41,6 +50,10 @@ __all__ = [
     "best_size",
     "divide",
     "expected_gain",
+    "push_pull_hook",
+    "push_pull_seconds",
     "send_order",
+    "serve",
+    "shares",
     "step_seconds",
 ]

@@ -14,7 +14,7 @@ In the order in which to read them:
     bits.py          bits packed; rows that stay in the cache
     selection.py     the k largest of many, by a sample
     sparse.py        the largest numbers, or some that all ranks draw alike
-    thresholds.py    what is above a threshold: fixed, sampled, or adapted from step to step
+    thresholds.py    what is above a threshold: fixed, sampled, or kept while it fits
     blocks.py        blocks and rows of largest norm
     sketches.py      sums of short pictures of long vectors: count-sketch, SketchedSGD, random projection
     unchanged.py     all of it: the degenerate case

@@ -148,9 +148,11 @@ class DeepGradientState:
     def _started(
         self, buffer: Tensor, parameters: list[Tensor], scale: float
     ) -> torch.futures.Future[Tensor]:
-        return in_background(self.begin(buffer, parameters, scale), buffer, self.group)
+        return in_background(self.take_out(buffer, parameters, scale), buffer, self.group)
 
-    def begin(self, buffer: Tensor, parameters: list[Tensor], scale: float) -> Callable[[], Tensor]:
+    def take_out(
+        self, buffer: Tensor, parameters: list[Tensor], scale: float
+    ) -> Callable[[], Tensor]:
         """Adds a bucket's gradients, (n,), to u and v, and takes out what travels; the function sends it."""
         dtype = torch.promote_types(buffer.dtype, torch.float32)
         group, values, places, start = group_beside(self.group), [], [], 0

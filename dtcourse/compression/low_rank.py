@@ -79,6 +79,13 @@ class PowerSGDState:
         self._model = ModelParameters()
         self._matrices: set[tuple[int, int]] = set()  # in the first step
 
+    def reset(self) -> None:
+        """Forgets what has been left out: after a step that was skipped, a jump in the weights, another loss scale.
+
+        The last Qs stay: they are where to look, and no part of a gradient.
+        """
+        self.left_out.clear()
+
     def rank_of(self, shape: Sequence[int]) -> int:
         """The rank with which a parameter of that shape travels; 0 where it travels whole."""
         if len(shape) < 2 or 0 in shape:

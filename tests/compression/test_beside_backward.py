@@ -15,6 +15,7 @@ from dtcourse.compression import (
     CompressionState,
     HalfPrecision,
     IntegerQuantizer,
+    PowerSGDState,
     RandomK,
     ScaledSign,
     TopK,
@@ -98,9 +99,12 @@ def emulated_seconds():
     """Of the last of four steps, by wrapper, way and hook: buckets are built again after the first."""
     found = {}
     for kind in WRAPPERS:
-        for way in (SUM, PARTS):
+        for way in (SUM, PARTS, "PowerSGD"):
             for hook in (compression_hook, waiting_hook):
-                model = wrapped(kind, CompressionState(Unchanged(way)), hook)
+                state = (
+                    CompressionState(Unchanged(way)) if way in (SUM, PARTS) else PowerSGDState(8)
+                )
+                model = wrapped(kind, state, hook)
                 for _ in range(4):
                     dist.barrier()
                     start = emulation.now()
@@ -116,10 +120,12 @@ def test_a_step_takes_the_longer_of_backward_and_messages_not_their_sum(backend,
     bandwidth = 2 * (ranks - 1) / ranks * nbytes / BACKWARD
     network = EmulatedNetwork(latency=0.0, bandwidth=bandwidth)
     for found in launch(emulated_seconds, ranks, backend=backend, network=network, clock="virtual"):
-        for (_, _, hook), seconds in found.items():
+        for (_, way, hook), seconds in found.items():
             # the last bucket is full when backward ends: its messages cannot hide
             together = BACKWARD * (1 + 1 / LAYERS)
             right = together if hook == "compression_hook" else 2 * BACKWARD
+            if way == "PowerSGD":  # 8 of 64 columns, twice: a quarter of the bytes
+                right = BACKWARD + (right - BACKWARD) / 4
             assert seconds == pytest.approx(right, rel=1e-6), found
 
 
@@ -241,6 +247,25 @@ def failing():
         fine = in_background(lambda: torch.ones(3), torch.zeros(3))
         assert fine.wait().tolist() == [1.0] * 3, "the thread lives on"
     return caught
+
+
+def in_subgroups():
+    """Two halves of the ranks, each with a model of its own; the ranks of one know nothing of the other's groups."""
+    rank, found = dist.get_rank(), []
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = halves[rank // 2]
+    for make in (lambda: TopK(1.0), lambda: Unchanged(PARTS), lambda: Unchanged(SUM)):
+        model = DistributedDataParallel(nn.Linear(4, 4, bias=False), process_group=mine)
+        model.register_comm_hook(CompressionState(make(), mine), compression_hook)
+        model(torch.full((1, 4), float(rank))).sum().backward()
+        found.append(model.module.weight.grad.unique().tolist())
+    return found
+
+
+def test_each_group_has_its_own_beside_it():
+    run = launch(in_subgroups, 4, timeout=240.0)
+    for rank, found in enumerate(run):
+        assert found == [[0.5 if rank < 2 else 2.5]] * 3
 
 
 def several_things():

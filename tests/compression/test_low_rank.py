@@ -294,6 +294,9 @@ def odd(rank=2):
     for size in (1e-25, 1e36):  # whose squares have no number in float32
         state.left_out.clear()
         torch.testing.assert_close(mean_of(constant * size), constant * size)
+    assert weight in state.left_out and weight in state.factors
+    state.reset()
+    assert not state.left_out and weight in state.factors
     huge = mean_of(torch.full((12, 6), 3e38))  # its factors have no number in float32
     assert huge.isnan().all() and state.factors[weight].isfinite().all()
     return seen

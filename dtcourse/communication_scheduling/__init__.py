@@ -8,6 +8,10 @@ In the order in which to read them:
     priority.py           PriorityDataParallel: each layer waits for its own gradient before its next forward
     fusion.py             how many gradients a message should carry: the best bucket size, the best division
     byteps.py             servers beside peers: who sums which part of the gradients
+    lazy.py               ranks whose gradient has hardly changed send nothing
+
+Not here: no_sync(), fewer and larger messages by accumulation (data_parallel/ddp.py), and reduction on two levels
+(collectives/hierarchical.py).
 """
 
 from dtcourse.communication_scheduling.byteps import (
@@ -27,6 +31,7 @@ from dtcourse.communication_scheduling.fusion import (
     best_size,
     divide,
 )
+from dtcourse.communication_scheduling.lazy import LazyAggregation, lazy_bytes, lazy_hook
 from dtcourse.communication_scheduling.plan import (
     Slice,
     arrivals,
@@ -39,6 +44,7 @@ from dtcourse.communication_scheduling.priority import PriorityDataParallel
 __all__ = [
     "AssignDivision",
     "Gradient",
+    "LazyAggregation",
     "PriorityDataParallel",
     "PushPull",
     "Slice",
@@ -50,6 +56,8 @@ __all__ = [
     "best_size",
     "divide",
     "expected_gain",
+    "lazy_bytes",
+    "lazy_hook",
     "push_pull_hook",
     "push_pull_seconds",
     "send_order",

@@ -21,15 +21,15 @@ Source: Jiang et al. 2020, "A unified architecture for accelerating distributed 
 (BytePS, OSDI), section 4.1, where s = 1.
 """
 
-from __future__ import annotations
+# Annotations are objects here, not strings: PyTorch looks at the hook's.
 
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed import Work
 
 from dtcourse.collectives import p2p
@@ -166,7 +166,7 @@ class PushPull:
                     work.wait()
 
 
-def push_pull_hook(state: PushPull, bucket: Any) -> Any:
+def push_pull_hook(state: PushPull, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A communication hook of DistributedDataParallel over the workers: register_comm_hook(PushPull(...), push_pull_hook)."""
     return state(bucket.buffer(), average=True).get_future()
 

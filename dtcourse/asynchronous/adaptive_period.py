@@ -13,8 +13,8 @@ at the end of each interval the period is chosen anew, from the loss F now and a
     H = floor( H_before / 2 )  where that would not be shorter, though the rate is what it was before; at least 1
 
 Source: Wang and Joshi (SysML 2019, arXiv 1810.08313), section 4. There an interval is T_0 seconds on the clock; here
-    it is a number of steps, which no two ranks count differently. All ranks take the mean of their losses, so all
-    choose the same.
+it is a number of steps, which no two ranks count differently. All ranks take the mean of their losses, so all choose
+the same. The paper leaves open how H / 2 is rounded.
 
 Bytes: one all-reduce of 16 bytes at the start and in each interval.
 """

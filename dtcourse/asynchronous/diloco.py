@@ -9,8 +9,7 @@
     x     <- Nesterov(x, delta);  x_r <- x
 
 An outer step of rate 1 without momentum takes the mean: local SGD. Momentum carries on what the rounds before agreed
-    on, so
-that H may be far larger: the paper trains language models on islands that are joined by the internet, with H = 500,
+on, so that H may be far larger: the paper trains language models on islands that the internet joins, with H = 500,
 outer rate 0.7 and momentum 0.9. The inner optimizer's state stays on its rank.
 Source: Douillard et al. (arXiv 2311.08105), algorithm 1.
 

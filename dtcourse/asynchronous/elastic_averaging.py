@@ -7,9 +7,8 @@
     x_r    <- x_r - lr g_r(x_r) - alpha (x_r - center)        alpha = beta / p;  the last term in every H-th step
     center <- (1 - beta) center + beta 1/p sum_r x_r
 
-Both from the values before the step. Local SGD sets all ranks back to one point; here they keep apart, and the
-center, an
-average over ranks and over time, is the model to use: `center_parameters`. With Nesterov's momentum it is EAMSGD.
+Both from the values before the step. Local SGD sets all ranks back to one point; here they keep apart, and the center,
+an average over ranks and over time, is the model to use: `center_parameters`. With Nesterov's momentum it is EAMSGD.
 Source: Zhang, Choromanska and LeCun (NIPS 2015, arXiv 1412.6651), equations 5 and 6, and 8 for EAMSGD. This is the
 synchronous form; in the asynchronous one a server holds the center, and workers come when they like.
 

@@ -2,8 +2,7 @@
 
 Local updates move whole models, one tensor after another in the same flat one, so a meeting costs a few large messages
 and not one for each parameter. The flat tensors are buckets (parameters/buckets.py), made for a meeting and let go
-after
-it: between meetings they cost no memory.
+after it: between meetings they cost no memory.
 
 A mean over p ranks (ring): a rank sends 2 (p - 1) / p of the tensors' bytes.
 """

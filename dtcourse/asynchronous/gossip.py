@@ -12,8 +12,7 @@ News takes several steps to come round (mixing.py: the spectral gap says how man
 Source: Lian et al., D-PSGD (NIPS 2017, arXiv 1705.09056), algorithm 1.
 
 Bytes that a rank sends in a step, N bytes of parameters: degree * N, in one message for each neighbour and bucket.
-    Memory per
-rank: (1 + degree) * N while messages are under way, which is all the time from a forward to the end of its step; N more
+Memory per rank: (1 + degree) * N while messages are under way, which is from a forward to the end of its step; N more
 in the step.
 """
 
@@ -169,8 +168,7 @@ class GossipSGD(LocalOptimizer):
 def consensus_distance(model: nn.Module, group: Group = None) -> float:
     """How far the ranks' models lie apart: sqrt(1/p sum_r |x_r - mean|^2) over all parameters. The same on every rank.
 
-    A measurement: it sends what gossip saves, 2 (p - 1) / p of the parameters' bytes and 8 bytes more. All ranks call
-        it.
+    A measurement: it sends what gossip saves, 2 (p - 1) / p of the parameters' bytes. All ranks call it.
     """
     size, total = dist.get_world_size(group), torch.zeros((), dtype=torch.float64)
     for bucket in flattened(list(model.parameters())):

@@ -4,9 +4,8 @@
 
 The model stays as it is and the inner optimizer makes each rank's own steps; the method is what happens besides. The
 wrapper is a torch.optim.Optimizer, so rate schedules, gradient scalers and zero_grad work on it. What can go wrong
-silently is asked
-here: workers with different settings never meet, or meet with models of different age; a parameter that was replaced
-    since the wrapper was made is trained by nobody.
+silently is asked here: workers with different settings never meet, or meet with models of different age; a parameter
+that was replaced since the wrapper was made is trained by nobody.
 
 A rank's parameters, and its optimizer's state, are its own between meetings: each rank saves its own state dicts.
 """
@@ -30,8 +29,7 @@ EXTRA = "local_updates"  # the wrapper's own part of its state dict
 
 
 class LocalOptimizer(Optimizer):
-    """Runs `optimizer` on this rank's own gradients; a method of local updates says when ranks meet, and what they do
-    then.
+    """Runs `optimizer` on this rank's own gradients; a method says when ranks meet, and what they do then.
 
     model:     what is trained, the same on every rank but for its values, which become rank 0's
     optimizer: any of torch.optim over parameters of the model
@@ -60,7 +58,7 @@ class LocalOptimizer(Optimizer):
         self.size = dist.get_world_size(group)
         if self.size < 1:
             raise ValueError("this rank is not in the group, so it meets nobody")
-        if self.in_ddp and not self.takes_ddp:
+        if self.in_ddp and not self.takes_ddp and self.size > 1:
             raise ValueError(
                 "the model is in DistributedDataParallel, which averages the gradients of the same ranks in each step, "
                 "so no step would be local: pass the module itself, or DistributedDataParallel over each node's ranks"
@@ -199,14 +197,14 @@ def _names(model: nn.Module, optimizer: Optimizer) -> dict[Any, str]:
     if not isinstance(optimizer, Optimizer):
         raise ValueError(f"pass an optimizer, as torch.optim has them; got {optimizer!r}")
     given = [p for group in optimizer.param_groups for p in group["params"]]
-    known = set(model.parameters())
+    known, optimized = set(model.parameters()), set(given)
     for number, parameter in enumerate(given):
         if parameter not in known:
             raise ValueError(
                 f"parameter {number} of the optimizer, of shape {list(parameter.shape)}, is not the model's: build the "
                 "optimizer on model.parameters()"
             )
-    names = {p: n for n, p in model.named_parameters() if p.requires_grad and p in set(given)}
+    names = {p: n for n, p in model.named_parameters() if p.requires_grad and p in optimized}
     if not names:
         raise ValueError("the optimizer trains no parameter: all of them are frozen")
     return names

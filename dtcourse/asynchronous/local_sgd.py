@@ -9,9 +9,9 @@
 
 With H = 1 and plain SGD the mean of p steps is the step of the mean gradient: DDP. With a larger H the ranks drift
 apart in between, each towards its own data, and the mean of their ends is not where one process would have come. What
-is saved is
-messages: 1 / H of them. Source: Stich (ICLR 2019, arXiv 1805.09767); Lin et al. (arXiv 1808.07217) for post-local SGD,
-which averages gradients in each step first, as DDP does, and goes over to local steps later: `synchronous_steps`.
+is saved is messages: only one step in H sends any. Source: Stich (ICLR 2019, arXiv 1805.09767); Lin et al. (arXiv
+1808.07217) for post-local SGD, which averages gradients in each step first, as DDP does, and goes over to local steps
+later: `synchronous_steps`.
 
 Bytes that all ranks together send in a step, N bytes of parameters (ring): 2 (p - 1) N / H; 2 (p - 1) N, as DDP, in
 the synchronous steps. In a meeting N counts running statistics too, and with average_state the momentum; the ranks'
@@ -36,8 +36,8 @@ class LocalSGD(LocalOptimizer):
     """Averages the model over the ranks in every `period`-th step of `optimizer`.
 
     model, optimizer: as in LocalOptimizer; the model may be in DistributedDataParallel, ours or PyTorch's. Over the
-        same ranks, it averages the gradients of the synchronous steps, while backward runs, and is told to leave the local
-        ones alone. Over other ranks (each node's, and `group` is across the nodes) it goes on in all steps
+        same ranks, it averages the gradients of the synchronous steps, while backward runs, and is told to leave the
+        local ones alone. Over other ranks (each node's, and `group` is across the nodes) it goes on in all steps
     period:            H, local steps from one mean to the next
     synchronous_steps: so many steps first with averaged gradients (post-local SGD). Without DDP they are averaged in
         `step`, and a parameter without a gradient counts as zero

@@ -83,8 +83,7 @@ def exponential(size: int) -> torch.Tensor:
 
 
 def one_peer_exponential(size: int) -> list[torch.Tensor]:
-    """In the first step each rank takes the mean with the rank before it, then with that 2 before it, 4, 8, ..., and
-    again.
+    """Each rank takes the mean with the rank before it, in the next step with that 2 before it, 4, 8, ..., and again.
 
     One message in a step; for p a power of 2, log2(p) steps bring exactly the mean of all.
     """
@@ -119,7 +118,7 @@ def neighbours(weights: torch.Tensor, rank: int) -> tuple[list[int], list[int]]:
     """The ranks that `rank` hears from, and those that hear from it.
 
     In the order of how far round they are: where all have such neighbours, no two of them send to one rank at the
-        same time.
+    same time.
     """
     size = len(weights)
     before = [(rank - n) % size for n in range(1, size)]

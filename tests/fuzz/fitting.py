@@ -39,6 +39,13 @@ def unfit_for_zeros(program: Program, truth: Truth) -> str:
     return ""
 
 
+def unfit_local(program: Program, truth: Truth) -> str:
+    apart = any(len(set(backward)) > 1 for step in truth.used for backward in step)
+    if apart and (program.momentum or program.weight_decay):
+        return "a rank without a gradient takes no step, though another has one, and this optimizer would"
+    return ""
+
+
 def unfit_own_buffers(program: Program, truth: Truth) -> str:
     buffers = any(block.buffer for block in program.blocks)
     return "each rank computes with its own buffers, from the start" if buffers else ""

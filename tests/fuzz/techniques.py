@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from dtcourse.asynchronous import DiLoCo, GossipSGD, LocalSGD, mixing
 from dtcourse.communication_scheduling import PriorityDataParallel
 from dtcourse.data_parallel import (
     DistributedDataParallel,
@@ -32,6 +33,7 @@ from dtcourse.verify.harness import Steps, nothing, train
 from dtcourse.verify.programs import Program, Truth
 from tests.fuzz.fitting import (
     unfit_for_zeros,
+    unfit_local,
     unfit_own_buffers,
     unfit_per_parameter,
     unfit_static,
@@ -164,6 +166,28 @@ def priority(name: str, unfit: Any = None, **options: Any) -> Technique:
     )
 
 
+def meeting_in_each_step(name: str, method: Callable[[nn.Module, Any], Any]) -> Technique:
+    """Local updates in their degenerate case: the mean of steps is the step of the mean gradient."""
+    return Technique(
+        name,
+        lambda model, program: model,
+        lambda wrapped, program: method(wrapped, plain_sgd(wrapped, program)),
+        read=mean_gradients,
+        unfit=unfit_local,
+        none_is_zero=True,
+    )
+
+
+def mean_gradients(model: nn.Module) -> Gradients:
+    """The mean of what each rank has; its own stay as they are."""
+    found: Gradients = {}
+    for name, p in model.named_parameters():
+        mean = torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        dist.all_reduce(mean)
+        found[name] = mean / dist.get_world_size() if p.requires_grad else None
+    return found
+
+
 def sharded(name: str, units: str = "blocks", **options: Any) -> Technique:
     """units: the "root" alone, the "blocks" that the program says, or "all" that share no weight; and the root."""
 
@@ -238,5 +262,20 @@ TECHNIQUES: dict[str, Technique] = {
         sharded("fully_shard, offloaded", offload_policy=CPUOffloadPolicy()),
         sharded("fully_shard, replicated", mesh_shape="replicate"),
         sharded("fully_shard, mesh of two axes", "all", mesh_shape="shard"),
+    )
+}
+
+# Apart from the others, so that those keep their programs.
+LOCAL_UPDATES: dict[str, Technique] = {
+    t.name: t
+    for t in (
+        meeting_in_each_step("local SGD", lambda model, sgd: LocalSGD(model, sgd, 1)),
+        meeting_in_each_step("DiLoCo", lambda model, sgd: DiLoCo(model, sgd, 1, 1.0, 0.0)),
+        meeting_in_each_step(
+            "gossip on a complete graph",
+            lambda model, sgd: GossipSGD(
+                model, sgd, mixing.complete(dist.get_world_size()), overlap=False
+            ),
+        ),
     )
 }

@@ -30,7 +30,7 @@ from tests.fuzz.drawing import drawn
 from tests.fuzz.reducing import reduced
 from tests.fuzz.running import complaints, tried
 from tests.fuzz.strategies import programs
-from tests.fuzz.techniques import TECHNIQUES
+from tests.fuzz.techniques import LOCAL_UPDATES, TECHNIQUES
 from tests.fuzz.written import shown
 
 SEED = int(os.environ.get("DTCOURSE_FUZZ_SEED") or 0)
@@ -42,8 +42,11 @@ AT_ONCE = 40
 @pytest.mark.slow
 @pytest.mark.timeout(0)  # each launch has a limit of its own
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_each_technique_is_one_process(ranks):
-    names = [name for name in TECHNIQUES if ONLY in name]
+@pytest.mark.parametrize("family", [TECHNIQUES, LOCAL_UPDATES], ids=["", "local-updates"])
+def test_each_technique_is_one_process(family, ranks):
+    names = [name for name in family if ONLY in name]
+    if not names:
+        pytest.skip(f"no technique here has {ONLY!r} in its name")
     found = drawn(programs(ranks), EACH * len(names), SEED)
     # dealt out in turn; what fails is made smaller by reducing.py, many at a time in one launch
     examples = [(names[i % len(names)], program) for i, program in enumerate(found)]

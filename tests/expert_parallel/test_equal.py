@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from dtcourse import launch
+from dtcourse import device, launch
 from dtcourse.expert_parallel import (
     average_gradients,
     expert_parallel,
@@ -44,7 +44,7 @@ def parallel(moe, mesh, axes, parts, **options):
     losses = loss.detach() / W
     dist.all_reduce(losses)
     pieces = [None] * W
-    dist.all_gather_object(pieces, x.grad / W)
+    dist.all_gather_object(pieces, (x.grad / W).cpu())
     return full_gradients(moe) | {"x": torch.cat(pieces), "loss": losses}
 
 
@@ -129,6 +129,26 @@ def test_replicas_stay_equal_bit_by_bit_through_twenty_steps(name):
             # Experts have a replica where the expert axis's coordinate is the same, all else everywhere.
             other = run[rank % 2 if ".experts." in parameter else 0][1][parameter]
             assert torch.equal(value, other), parameter
+
+
+def on_gpus():
+    here, W = device.current(), dist.get_world_size()
+    mesh = init_device_mesh(here.type, (W,))
+    parts = [x.to(here) for x in tokens([5, 3, 9, 2][:W])]
+    for options in ({"z": 0.1, "capacity_factor": 0.7}, {"gate": "expert choice", "shared": True}):
+        plain, moe = mixture(**options).to(here), mixture(**options).to(here)
+        found, right = parallel(moe, mesh, None, parts), alone(plain, parts)
+        # The tokens' gradients of all ranks are on the CPU.
+        tensors = {n: g for n, g in found.items() if n != "x"}
+        compare(tensors, {n: right[n] for n in tensors}, 1e-10, f"{options}: gradient", norm=2)
+        compare(full_state_dict(moe), plain.state_dict(), 0.0, "parameter")
+    return here.type
+
+
+@pytest.mark.gpu  # unverified: no GPU was at hand when this was written
+def test_gradients_on_gpus_are_one_processs():
+    world_size = 4 if device.count() >= 4 else 2
+    assert [*launch(on_gpus, world_size, device="cuda")] == ["cuda"] * world_size
 
 
 def forgotten():

@@ -22,12 +22,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from dtcourse import launch
 from dtcourse.expert_parallel import (
     average_gradients,
+    clip_grad_norm,
     expert_parallel,
     full_gradients,
     full_state_dict,
 )
 from dtcourse.models import BiasBalancedGate, ExpertChoiceGate, Experts, MoE, TopKGate
-from dtcourse.verify import NotEqual, compare
+from dtcourse.verify import NotEqual, compare, gradients_of
 from tests.fuzz.drawing import drawn
 
 SEED = int(os.environ.get("DTCOURSE_FUZZ_SEED") or 0)
@@ -194,15 +195,23 @@ def differs(case: Case) -> None:
     """Raises NotEqual where this rank has other numbers than one process."""
     model, grads = trained(case)
     plain, right = alone(case)
-    zeros = {
-        n: torch.zeros_like(p) if p.requires_grad and p.grad is None else p.grad
-        for n, p in plain.named_parameters()
-    }  # no token came, or none of them mattered: all ranks together say zero then
-    compare(full_gradients(model), zeros, 1e-10, norm=2)
+    for parameter in plain.parameters():
+        # No token came to it on any rank: all of them together say zero then.
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    pairs = [("gradient", full_gradients(model), gradients_of(plain))]
+    norm = clip_grad_norm(model, 0.1)
+    alone_norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1).double()
+    pairs.append(("norm", {"all": norm}, {"all": alone_norm}))
+    pairs.append(("clipped gradient", full_gradients(model), gradients_of(plain)))
     me = dist.get_rank()
     for i, (lengths, mine, whole) in enumerate(zip(case.lengths, grads, right, strict=True)):
-        compare({"x": mine}, {"x": whole.split(lengths)[me]}, 1e-10, f"gradient of micro-batch {i}", norm=2)  # fmt: skip
-    compare(full_state_dict(model), plain.state_dict(), 0.0, "value")
+        pairs.append((f"gradient of micro-batch {i}", {"x": mine}, {"x": whole.split(lengths)[me]}))
+    state = full_state_dict(model)
+    # From here on nothing is sent: a rank that raises alone leaves none waiting.
+    for what, found, expected in pairs:
+        compare(found, expected, 1e-10, what, norm=2)
+    compare(state, plain.state_dict(), 0.0, "value")
     if case.scope == "global":
         for mixture, one in zip(model, plain, strict=True):
             if not torch.equal(mixture.counts_E, one.counts_E) or mixture.num_dropped != one.num_dropped:  # fmt: skip

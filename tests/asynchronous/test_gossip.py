@@ -109,7 +109,7 @@ def several():
 
 
 def test_on_ranks_too():
-    run = launch(several, 4)
+    run = launch(several, 4, timeout=240)
     any_start, slow, one_peer, complete = ([found[i][0] for found in run] for i in range(4))
     assert all(each == any_start[0] for each in any_start), "measured alike on every rank"
     for t, distance in enumerate(any_start[0]):

@@ -327,7 +327,7 @@ def memory():
 
 
 def test_live_bytes_are_the_formulas():
-    for found in launch(memory, 3):
+    for found in launch(memory, 3, timeout=240):
         for name, (kept, most) in FORMULAS.items():
             after, peak = found[name]
             assert abs(after - kept * SIZE) < SMALL, (name, after / SIZE)

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from dtcourse.asynchronous import DiLoCo, GossipSGD, LocalSGD, mixing
 from dtcourse.communication_scheduling import PriorityDataParallel
+from dtcourse.compression import CompressionState, Unchanged, compression_hook
 from dtcourse.data_parallel import (
     DistributedDataParallel,
     PerParameterDataParallel,
@@ -98,6 +99,14 @@ def ddp(name: str, unfit: Any = None, **options: Any) -> Technique:
         plain_sgd,
         unfit=unfit or (lambda program, truth: ""),
     )
+
+
+def compressed(model: Chain, program: Program) -> nn.Module:
+    """Nothing is left out, and all of compression's machinery is in between."""
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True, bucket_cap_mb=TINY)
+    state = CompressionState(Unchanged(takes=torch.float64))
+    wrapped.register_comm_hook(state, compression_hook)
+    return wrapped
 
 
 def naive(model: Chain, program: Program) -> Chain:
@@ -266,9 +275,10 @@ TECHNIQUES: dict[str, Technique] = {
 }
 
 # Apart from the others, so that those keep their programs.
-LOCAL_UPDATES: dict[str, Technique] = {
+TALKING_LESS: dict[str, Technique] = {
     t.name: t
     for t in (
+        Technique("compressed, all of it", compressed, plain_sgd),
         meeting_in_each_step("local SGD", lambda model, sgd: LocalSGD(model, sgd, 1)),
         meeting_in_each_step("DiLoCo", lambda model, sgd: DiLoCo(model, sgd, 1, 1.0, 0.0)),
         meeting_in_each_step(

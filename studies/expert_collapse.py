@@ -38,8 +38,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import results_file
 from dtcourse import data
+from dtcourse.course import results_file
 from dtcourse.models import (
     BiasBalancedGate,
     ExpertChoiceGate,

@@ -30,8 +30,8 @@ from typing import Any
 import torch
 from torch import nn
 
-import results_file
 from dtcourse import data
+from dtcourse.course import results_file
 from dtcourse.large_batch import LAMB, LARS, GradualWarmup, linear_scaling, square_root_scaling
 from dtcourse.models import ConvNet, Transformer, TransformerConfig
 

@@ -37,7 +37,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-import results_file
 from dtcourse import data, emulation, launch
 from dtcourse.compression import (
     QSGD,
@@ -57,6 +56,7 @@ from dtcourse.compression import (
     compression_hook,
     deep_gradient_hook,
 )
+from dtcourse.course import results_file
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
 from dtcourse.models import MLP, PUBLISHED, flops, transformer_parameters
@@ -77,7 +77,7 @@ class Settings:
     samples: int = 600  # images to train on
     width: int = 128
     momentum: float = 0.9
-    scale: int = 32
+    scale: int = 128
 
 
 @dataclass(frozen=True)

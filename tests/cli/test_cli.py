@@ -98,12 +98,12 @@ def test_list_names_minutes_and_needs(course):
     assert "Still to come: 30 lessons" in said
 
 
-def test_list_and_topics_compute_for_less_than_a_second_and_load_no_torch():
-    """Processor time, which other programs hardly stretch; `torch` alone would take more."""
-    code = "import sys; from dtcourse.cli import app; app(sys.argv[1:], standalone_mode=False); assert 'torch' not in sys.modules"
-    for words in (["list"], ["topics"]):
-        computed = []
-        for _ in range(2):  # the first may have to compile
+def test_list_and_topics_compute_less_than_torch_alone_and_do_not_load_it():
+    """Processor time, which a busy machine stretches too: so beside that of importing torch, on the same machine."""
+    listing = "import sys; from dtcourse.cli import app; app(sys.argv[1:], standalone_mode=False); assert 'torch' not in sys.modules"
+    computed = {}
+    for _ in range(2):  # the first may have to compile
+        for code, *words in ((listing, "list"), (listing, "topics"), ("import torch",)):
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             done = subprocess.run(
                 [sys.executable, "-c", code, *words],
@@ -113,9 +113,11 @@ def test_list_and_topics_compute_for_less_than_a_second_and_load_no_torch():
                 cwd=PACKAGE.parent,
             )
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            computed.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+            seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            computed.setdefault(" ".join(words) or "torch", []).append(seconds)
             assert done.returncode == 0, done.stderr
-        assert min(computed) < 1.0, computed
+    least = {name: min(seconds) for name, seconds in computed.items()}
+    assert max(least["list"], least["topics"]) < least["torch"], computed
 
 
 @pytest.fixture

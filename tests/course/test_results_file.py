@@ -6,13 +6,10 @@ import json
 
 import pytest
 
-
-@pytest.fixture(scope="module")
-def kept(study):
-    return study("results_file")
+from dtcourse.course import results_file as kept
 
 
-def test_a_crash_while_writing_leaves_the_file_whole(kept, tmp_path):
+def test_a_crash_while_writing_leaves_the_file_whole(tmp_path):
     path = tmp_path / "deep" / "results.json"
     results = kept.load(path, "a study", format=1, settings={"samples": 3}) | {
         "runs": {"a": {"seconds": 1.0}}
@@ -26,7 +23,7 @@ def test_a_crash_while_writing_leaves_the_file_whole(kept, tmp_path):
     assert {"what", "settings", "date", "machine", "versions", "seeds", "seconds"} <= set(found)
 
 
-def test_it_is_continued_with_the_same_settings_only(kept, tmp_path):
+def test_it_is_continued_with_the_same_settings_only(tmp_path):
     path = tmp_path / "results.json"
     kept.save(kept.load(path, "a study", format=1, settings={"samples": 3}), path, 1)
     assert kept.load(path, "a study", format=1, settings={"samples": 3})["runs"] == {}

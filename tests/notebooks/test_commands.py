@@ -19,7 +19,7 @@ import pytest
 
 from dtcourse.course import grading, places, workspace
 from tests.course import rotation
-from tests.notebooks.commands import Printed, is_command, needed, printed
+from tests.notebooks.commands import TORCHS_ABORT, Printed, is_command, needed, printed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -33,10 +33,6 @@ BENCH = "dtcourse bench collectives"
 NOT_HERE = {
     "nvidia-smi topo -m": "it prints how NVIDIA's GPUs are wired, and comes with their driver"
 }
-
-# Seen in 2 of about 20 runs of PyTorch's DDP on gloo (06_data_parallel.py), after all was trained and printed: a C++ thread
-# still ran where its object ended. Why is not known yet; such a run is tried again.
-TORCHS_ABORT = "terminate called without an active exception"
 
 # What a command prints when it has done its work, by the function or script that it runs. Once, whatever the nodes.
 SAYS = {

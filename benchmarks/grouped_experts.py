@@ -3,10 +3,9 @@
     python benchmarks/grouped_experts.py --pairs 12        # writes benchmarks/results/grouped_experts.json
 
 The work is that of one layer of experts without biases, forward and backward: up, GELU, down. Loads are balanced (all
-experts have as many rows) or Zipf's (expert i has 1/i of what the first has). Ways take turns, in each of their orders: a
-machine whose speed drifts does the same to all, and none always comes after the loop, which leaves nothing of theirs in the
-cache. What is reported is the median of the pairs' ratios: below 1.0 ours is faster. Seconds are the process's own
-processor time on one thread, which what else runs on the machine does not stretch.
+experts have as many rows) or Zipf's (expert i has 1/i of what the first has). What is reported is the median of the
+pairs' ratios: below 1.0 ours is faster. Seconds are the process's own processor time on one thread, which what else runs
+on the machine does not stretch.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from itertools import cycle, islice, permutations
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +63,15 @@ def compare(shape: tuple[int, int, int, int], load: str, num_pairs: int) -> dict
     sizes = (R, D), (E, D, width), (E, width, D)
     x_RD, up, down = (torch.randn(s, generator=make).requires_grad_() for s in sizes)
     grad_RD = torch.randn(R, D, generator=make)
-    times: dict[str, list[float]] = {name: [] for name in PRODUCTS}
-    orders = cycle(permutations(PRODUCTS))
-    for order in islice(orders, num_pairs + 2):
-        for name in order:
-            product = PRODUCTS[name]
-            start = time.process_time()
-            product(F.gelu(product(x_RD, up, counts_E)), down, counts_E).backward(grad_RD)
-            times[name].append(time.process_time() - start)
-            x_RD.grad = up.grad = down.grad = None
-    return {name: measured[2:] for name, measured in times.items()}  # the first warm up
+
+    def step(product: Callable[[Tensor, Tensor, Tensor], Tensor]) -> float:
+        start = time.process_time()
+        product(F.gelu(product(x_RD, up, counts_E)), down, counts_E).backward(grad_RD)
+        seconds = time.process_time() - start
+        x_RD.grad = up.grad = down.grad = None
+        return seconds
+
+    return pairs.in_turns({name: partial(step, each) for name, each in PRODUCTS.items()}, num_pairs)
 
 
 def main() -> None:

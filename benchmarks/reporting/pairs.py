@@ -44,10 +44,17 @@ def timed_step(
 
 
 def in_turns(steps: Mapping[str, Callable[[], Figure]], pairs: int) -> dict[str, list[Figure]]:
-    """What each of `steps` returns, `pairs` times after the warm-up: all of them in turns, and in turns which is first."""
+    """What each of `steps` returns, `pairs` times after the warm-up: all of them in turns, and in turns which is first.
+
+    Two turns there and back, then from the next but one on: of three each of their orders. So none always comes after the
+    same other one, which leaves its own tensors in the cache.
+    """
     found: dict[str, list[Figure]] = {name: [] for name in steps}
+    names = list(steps)
     for turn in range(WARM_UP + pairs):
-        for name in list(steps)[:: -1 if turn % 2 else 1]:
+        first = turn // 2 * 2 % len(names)
+        order = names[first:] + names[:first]
+        for name in reversed(order) if turn % 2 else order:
             found[name].append(steps[name]())
     return {name: figures[WARM_UP:] for name, figures in found.items()}
 

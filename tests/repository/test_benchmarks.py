@@ -32,6 +32,14 @@ def test_steps_take_turns_also_in_who_is_first_and_the_warm_up_is_left_out(pairs
     assert found == {"ours": [5, 8], "torch": [6, 7]}
 
 
+def test_three_take_turns_in_each_of_their_orders(pairs):
+    calls = []
+    steps = {name: lambda name=name: calls.append(name) for name in "abc"}
+    pairs.in_turns(steps, 6 - pairs.WARM_UP)
+    orders = {"".join(calls[i : i + 3]) for i in range(0, len(calls), 3)}
+    assert orders == {"abc", "acb", "bac", "bca", "cab", "cba"}
+
+
 def test_a_ratio_is_of_the_slowest_ranks_pair_by_pair(pairs):
     run = [  # two ranks, three steps: forward and backward, optimizer
         {"ours": [(2.0, 1.0), (1.0, 1.0), (4.0, 0.0)], "torch": [(1.0, 1.0), (2.0, 2.0), (1.0, 1.0)]},

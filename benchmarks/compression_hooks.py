@@ -11,13 +11,10 @@ order on each rank where there are several buckets, and on gloo that may mix the
 
 from __future__ import annotations
 
-import argparse
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,7 +26,7 @@ from dtcourse.compression import (
     compression_hook,
 )
 from dtcourse.models import Transformer, TransformerConfig, parameter_count
-from reporting import pairs
+from reporting import pairs, training
 
 RESULTS = Path(__file__).parent / "results" / "compression_hooks.json"
 RANK = 4
@@ -63,29 +60,12 @@ def compare(
         wrapped.register_comm_hook(state, hook)
         models[name] = wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.01)
     tokens_BS = torch.randint(config.vocab, (batch, length + 1), device=where)
-
-    def step(name: str) -> tuple[float, float]:
-        model, optimizer = models[name]
-
-        def loss() -> torch.Tensor:
-            logits_BSV = model(tokens_BS[:, :-1])
-            return nn.functional.cross_entropy(logits_BSV.flatten(0, 1), tokens_BS[:, 1:].flatten())
-
-        return pairs.timed_step(loss, optimizer)
-
-    return pairs.in_turns({name: partial(step, name) for name in models}, steps)
+    return training.in_turns(models, tokens_BS, steps)
 
 
 def main() -> None:
     """Runs the comparisons and prints one line a quantity."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--width", type=int, default=384)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser = training.parser(__doc__, RESULTS)
     options = parser.parse_args()
     config = TransformerConfig(
         vocab=256,

@@ -14,9 +14,7 @@ what the C library keeps for reuse is more than what a step needs.)
 
 from __future__ import annotations
 
-import argparse
 import os
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ from dtcourse import device, launch
 from dtcourse.models import Transformer, TransformerConfig, parameter_count
 from dtcourse.profiling.memory import held
 from dtcourse.sharding import fully_shard
-from reporting import pairs
+from reporting import pairs, training
 
 RESULTS = Path(__file__).parent / "results" / "fully_shard.json"
 KINDS = {"ours": fully_shard, "torch": torch_fully_shard}
@@ -50,11 +48,6 @@ def tokens_for(config: TransformerConfig, batch: int, length: int) -> torch.Tens
     return torch.randint(config.vocab, (batch, length + 1), device=device.current())
 
 
-def loss(model: nn.Module, tokens_BS: torch.Tensor) -> torch.Tensor:
-    logits_BSV = model(tokens_BS[:, :-1])
-    return nn.functional.cross_entropy(logits_BSV.flatten(0, 1), tokens_BS[:, 1:].flatten())
-
-
 def compare(
     config: TransformerConfig, batch: int, length: int, count: int, reshard: bool | None
 ) -> dict[str, Any]:
@@ -64,12 +57,7 @@ def compare(
         model = build(kind, config, reshard)
         models[kind] = model, torch.optim.AdamW(model.parameters(), lr=1e-4)
     tokens_BS = tokens_for(config, batch, length)
-
-    def step(kind: str) -> tuple[float, float]:
-        model, optimizer = models[kind]
-        return pairs.timed_step(lambda: loss(model, tokens_BS), optimizer)
-
-    return pairs.in_turns({kind: partial(step, kind) for kind in models}, count)
+    return training.in_turns(models, tokens_BS, count)
 
 
 def memory(
@@ -80,12 +68,12 @@ def memory(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     tokens_BS = tokens_for(config, batch, length)
     for _ in range(2):
-        pairs.timed_step(lambda: loss(model, tokens_BS), optimizer)
+        pairs.timed_step(lambda: training.loss(model, tokens_BS), optimizer)
     steady = sum(held(model, optimizer).values())
     most = 0
     for _ in range(3):
         with torch.profiler.profile(profile_memory=True) as profiled:
-            pairs.timed_step(lambda: loss(model, tokens_BS), optimizer)
+            pairs.timed_step(lambda: training.loss(model, tokens_BS), optimizer)
         calls = profiled.profiler.kineto_results.events()
         changes = sorted((e.start_ns(), e.nbytes()) for e in calls if e.name() == "[memory]")
         most = max(most, max(accumulate(change for _, change in changes)))
@@ -97,16 +85,9 @@ def main() -> None:
     os.environ.setdefault(
         "KINETO_LOG_LEVEL", "99"
     )  # the profiler's own lines would fill the screen
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--width", type=int, default=384)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--length", type=int, default=64)
+    parser = training.parser(__doc__, RESULTS, "--pairs")
     parser.add_argument("--keep", action="store_true", help="reshard_after_forward=False in both")
     parser.add_argument("--no-memory", action="store_true", help="time only")
-    parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     config = TransformerConfig(
         vocab=256,

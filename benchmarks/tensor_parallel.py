@@ -11,7 +11,6 @@ apart, because PyTorch's works on DTensors, which cost time for each parameter.
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from torch.distributed.tensor.parallel import (
 from dtcourse import device, launch
 from dtcourse.models import Transformer, TransformerConfig, parameter_count
 from dtcourse.tensor_parallel import parallelize, transformer_plan
-from reporting import pairs
+from reporting import pairs, training
 
 RESULTS = Path(__file__).parent / "results" / "tensor_parallel.json"
 KINDS = ("ours", "torch")
@@ -75,14 +74,7 @@ def compare(config: TransformerConfig, batch: int, length: int, count: int) -> d
 
 def main() -> None:
     """Runs the comparison, prints one line a quantity and writes the results file."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--width", type=int, default=384)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser = training.parser(__doc__, RESULTS, "--pairs")
     options = parser.parse_args()
     config = TransformerConfig(
         vocab=1024,

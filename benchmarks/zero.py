@@ -8,8 +8,6 @@ machine whose speed drifts does the same to all. Prints the medians of the ratio
 
 from __future__ import annotations
 
-import argparse
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from dtcourse import device, launch
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.models import Transformer, TransformerConfig, parameter_count
 from dtcourse.sharding import ShardedDataParallel, ZeroRedundancyOptimizer
-from reporting import pairs
+from reporting import pairs, training
 
 RESULTS = Path(__file__).parent / "results" / "zero.json"
 WAYS = ("PyTorch's ZeRO-1 over DDP", "ours: ZeRO-1 over DDP", "ours: ZeRO-2")
@@ -44,29 +42,12 @@ def compare(config: TransformerConfig, batch: int, length: int, steps: int) -> d
     """Alternating steps of all three on this rank: seconds of each."""
     made = {way: build(way, config) for way in WAYS}
     tokens_BS = torch.randint(config.vocab, (batch, length + 1), device=device.current())
-
-    def step(way: str) -> tuple[float, float]:
-        model, optimizer = made[way]
-
-        def loss() -> torch.Tensor:
-            logits_BSV = model(tokens_BS[:, :-1])
-            return nn.functional.cross_entropy(logits_BSV.flatten(0, 1), tokens_BS[:, 1:].flatten())
-
-        return pairs.timed_step(loss, optimizer)
-
-    return pairs.in_turns({way: partial(step, way) for way in WAYS}, steps)
+    return training.in_turns(made, tokens_BS, steps)
 
 
 def main() -> None:
     """Runs the comparison and prints one line a quantity."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--width", type=int, default=384)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser = training.parser(__doc__, RESULTS)
     options = parser.parse_args()
     config = TransformerConfig(
         n_layers=options.layers, d_model=options.width, n_heads=6, max_length=options.length

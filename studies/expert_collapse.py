@@ -26,11 +26,11 @@ single run, settings, machine, date and versions. It is written after each run, 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,22 +204,18 @@ def load(path: Path, settings: Settings) -> dict[str, Any]:
 
 def key(method: Method, seed: int) -> str:
     """The name of a run in the results file."""
-    return f"{method.name} | {seed}"
+    return results_file.key(method.name, seed)
 
 
 def study(path: Path, settings: Settings, seeds: int, budget: float | None = None) -> bool:
     """Runs what is missing in the file at `path`; True if nothing is missing any more."""
     torch.set_num_threads(1)
-    results, start = load(path, settings), time.monotonic()
-    for seed in range(seeds):
-        for method in METHODS:
-            if key(method, seed) in results["runs"]:
-                continue
-            if budget is not None and time.monotonic() - start > budget:
-                return False
-            results["runs"][key(method, seed)] = measure(settings, method, seed)
-            results_file.save(results, path, seeds)
-    return True
+    jobs = (
+        (key(method, seed), partial(measure, settings, method, seed))
+        for seed in range(seeds)
+        for method in METHODS
+    )
+    return results_file.run_missing(load(path, settings), path, jobs, seeds, budget)
 
 
 def summary(results: dict[str, Any]) -> Iterator[str]:
@@ -256,21 +252,12 @@ def interval(differences: list[float], confidence: float = 0.95) -> tuple[float,
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, and prints what it found for each method."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--budget", type=float, help="seconds after which no new run starts")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    for name, default in asdict(Settings()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    options = parser.parse_args(arguments)
-    settings = Settings(**{name: getattr(options, name) for name in asdict(Settings())})
+    options = results_file.parser(__doc__, RESULTS, Settings()).parse_args(arguments)
+    settings = results_file.chosen(options, Settings())
     done = study(options.out, settings, options.seeds, options.budget)
     results = load(options.out, settings)
     print(*summary(results), sep="\n")
-    print(
-        f"{len(results['runs'])} runs; "
-        + ("complete" if done else "not complete: call again to go on")
-    )
+    print(results_file.how_far(results, done))
 
 
 if __name__ == "__main__":

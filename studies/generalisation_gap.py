@@ -18,7 +18,6 @@ each run, all of it or nothing, and a run that is in it is not repeated.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import time
@@ -32,6 +31,7 @@ from torch import nn
 
 from dtcourse import data
 from dtcourse.course import results_file
+from dtcourse.course.results_file import key
 from dtcourse.large_batch import LAMB, LARS, GradualWarmup, linear_scaling, square_root_scaling
 from dtcourse.models import ConvNet, Transformer, TransformerConfig
 
@@ -266,11 +266,6 @@ def grid(optimizer: str) -> list[float]:
     return [float(f"{middle * GRID**i:.2g}") for i in range(-sides, sides + 1)]
 
 
-def key(*parts: Any) -> str:
-    """The name of a run in the results file."""
-    return " | ".join(str(part) for part in parts)
-
-
 def tuned(results: dict[str, Any], name: str, optimizer: str, batch: int) -> float:
     """The rate with the lowest validation loss, averaged over the tuning seeds; one that diverged does not count."""
     settings, means = results["settings"], {}
@@ -378,23 +373,15 @@ def summary(results: dict[str, Any], name: str) -> Iterator[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, and prints a line a method."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser = results_file.parser(__doc__, RESULTS, Settings())
     parser.add_argument("--tasks", nargs="+", choices=sorted(TASKS), default=sorted(TASKS))
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--budget", type=float, help="seconds after which no new run starts")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    for name, default in asdict(Settings()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     options = parser.parse_args(arguments)
-    settings = Settings(**{name: getattr(options, name) for name in asdict(Settings())})
+    settings = results_file.chosen(options, Settings())
     done = study(options.out, settings, options.tasks, options.seeds, options.budget)
     results = load(options.out, settings)
     for name in options.tasks if any(not k.startswith("tuning") for k in results["runs"]) else []:
         print(*summary(results, name), sep="\n")
-    print(
-        f"{len(results['runs'])} runs; "
-        + ("complete" if done else "not complete: call again to go on")
-    )
+    print(results_file.how_far(results, done))
 
 
 if __name__ == "__main__":

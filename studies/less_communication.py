@@ -14,7 +14,7 @@
    The model is a stand-in with as many numbers per rank and as many operations as the one it stands for, both 1/scale of
    the real, on a device and links of 1/scale of the real speed: all ratios are kept. The device is an A100's 312 teraflops
    and 2 terabytes a second (shared/published/hw_specs.json), of which a model reaches a share that is an assumption, not a
-   measurement (WORKLOADS).
+   measurement (dtcourse/course/stand_in.py).
 
 Seconds to a target are steps times seconds per step. The file holds every run with settings, machine, date and versions. It
 is written after each run, and a run that is in it is not repeated.
@@ -22,7 +22,6 @@ is written after each run, and a run that is in it is not repeated.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import time
@@ -57,9 +56,11 @@ from dtcourse.compression import (
     deep_gradient_hook,
 )
 from dtcourse.course import results_file
+from dtcourse.course.results_file import key
+from dtcourse.course.stand_in import A100, LATENCY, LINKS, WORKLOADS, StandIn, Workload
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
-from dtcourse.models import MLP, PUBLISHED, flops, transformer_parameters
+from dtcourse.models import MLP
 
 RESULTS = Path(__file__).parent / "results" / "less_communication.json"
 FORMAT = 1
@@ -209,65 +210,8 @@ def _all_rates(
 # --- 2. seconds --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Workload:
-    """What a model's step is on one rank. utilisation: the share of the device's FLOPs per second that it reaches."""
-
-    parameters: int
-    flops: float
-    utilisation: float
-
-
-A100 = EmulatedDevice(flops=312e12, bandwidth=2e12)
-TOKENS = 8 * 1024  # of each rank and step
-GPT2 = PUBLISHED["GPT-2 small"]
-# ResNet-50: 3.8e9 multiply-adds for an image forward (He et al. 1512.03385, table 1), 32 images per GPU (Goyal et al. 1706.02677).
-WORKLOADS = {
-    "ResNet-50": Workload(25_557_032, 3 * 2 * 3.8e9 * 32, 0.2),
-    "GPT-2 small": Workload(
-        transformer_parameters(GPT2), flops.per_token(GPT2, length=1024) * TOKENS, 0.4
-    ),
-}
-LINKS = (1, 10, 25, 100)  # gigabits per second
-LATENCY = 20e-6
-RANKS, LAYERS = 8, 12
+RANKS = 8
 BUCKET_MB = 25  # as PyTorch has it, before it is scaled
-
-
-class Layer(torch.autograd.Function):
-    """The identity: takes a third of its seconds forward and two backward, and gives its weights as their gradient."""
-
-    @staticmethod
-    def forward(
-        context: Any, x: torch.Tensor, weight: torch.Tensor, seconds: float
-    ) -> torch.Tensor:
-        emulation.sleep(seconds / 3)
-        context.save_for_backward(weight)
-        context.seconds = seconds
-        return x.clone()
-
-    @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
-        emulation.sleep(2 * context.seconds / 3)
-        return gradient, context.saved_tensors[0].clone(), None
-
-
-class StandIn(nn.Module):
-    """1/scale of the numbers of the workload's model, in square matrices, and the seconds of its step."""
-
-    def __init__(self, work: Workload, scale: int) -> None:
-        super().__init__()
-        side = round((work.parameters / scale / LAYERS) ** 0.5)
-        self.weights = nn.ParameterList(
-            torch.randn(side, side, generator=torch.Generator().manual_seed(i))
-            for i in range(LAYERS)
-        )
-        self.seconds = work.flops / (A100.flops * work.utilisation) / LAYERS
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for weight in self.weights:
-            x = Layer.apply(x, weight, self.seconds)
-        return x
 
 
 def steps_timed(work: Workload, names: list[str], scale: int) -> dict[str, float]:
@@ -296,20 +240,14 @@ def timed(name: str, gigabits: int, names: list[str], scale: int) -> dict[str, A
         backend="ring", devices=device, network=network, timeout=None,
     )  # fmt: skip
     step = {each: float(f"{max(one[each] for one in run):.5g}") for each in names}
-    compute = work.flops / (A100.flops * work.utilisation)
     return {
-        "compute": float(f"{compute:.5g}"),
+        "compute": float(f"{work.seconds:.5g}"),
         "step": step,
         "seconds": round(time.perf_counter() - start, 2),
     }
 
 
 # --- the file, and what it says ----------------------------------------------------------------------------------
-
-
-def key(*parts: Any) -> str:
-    """The name of a run in the results file."""
-    return " | ".join(str(part) for part in parts)
 
 
 def jobs(
@@ -336,16 +274,10 @@ def study(
     links: Sequence[int] = LINKS,
 ) -> bool:  # fmt: skip
     """Runs what is missing in the file at `path`; True if nothing is missing any more."""
-    results, start = load(path, settings), time.monotonic()
+    results = load(path, settings)
     results |= {"methods": list(names), "models": list(models), "links": list(links)}
-    for name, run in jobs(settings, seeds, list(names), list(models), list(links)):
-        if name in results["runs"]:
-            continue
-        if budget is not None and time.monotonic() - start > budget:
-            return False
-        results["runs"][name] = run()
-        results_file.save(results, path, seeds)
-    return True
+    todo = jobs(settings, seeds, list(names), list(models), list(links))
+    return results_file.run_missing(results, path, todo, seeds, budget)
 
 
 def steps_to(losses: list[float | None], target: float, every: int) -> float:
@@ -400,22 +332,13 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, and prints a line per method."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--budget", type=float, help="seconds after which no new run starts")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    for name, default in asdict(Settings()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    options = parser.parse_args(arguments)
-    settings = Settings(**{name: getattr(options, name) for name in asdict(Settings())})
+    options = results_file.parser(__doc__, RESULTS, Settings()).parse_args(arguments)
+    settings = results_file.chosen(options, Settings())
     done = study(options.out, settings, options.seeds, options.budget)
     results = load(options.out, settings)
     if done:
         print(*summary(results), sep="\n")
-    print(
-        f"{len(results['runs'])} runs; "
-        + ("complete" if done else "not complete: call again to go on")
-    )
+    print(results_file.how_far(results, done))
 
 
 if __name__ == "__main__":

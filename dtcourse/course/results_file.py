@@ -1,18 +1,26 @@
 """A study's results file: every run by its name, with the settings, the machine, the date and the versions.
 
-It is written after each run, all of it or nothing; a study that is called again goes on where it stopped.
+It is written after each run, all of it or nothing; a study that is called again goes on where it stopped. Here is also
+what every study's command line has: --seeds, --budget, --out and the settings.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+Settings = TypeVar("Settings")
+Job = tuple[str, Callable[[], dict[str, Any]]]  # a run's name, and what measures it
 
 
 def load(path: Path, what: str, **fixed: Any) -> dict[str, Any]:
@@ -53,3 +61,54 @@ def save(results: dict[str, Any], path: Path, seeds: int) -> None:
     head = json.dumps({k: v for k, v in results.items() if k != "runs"}, indent=1, allow_nan=False)
     partial.write_text(head.removesuffix("\n}") + ',\n "runs": {\n' + runs + "\n }\n}\n")
     partial.replace(path)
+
+
+def key(*parts: Any) -> str:
+    """The name of a run in the results file."""
+    return " | ".join(str(part) for part in parts)
+
+
+def run_missing(
+    results: dict[str, Any], path: Path, jobs: Iterable[Job], seeds: int, budget: float | None
+) -> bool:
+    """Runs each job that the results have not, and writes the file after it; True if nothing is missing any more.
+
+    budget: seconds after which no new run starts
+    """
+    start = time.monotonic()
+    for name, run in jobs:
+        if name in results["runs"]:
+            continue
+        if budget is not None and time.monotonic() - start > budget:
+            return False
+        results["runs"][name] = run()
+        save(results, path, seeds)
+    return True
+
+
+def parser(doc: str | None, out: Path, settings: Any) -> argparse.ArgumentParser:
+    """The command line of a study: --seeds, --budget, --out, and one option for each of the settings.
+
+    doc:      the script's docstring: its first paragraph is the help
+    out:      the results file, if no other is given
+    settings: a dataclass with the defaults
+    """
+    made = argparse.ArgumentParser(description=(doc or "").split("\n\n")[0])
+    made.add_argument("--seeds", type=int, default=8)
+    made.add_argument("--budget", type=float, help="seconds after which no new run starts")
+    made.add_argument("--out", type=Path, default=out)
+    for name, default in asdict(settings).items():
+        made.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    return made
+
+
+def chosen(options: argparse.Namespace, settings: Settings) -> Settings:
+    """The settings that the command line gave."""
+    fields: Any = settings
+    return type(settings)(**{name: getattr(options, name) for name in asdict(fields)})
+
+
+def how_far(results: dict[str, Any], done: bool) -> str:
+    """How many runs there are, and whether that is all."""
+    state = "complete" if done else "not complete: call again to go on"
+    return f"{len(results['runs'])} runs; {state}"

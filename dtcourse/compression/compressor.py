@@ -4,7 +4,8 @@
     y = compressor.decompress(payload)                # (n,): what is left of x
 
 A payload's tensors have sizes that depend on n alone, so a receiver can make room for it before it comes, and its bytes are
-a formula: compressor.nbytes(n). Where they depend on the numbers too (thresholds.py), lengths travel first: LENGTHS.
+a formula: compressor.nbytes(n). Where they depend on the numbers too (sparse/thresholds.py), lengths travel first:
+LENGTHS.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from torch import Tensor
 
 from dtcourse.parameters.replicas import Group
 
-# How the mean of all ranks' vectors is made (averaging.py): what can be added travels as a sum; the rest is decompressed
-# where it is added, by the ranks of a part each, or by everyone, who may have to be told lengths first.
+# How the mean of all ranks' vectors is made (wire/averaging.py): what can be added travels as a sum; the rest is
+# decompressed where it is added, by the ranks of a part each, or by everyone, who may have to be told lengths first.
 SUM, PARTS, EVERYONE, LENGTHS = "sum", "parts", "everyone", "lengths"
 
 

@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dtcourse.compression.background import group_beside
-from dtcourse.compression.comm_hook import ModelParameters
+from dtcourse.compression.wire.background import group_beside
+from dtcourse.compression.wire.comm_hook import ModelParameters
 from dtcourse.parameters.replicas import Group
 
 

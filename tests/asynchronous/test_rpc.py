@@ -12,7 +12,11 @@ from torch import nn
 from torch.distributed import rpc
 
 from dtcourse import launch
-from dtcourse.asynchronous.rpc_parameter_server import RpcParameterServer, remote_calls, served
+from dtcourse.asynchronous.parameter_servers.rpc_parameter_server import (
+    RpcParameterServer,
+    remote_calls,
+    served,
+)
 
 pytestmark = pytest.mark.skipif(not rpc.is_available(), reason="this build of PyTorch has no RPC")
 

@@ -21,9 +21,9 @@ from dtcourse.compression import (
     TopK,
     compression_hook,
 )
-from dtcourse.compression.averaging import average
-from dtcourse.compression.background import group_beside, in_background
 from dtcourse.compression.compressor import PARTS, SUM, Compressor, Payload
+from dtcourse.compression.wire.averaging import average
+from dtcourse.compression.wire.background import group_beside, in_background
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
 from dtcourse.verify import gradients_of

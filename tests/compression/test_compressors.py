@@ -17,7 +17,7 @@ from dtcourse.compression import (
     TopK,
 )
 from dtcourse.compression.compressor import from_bytes, to_bytes
-from dtcourse.compression.integers import pack, unpack
+from dtcourse.compression.quantized.integers import pack, unpack
 
 METHODS = {
     "float16": (HalfPrecision, lambda n: 2 * n),

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from dtcourse import launch
 from dtcourse.collectives import traffic
 from dtcourse.compression import DeepGradientState, deep_gradient_hook, warm_up_ratio
-from dtcourse.compression.deep_gradient import local_clip, refuse_momentum
-from dtcourse.compression.selection import at_least, largest, sampled_threshold
+from dtcourse.compression.sparse.deep_gradient import local_clip, refuse_momentum
+from dtcourse.compression.sparse.selection import at_least, largest, sampled_threshold
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.parameters.buckets import Bucket
 

@@ -27,9 +27,9 @@ from dtcourse.compression import (
     majority_vote,
 )
 from dtcourse.compression.bits import in_rows, pack_bits, unpack_bits
-from dtcourse.compression.chance import Chance
 from dtcourse.compression.compressor import from_bytes, to_bytes
-from dtcourse.compression.ternary import pack_ternary, unpack_ternary
+from dtcourse.compression.quantized.chance import Chance
+from dtcourse.compression.quantized.ternary import pack_ternary, unpack_ternary
 from dtcourse.data_parallel import DistributedDataParallel
 
 METHODS = {

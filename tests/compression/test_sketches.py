@@ -23,7 +23,7 @@ from dtcourse.compression import (
     average,
     compression_hook,
 )
-from dtcourse.compression.sketches import median
+from dtcourse.compression.sketches.count_sketch import median
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.verify import compare, gradients_of
 

@@ -26,7 +26,7 @@ from dtcourse.compression import (
     compression_hook,
 )
 from dtcourse.compression.compressor import Payload, from_bytes, to_bytes
-from dtcourse.compression.selection import at_least, sampled_threshold
+from dtcourse.compression.sparse.selection import at_least, sampled_threshold
 from dtcourse.data_parallel import DistributedDataParallel
 
 METHODS = {

@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dtcourse.compression.background import group_beside
 from dtcourse.compression.bits import pack_bits, unpack_bits
-from dtcourse.compression.exchange import all_gather, all_to_all
+from dtcourse.compression.wire.background import group_beside
+from dtcourse.compression.wire.exchange import all_gather, all_to_all
 from dtcourse.parameters.replicas import Group
 
 

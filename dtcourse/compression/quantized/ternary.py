@@ -27,11 +27,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dtcourse.compression.background import group_beside
-from dtcourse.compression.chance import Chance
 from dtcourse.compression.compressor import PARTS, Compressor, Payload
-from dtcourse.compression.exchange import all_gather, all_to_all
-from dtcourse.compression.integers import pack, unpack
+from dtcourse.compression.quantized.chance import Chance
+from dtcourse.compression.quantized.integers import pack, unpack
+from dtcourse.compression.wire.background import group_beside
+from dtcourse.compression.wire.exchange import all_gather, all_to_all
 from dtcourse.parameters.replicas import Group
 
 CLIP = 2.5  # standard deviations: the paper's c

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import events
-from dtcourse.asynchronous.links import Link
-from dtcourse.asynchronous.roles import GAVE_UP, GRADIENT, PULL, PUSH
-from dtcourse.asynchronous.update_rules import UpdateRule
+from dtcourse.asynchronous.parameter_servers.links import Link
+from dtcourse.asynchronous.parameter_servers.roles import GAVE_UP, GRADIENT, PULL, PUSH
+from dtcourse.asynchronous.parameter_servers.update_rules import UpdateRule
 from dtcourse.collectives import p2p
 from dtcourse.parameters.buckets import Bucket
 from dtcourse.plural import plural

@@ -28,9 +28,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from dtcourse.asynchronous.flat import flattened, write_back
-from dtcourse.asynchronous.local_optimizer import LocalOptimizer
-from dtcourse.asynchronous.mixing import Mixing, check_mixing, neighbours, rounds
+from dtcourse.asynchronous.local_updates.flat import flattened, write_back
+from dtcourse.asynchronous.local_updates.local_optimizer import LocalOptimizer
+from dtcourse.asynchronous.local_updates.mixing import Mixing, check_mixing, neighbours, rounds
 from dtcourse.collectives import p2p
 from dtcourse.parameters.buckets import Bucket
 from dtcourse.parameters.replicas import Group

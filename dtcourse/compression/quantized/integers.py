@@ -15,8 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dtcourse.compression.chance import Chance
 from dtcourse.compression.compressor import PARTS, Compressor, Payload
+from dtcourse.compression.quantized.chance import Chance
 
 BLOCK = 1 << 16
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from dtcourse.compression.compressor import LENGTHS, Compressor, Payload
-from dtcourse.compression.selection import SHARE, at_least, sampled_threshold
-from dtcourse.compression.sparse import checked_ratio
+from dtcourse.compression.sparse.selection import SHARE, at_least, sampled_threshold
+from dtcourse.compression.sparse.top_k import checked_ratio
 
 
 class Threshold(Compressor):

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from dtcourse.compression.bits import in_rows
-from dtcourse.compression.chance import Chance
 from dtcourse.compression.compressor import PARTS, Compressor, Payload
-from dtcourse.compression.integers import pack, unpack
+from dtcourse.compression.quantized.chance import Chance
+from dtcourse.compression.quantized.integers import pack, unpack
 
 
 class QSGD(Compressor):

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtcourse.asynchronous.local_sgd import LocalSGD
+from dtcourse.asynchronous.local_updates.local_sgd import LocalSGD
 from dtcourse.parameters.agreement import check_agreed
 
 

@@ -30,9 +30,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dtcourse.compression.averaging import Residuals, average
 from dtcourse.compression.compressor import Compressor
-from dtcourse.compression.signs import ScaledSign
+from dtcourse.compression.quantized.signs import ScaledSign
+from dtcourse.compression.wire.averaging import Residuals, average
 from dtcourse.parameters.replicas import Group
 
 

@@ -43,7 +43,7 @@ from dtcourse.compression.compressor import (
     from_bytes,
     to_bytes,
 )
-from dtcourse.compression.exchange import all_gather, all_to_all
+from dtcourse.compression.wire.exchange import all_gather, all_to_all
 from dtcourse.parameters.replicas import Group
 
 

@@ -27,8 +27,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dtcourse.asynchronous.flat import average_tensors
-from dtcourse.asynchronous.local_optimizer import LocalOptimizer, check_period
+from dtcourse.asynchronous.local_updates.flat import average_tensors
+from dtcourse.asynchronous.local_updates.local_optimizer import LocalOptimizer, check_period
 from dtcourse.parameters.replicas import Group
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtcourse.asynchronous.links import Link
-from dtcourse.asynchronous.roles import (
+from dtcourse.asynchronous.parameter_servers.links import Link
+from dtcourse.asynchronous.parameter_servers.roles import (
     DONE,
     GAVE_UP,
     GRADIENT,

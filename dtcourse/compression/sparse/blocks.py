@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.compression.background import group_beside
-from dtcourse.compression.comm_hook import ModelParameters
 from dtcourse.compression.compressor import EVERYONE, Compressor, Payload, from_bytes, to_bytes
-from dtcourse.compression.exchange import all_gather
-from dtcourse.compression.selection import largest
-from dtcourse.compression.sparse import checked_ratio, kept
+from dtcourse.compression.sparse.selection import largest
+from dtcourse.compression.sparse.top_k import checked_ratio, kept
+from dtcourse.compression.wire.background import group_beside
+from dtcourse.compression.wire.comm_hook import ModelParameters
+from dtcourse.compression.wire.exchange import all_gather
 from dtcourse.parameters.replicas import Group
 
 

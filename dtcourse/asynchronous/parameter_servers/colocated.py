@@ -26,11 +26,11 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse import events
-from dtcourse.asynchronous.links import Link
-from dtcourse.asynchronous.serving import ServerReport
-from dtcourse.asynchronous.sharded_parameter_server import ShardServer
-from dtcourse.asynchronous.update_rules import Synchronous, UpdateRule
-from dtcourse.asynchronous.worker import Worker
+from dtcourse.asynchronous.parameter_servers.links import Link
+from dtcourse.asynchronous.parameter_servers.serving import ServerReport
+from dtcourse.asynchronous.parameter_servers.sharded_parameter_server import ShardServer
+from dtcourse.asynchronous.parameter_servers.update_rules import Synchronous, UpdateRule
+from dtcourse.asynchronous.parameter_servers.worker import Worker
 from dtcourse.emulation import clock
 from dtcourse.emulation.clock import Lane
 from dtcourse.parameters.replicas import Group

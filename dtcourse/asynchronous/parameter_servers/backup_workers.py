@@ -10,7 +10,7 @@ Bytes in a step are those of the parameter server (parameter_server.py): a gradi
 
 from __future__ import annotations
 
-from dtcourse.asynchronous.update_rules import Serving
+from dtcourse.asynchronous.parameter_servers.update_rules import Serving
 
 
 class BackupWorkers:

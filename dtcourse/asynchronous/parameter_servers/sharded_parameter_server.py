@@ -29,10 +29,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtcourse.asynchronous.links import Link
-from dtcourse.asynchronous.roles import HEADER_BYTES, PULL, Roles, flat_buckets, meet, part
-from dtcourse.asynchronous.serving import FlatServer
-from dtcourse.asynchronous.update_rules import Synchronous, UpdateRule
+from dtcourse.asynchronous.parameter_servers.links import Link
+from dtcourse.asynchronous.parameter_servers.roles import (
+    HEADER_BYTES,
+    PULL,
+    Roles,
+    flat_buckets,
+    meet,
+    part,
+)
+from dtcourse.asynchronous.parameter_servers.serving import FlatServer
+from dtcourse.asynchronous.parameter_servers.update_rules import Synchronous, UpdateRule
 from dtcourse.collectives import p2p
 from dtcourse.parameters.buckets import assign
 from dtcourse.parameters.replicas import Group

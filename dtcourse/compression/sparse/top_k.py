@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dtcourse.compression.compressor import EVERYONE, SUM, Compressor, Payload
-from dtcourse.compression.selection import largest
+from dtcourse.compression.sparse.selection import largest
 
 
 class TopK(Compressor):

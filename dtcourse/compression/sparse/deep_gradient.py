@@ -35,11 +35,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dtcourse.compression.background import group_beside, in_background
-from dtcourse.compression.comm_hook import ModelParameters
-from dtcourse.compression.exchange import all_gather
-from dtcourse.compression.selection import largest
-from dtcourse.compression.sparse import checked_ratio, kept
+from dtcourse.compression.sparse.selection import largest
+from dtcourse.compression.sparse.top_k import checked_ratio, kept
+from dtcourse.compression.wire.background import group_beside, in_background
+from dtcourse.compression.wire.comm_hook import ModelParameters
+from dtcourse.compression.wire.exchange import all_gather
 from dtcourse.parameters.replicas import Group
 
 WARM_UP_EPOCHS = 4

@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dtcourse.compression.averaging import begin
-from dtcourse.compression.background import group_beside, in_background
 from dtcourse.compression.compressor import Compressor, Residuals, Rounds
+from dtcourse.compression.wire.averaging import begin
+from dtcourse.compression.wire.background import group_beside, in_background
 from dtcourse.parameters.replicas import Group
 
 

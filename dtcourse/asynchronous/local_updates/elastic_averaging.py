@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from dtcourse.asynchronous.flat import flattened
-from dtcourse.asynchronous.local_optimizer import LocalOptimizer, check_period
+from dtcourse.asynchronous.local_updates.flat import flattened
+from dtcourse.asynchronous.local_updates.local_optimizer import LocalOptimizer, check_period
 from dtcourse.parameters.buckets import Bucket
 from dtcourse.parameters.replicas import Group
 from dtcourse.torch_private import all_gather_single, reduce_scatter_single

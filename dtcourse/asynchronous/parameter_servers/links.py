@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import events
-from dtcourse.asynchronous.roles import PULL, PUSH
+from dtcourse.asynchronous.parameter_servers.roles import PULL, PUSH
 from dtcourse.collectives import p2p
 from dtcourse.collectives.arrivals import Pending
 from dtcourse.emulation import clock

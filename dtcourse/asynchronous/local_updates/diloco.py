@@ -26,8 +26,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from dtcourse.asynchronous.flat import average, flattened, write_back
-from dtcourse.asynchronous.local_optimizer import LocalOptimizer, check_period
+from dtcourse.asynchronous.local_updates.flat import average, flattened, write_back
+from dtcourse.asynchronous.local_updates.local_optimizer import LocalOptimizer, check_period
 from dtcourse.parameters.replicas import Group
 
 

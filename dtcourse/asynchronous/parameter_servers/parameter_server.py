@@ -29,10 +29,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dtcourse.asynchronous.links import Link
-from dtcourse.asynchronous.roles import Roles, flat_buckets, meet
-from dtcourse.asynchronous.serving import FlatServer
-from dtcourse.asynchronous.update_rules import Synchronous, UpdateRule
+from dtcourse.asynchronous.parameter_servers.links import Link
+from dtcourse.asynchronous.parameter_servers.roles import Roles, flat_buckets, meet
+from dtcourse.asynchronous.parameter_servers.serving import FlatServer
+from dtcourse.asynchronous.parameter_servers.update_rules import Synchronous, UpdateRule
 from dtcourse.parameters.replicas import Group
 
 

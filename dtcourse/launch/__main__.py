@@ -62,6 +62,11 @@ def main(argv: list[str] | None = None) -> None:
 
     import torch.distributed as dist
 
+    # Before there is a group: its functions have the default group as a default argument. PyTorch's DDP imports it when a
+    # model is wrapped. Imported then it would hold on to the group after destroy_process_group, and one of the group's
+    # threads that lets go of a tensor while Python ends aborts the process ("terminate called without an active exception").
+    import torch.distributed.nn  # noqa: F401
+
     from dtcourse.collectives import backend as backends
     from dtcourse.launch import rank
 

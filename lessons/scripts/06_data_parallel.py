@@ -7,6 +7,7 @@ import argparse
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # DDP would import it later and then keep the group, and its threads, to the end
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 

@@ -329,3 +329,27 @@ def test_ranks_that_mpirun_started_run(train):
     )  # fmt: skip
     assert code == 0, errors
     assert out.startswith("(120, ")
+
+
+LEAVES = """
+    import atexit
+    from pathlib import Path
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    def say():
+        threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+        print("threads of gloo:", [name for name in threads if "gloo" in name])
+
+    def step():
+        atexit.register(say)
+        DistributedDataParallel(torch.nn.Linear(2, 2))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are listed on Linux only")
+def test_no_thread_of_the_group_is_left_when_python_ends(folder):
+    """What is imported after the group was formed keeps the group, and a thread of gloo's may then abort the process."""
+    (folder / "leaves.py").write_text(textwrap.dedent(LEAVES))
+    code, said, errors = single("leaves.py:step")
+    assert (code, said) == (0, "threads of gloo: []"), errors

@@ -12,10 +12,6 @@ from pathlib import Path
 
 from dtcourse.course import notebook as nbfile
 
-# Seen in 2 of about 20 runs of PyTorch's DDP on gloo (06_data_parallel.py), after all was trained and printed: a C++ thread
-# still ran where its object ended. Why is not known yet; such a run is tried again.
-TORCHS_ABORT = "terminate called without an active exception"
-
 _PROGRAMS = """torchrun python python3 mpirun mpiexec srun sbatch salloc dtcourse make pip conda jupyter git ssh
     nvidia-smi nsys kubectl docker"""
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,19 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.notebooks.commands import TORCHS_ABORT
-
 SCRIPTS = Path(__file__).resolve().parent.parent.parent / "lessons" / "scripts"
 
 
 def run(command: list[str]) -> list[str]:
     environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "DTCOURSE_DEVICE": "cpu"}
-    for _ in range(3):
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=280, check=False
-        )
-        if TORCHS_ABORT not in done.stderr:
-            break
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -47,3 +43,27 @@ def test_the_migrated_script_trains_the_same_model(tmp_path):
     assert a.keys() == b.keys()  # no prefix
     for name in a:
         assert torch.allclose(a[name].double(), b[name].double(), atol=5e-3), name
+
+
+ALONE = """
+import os, sys
+from pathlib import Path
+import torch.distributed as dist
+sys.path.insert(0, sys.argv.pop())
+script = __import__("06_data_parallel")
+script.main(["--epochs", "1"])
+dist.destroy_process_group()
+threads = Path("/proc/self/task").iterdir()
+print(*sorted((thread / "comm").read_text().strip() for thread in threads), sep=",")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are listed on Linux only")
+def test_no_thread_of_the_group_is_left_when_python_ends():
+    """One that lets go of a tensor then aborts the process, after all was printed: seen in a run of twenty."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    rank = f"RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}".split()
+    lines = run(["env", *rank, sys.executable, "-c", ALONE, str(SCRIPTS)])
+    assert len(lines) == 2 and not [name for name in lines[1].split(",") if "gloo" in name], lines

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from dtcourse import emulation, events, launch
+from dtcourse import emulation, launch
 from dtcourse.compression import (
     CompressionState,
     HalfPrecision,
@@ -27,6 +27,7 @@ from dtcourse.compression.wire.background import group_beside, in_background
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
 from dtcourse.verify import gradients_of
+from tests.emulation.slow import slow_layers
 
 LAYERS, WIDTH = 6, 64  # 6 layers of 16 KiB of gradients each
 BACKWARD = 0.12  # seconds
@@ -56,32 +57,6 @@ class Unchanged(Compressor):
         return payload.wire[0].clone()
 
 
-class SlowBackward(torch.autograd.Function):
-    """The identity, whose backward takes a known time."""
-
-    @staticmethod
-    def forward(context, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        with events.span("layer", "compute"):
-            emulation.sleep(BACKWARD / LAYERS)
-        return gradient
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = SlowBackward.apply(layer(x))
-        return x
-
-
 def waiting_hook(state, bucket):
     """The same, with nothing beside it: what the hook was at first."""
     future = torch.futures.Future()
@@ -90,7 +65,9 @@ def waiting_hook(state, bucket):
 
 
 def wrapped(kind, state, hook):
-    model = WRAPPERS[kind](Model(), bucket_cap_mb=WIDTH * WIDTH * 4 / 2**20)  # a layer a bucket
+    model = WRAPPERS[kind](
+        slow_layers(LAYERS, WIDTH, BACKWARD), bucket_cap_mb=WIDTH * WIDTH * 4 / 2**20
+    )  # a layer a bucket
     model.register_comm_hook(state, hook)
     return model
 
@@ -184,16 +161,15 @@ def events_of_a_step():
                 order.append("goes on")
             return self
 
-    class Chain(Model):
+    class Told(nn.Linear):
         def forward(self, x):
-            for layer in self.layers:
-                x = Noticed.apply(layer(x))
-            return x
+            return Noticed.apply(super().forward(x))
 
     found = {}
     for kind in WRAPPERS:
         order.clear(), layers.clear(), went_on.clear()
-        model = WRAPPERS[kind](Chain(), bucket_cap_mb=WIDTH * WIDTH * 4 / 2**20)
+        chain = nn.Sequential(*(Told(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+        model = WRAPPERS[kind](chain, bucket_cap_mb=WIDTH * WIDTH * 4 / 2**20)
         model.register_comm_hook(CompressionState(Held(PARTS)), compression_hook)
         model(torch.ones(1, WIDTH)).sum().backward()
         order.append("backward has returned")

@@ -5,45 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from dtcourse import emulation, events, launch
+from dtcourse import emulation, launch
 from dtcourse.data_parallel import DistributedDataParallel, average_gradients, broadcast_model
 from dtcourse.emulation import EmulatedNetwork
+from tests.emulation.slow import slow_layers
 
 LAYERS, WIDTH = 8, 256  # 8 layers of 256 KiB of gradients each
 BACKWARD = 0.20  # seconds
 
 
-class SlowBackward(torch.autograd.Function):
-    """The identity, whose backward takes a known time."""
-
-    @staticmethod
-    def forward(context, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        with events.span("layer", "compute"):
-            emulation.sleep(BACKWARD / LAYERS)
-        return gradient
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = SlowBackward.apply(layer(x))
-        return x
-
-
 def steps(overlapped, count=4):
     """Emulated seconds of each step."""
-    model = Model()
+    model = slow_layers(LAYERS, WIDTH, BACKWARD)
     if overlapped:
         model = DistributedDataParallel(model, bucket_cap_mb=0.25)  # a layer a bucket
     else:
@@ -80,8 +54,9 @@ def test_a_step_takes_the_longer_of_compute_and_communication_not_their_sum(back
 
 
 def test_buckets_leave_while_backward_still_computes():
-    """The order of events, on a network of any speed: most buckets start before the last layer's backward ends."""
-    run = launch(steps, 2, True, 3, backend="gloo", record=True)
+    """The order of events: most buckets start before the last layer's backward ends."""
+    emulated = {"network": network(2), "clock": "virtual"}
+    run = launch(steps, 2, True, 3, backend="gloo", record=True, **emulated)
     for rank in range(2):
         timeline = run.timeline.of(rank=rank)
         last_compute = max(e.end for e in timeline if e.kind == "compute")

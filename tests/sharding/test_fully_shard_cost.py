@@ -19,6 +19,7 @@ from dtcourse.sharding import MixedPrecisionPolicy, fully_shard
 from dtcourse.sharding.flat_parameter import padded_size
 from dtcourse.sharding.schedule import Schedule
 from dtcourse.sharding.unit import Reduction
+from tests.emulation.slow import SlowLinear
 
 WIDTHS = (5, 11, 7, 13, 3)  # nothing divides by 2, 3 or 4: every unit is padded
 
@@ -245,25 +246,6 @@ UNITS, WIDTH = 8, 256
 FORWARD, BACKWARD = 0.2, 0.4  # seconds of all units
 
 
-class Slow(torch.autograd.Function):
-    """The identity, whose two directions take a known time."""
-
-    @staticmethod
-    def forward(context, x):
-        emulation.sleep(FORWARD / UNITS)
-        return x.clone()
-
-    @staticmethod
-    def backward(context, gradient):
-        emulation.sleep(BACKWARD / UNITS)
-        return gradient
-
-
-class SlowLinear(nn.Linear):
-    def forward(self, x):
-        return Slow.apply(super().forward(x))
-
-
 def timed(blocking, count=4):
     """Emulated seconds of each step."""
     if blocking:  # what a version without overlap would do: the test below must see it
@@ -283,7 +265,9 @@ def timed(blocking, count=4):
 
         Reduction.__init__ = start_and_wait
     torch.manual_seed(0)
-    model = sharded(nn.Sequential(*[SlowLinear(WIDTH, WIDTH, bias=False) for _ in range(UNITS)]))
+    seconds = {"forward": FORWARD / UNITS, "backward": BACKWARD / UNITS}
+    layers = (SlowLinear(WIDTH, WIDTH, bias=False, **seconds) for _ in range(UNITS))
+    model = sharded(nn.Sequential(*layers))
     times = []
     for _ in range(count):
         dist.barrier()

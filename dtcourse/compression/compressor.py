@@ -71,6 +71,10 @@ class Compressor(ABC):
     def decompress(self, payload: Payload) -> Tensor:
         """(n,), of that dtype, in memory of its own."""
 
+    def decompress_into(self, payload: Payload, out: Tensor) -> Tensor:
+        """decompress, into out, (n,), and returns it: to give out fresh memory can take the system longer than all else."""
+        return out.copy_(self.decompress(payload))
+
     def way_back(self) -> Compressor:
         """What compresses the sum in PARTS, in another thread than the one that may compress the next bucket meanwhile.
 

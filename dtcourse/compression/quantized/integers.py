@@ -6,19 +6,24 @@ by chance, so that the expectation is the number itself, errors average out over
 is QSGD (Alistarh et al. 1610.02132) as its authors ran it, scaled by the largest number; qsgd.py has it as they prove it, and
 ternary.py TernGrad.
 
-Bytes of n numbers in blocks of b: ceil(n bits / 8) + 4 ceil(n / b). Small blocks follow the numbers more closely; a block
-that stays in the cache while it is looked at, divided and rounded makes it several times as fast.
+Bytes of n numbers in blocks of b: ceil(n bits / 8) + 4 ceil(n / b). Small blocks follow the numbers more closely. However
+long a block is, its numbers are looked at, divided and rounded in pieces that stay in the cache: whole vectors, each
+operation of which goes through main memory and into fresh pages, take several times as long.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
+from dtcourse import device
 from dtcourse.compression.compressor import PARTS, Compressor, Payload
 from dtcourse.compression.quantized.chance import Chance
 
 BLOCK = 1 << 16
+PIECE = 1 << 17  # numbers that stay in the cache: half a MiB of float32, beside their codes
 
 
 class IntegerQuantizer(Compressor):
@@ -48,21 +53,27 @@ class IntegerQuantizer(Compressor):
 
     def compress(self, x: Tensor) -> Payload:
         n = len(x)
+        scales = self._scales(x)
+        divisors = torch.where(scales > 0, scales, 1.0)
         codes = torch.empty(n, dtype=torch.int8, device=x.device)
-        scales = torch.empty(-(-n // self.block), device=x.device)
-        for number, start in enumerate(range(0, n, self.block)):
-            part = x[start : start + self.block]
-            scales[number] = scale = self._scale(part)
-            steps = part / torch.where(scale > 0, scale, 1.0)
-            codes[start : start + self.block] = self._round(steps)
+        room = torch.empty(min(n, _longest(x)), device=x.device)
+        for numbers, blocks in pieces(x, self.block):
+            divisor = divisors[blocks, None]
+            part = x[numbers].view(len(divisor), -1)
+            steps = torch.div(part, divisor, out=room[: part.numel()].view_as(part))
+            codes[numbers] = self._round(steps.view(-1))
         return Payload((scales, pack(codes, self.bits)), n)
 
     def decompress(self, payload: Payload) -> Tensor:
+        return self.decompress_into(payload, payload.wire[0].new_empty(payload.n))
+
+    def decompress_into(self, payload: Payload, out: Tensor) -> Tensor:
         scales, packed = payload.wire
-        y = unpack(packed, self.bits, payload.n).float()
-        for number, start in enumerate(range(0, payload.n, self.block)):
-            y[start : start + self.block] *= scales[number]
-        return y
+        codes = unpack(packed, self.bits, payload.n)
+        for numbers, blocks in pieces(out, self.block):
+            scale = scales[blocks, None]
+            out[numbers].copy_(codes[numbers]).view(len(scale), -1).mul_(scale)
+        return out
 
     def way_back(self) -> IntegerQuantizer:
         if not self.stochastic:
@@ -73,10 +84,15 @@ class IntegerQuantizer(Compressor):
             )
         return self._back
 
-    def _scale(self, part: Tensor) -> Tensor:
-        low, high = part.aminmax()
-        scale = torch.maximum(-low, high) / self.most
-        return torch.where(scale.isfinite(), scale, torch.nan)
+    def _scales(self, x: Tensor) -> Tensor:
+        largest = x.new_zeros(-(-len(x) // self.block))
+        for numbers, blocks in pieces(x, self.block):
+            found = largest[blocks]
+            part = x[numbers].view(len(found), -1)
+            # Of a long block this is one piece of several.
+            torch.maximum(found, torch.maximum(part.amax(1), -part.amin(1)), out=found)
+        scales = largest / self.most
+        return torch.where(scales.isfinite(), scales, torch.nan)
 
     def _round(self, steps: Tensor) -> Tensor:
         if not self.stochastic:
@@ -85,16 +101,45 @@ class IntegerQuantizer(Compressor):
         return self._chance.round_(steps.clamp_(-self.most, self.most))
 
 
+def pieces(x: Tensor, block: int) -> Iterator[tuple[slice, slice]]:
+    """(numbers, blocks) of x, (n,): whole blocks that stay in the cache together, or a part of one that does not.
+
+    All blocks of a piece are as long as each other; a last one that is shorter comes by itself. On a GPU pieces are as
+    long as they can be.
+    """
+    n, longest = len(x), _longest(x)
+    if block >= longest:
+        for start in range(0, n, block):
+            stop = min(start + block, n)
+            for begin in range(start, stop, longest):
+                number = start // block
+                yield slice(begin, min(begin + longest, stop)), slice(number, number + 1)
+        return
+    whole, together = n // block, longest // block
+    for first in range(0, whole, together):
+        last = min(first + together, whole)
+        yield slice(first * block, last * block), slice(first, last)
+    if n % block:
+        yield slice(whole * block, n), slice(whole, whole + 1)
+
+
+def _longest(x: Tensor) -> int:
+    return max(len(x), 1) if device.is_gpu(x.device) else PIECE
+
+
 def pack(codes: Tensor, bits: int) -> Tensor:
     """Codes of so many bits, int8, one behind the other: (ceil(n bits / 8),), uint8."""
     if bits == 8:
         return codes.view(torch.uint8)
-    each = 8 // bits
-    padded = torch.nn.functional.pad(codes.view(torch.uint8), (0, -len(codes) % each))
-    columns = padded.view(-1, each) & (2**bits - 1)
-    packed = columns[:, 0].clone()
-    for place in range(1, each):
-        packed |= columns[:, place] << (place * bits)
+    each, mask = 8 // bits, 2**bits - 1
+    if len(codes) % each:
+        codes = torch.nn.functional.pad(codes, (0, -len(codes) % each))
+    packed = torch.empty(len(codes) // each, dtype=torch.uint8, device=codes.device)
+    columns = codes.view(torch.uint8).view(-1, each)
+    for into, part in zip(packed.split(PIECE), columns.split(PIECE), strict=True):
+        torch.bitwise_and(part[:, 0], mask, out=into)
+        for place in range(1, each):
+            into |= (part[:, place] & mask) << (place * bits)
     return packed
 
 
@@ -102,8 +147,11 @@ def unpack(packed: Tensor, bits: int, n: int) -> Tensor:
     """The n codes of `pack`, int8."""
     if bits == 8:
         return packed.view(torch.int8)
-    shifts = torch.arange(0, 8, bits, device=packed.device, dtype=torch.uint8)
-    low = (packed[:, None] >> shifts) & (2**bits - 1)
-    # The sign: codes above half are those below zero.
-    signed = low.to(torch.int8)
-    return torch.where(signed >= 2 ** (bits - 1), signed - 2**bits, signed).flatten()[:n]
+    each = 8 // bits
+    codes = torch.empty(len(packed), each, dtype=torch.int8, device=packed.device)
+    for into, part in zip(codes.split(PIECE), packed.split(PIECE), strict=True):
+        for place in range(each):
+            # Up until the code's first bit is the byte's, and down again: the shift down brings the sign along.
+            top = (part << (8 - bits * (place + 1))).view(torch.int8)
+            into[:, place] = top >> (8 - bits)
+    return codes.flatten()[:n]

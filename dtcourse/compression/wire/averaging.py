@@ -149,8 +149,8 @@ def _by_parts(
     padded = torch.nn.functional.pad(x, (0, size * p - n))
     payloads = [compressor.compress(part) for part in padded.split(size)] if n else []
     if residuals is not None:
-        through = [compressor.decompress(one) for one in payloads]
-        residuals.own = _kept(x - torch.cat([*through, x[:0]])[:n], residuals.own)
+        through = _one_behind_the_other(payloads, compressor, size, x)
+        residuals.own = _kept(x - through[:n], residuals.own)
     sent = [to_bytes(payload) for payload in payloads]
 
     def finish() -> Tensor:
@@ -168,7 +168,8 @@ def _by_parts(
         if residuals is not None:
             residuals.part = _kept(mine - back.decompress(payload), residuals.part)
         messages = all_gather(to_bytes(payload), group)
-        return torch.cat([back.decompress(from_bytes(m, back, size)) for m in messages])[:n]
+        parts = [from_bytes(message, back, size) for message in messages]
+        return _one_behind_the_other(parts, back, size, x)[:n]
 
     return finish
 
@@ -195,3 +196,13 @@ def _mean(payloads: list[Payload], compressor: Compressor) -> Tensor:
     for payload in payloads[1:]:
         total += compressor.decompress(payload)
     return total / len(payloads)
+
+
+def _one_behind_the_other(
+    payloads: list[Payload], compressor: Compressor, size: int, like: Tensor
+) -> Tensor:
+    """The vectors, (size,) each, that payloads stand for, as one, (size of them all,)."""
+    whole = like.new_empty(size * len(payloads))
+    for number, payload in enumerate(payloads):
+        compressor.decompress_into(payload, whole[number * size : (number + 1) * size])
+    return whole

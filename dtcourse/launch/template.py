@@ -40,7 +40,13 @@ POSSIBLE = os.path.isdir("/proc/self/task")
 
 # Nothing that a rank would want; and what looks, while it is imported, at the environment or for packages that only
 # the notebook's own sys.path has: a rank imports it itself, and finds what the notebook would.
-LEFT_OUT = ("cli", "course", "plots", "memory/attention_triton.py")
+LEFT_OUT = (
+    "cli",
+    "course",
+    "plots",
+    "memory/attention_triton.py",
+    "compression/quantized/integers_triton.py",
+)
 
 COURSE = os.path.dirname(os.path.abspath(dtcourse.__file__))
 _UNWANTED = {os.path.join(COURSE, name) for name in LEFT_OUT}

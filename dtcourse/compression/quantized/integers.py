@@ -14,6 +14,7 @@ operation of which goes through main memory and into fresh pages, take several t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +54,10 @@ class IntegerQuantizer(Compressor):
 
     def compress(self, x: Tensor) -> Payload:
         n = len(x)
+        kernels = _kernels(x)
+        if kernels is not None and not self.stochastic:
+            scales, codes = kernels.quantize(x, self.block, self.most)
+            return Payload((scales, pack(codes, self.bits)), n)
         scales = self._scales(x)
         divisors = torch.where(scales > 0, scales, 1.0)
         codes = torch.empty(n, dtype=torch.int8, device=x.device)
@@ -70,6 +75,10 @@ class IntegerQuantizer(Compressor):
     def decompress_into(self, payload: Payload, out: Tensor) -> Tensor:
         scales, packed = payload.wire
         codes = unpack(packed, self.bits, payload.n)
+        kernels = _kernels(out)
+        if kernels is not None and out.is_contiguous():
+            kernels.dequantize(codes, scales, self.block, out)
+            return out
         for numbers, blocks in pieces(out, self.block):
             scale = scales[blocks, None]
             out[numbers].copy_(codes[numbers]).view(len(scale), -1).mul_(scale)
@@ -85,7 +94,7 @@ class IntegerQuantizer(Compressor):
         return self._back
 
     def _scales(self, x: Tensor) -> Tensor:
-        largest = x.new_zeros(-(-len(x) // self.block))
+        largest = torch.zeros(-(-len(x) // self.block), device=x.device)
         for numbers, blocks in pieces(x, self.block):
             found = largest[blocks]
             part = x[numbers].view(len(found), -1)
@@ -121,6 +130,15 @@ def pieces(x: Tensor, block: int) -> Iterator[tuple[slice, slice]]:
         yield slice(first * block, last * block), slice(first, last)
     if n % block:
         yield slice(whole * block, n), slice(whole, whole + 1)
+
+
+def _kernels(x: Tensor) -> Any:
+    """integers_triton, where x is on a GPU that has Triton; else None, and PyTorch's operations do it."""
+    if not device.is_gpu(x.device) or x.dtype != torch.float32:
+        return None
+    from dtcourse.compression.quantized import integers_triton
+
+    return integers_triton if integers_triton.triton is not None else None
 
 
 def _longest(x: Tensor) -> int:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from dtcourse.asynchronous import DiLoCo, GossipSGD, LocalSGD, mixing
+from dtcourse.asynchronous import ColocatedWorker, DiLoCo, GossipSGD, LocalSGD, mixing
 from dtcourse.communication_scheduling import PriorityDataParallel
 from dtcourse.compression import CompressionState, Unchanged, compression_hook
 from dtcourse.data_parallel import (
@@ -187,6 +187,45 @@ def meeting_in_each_step(name: str, method: Callable[[nn.Module, Any], Any]) -> 
     )
 
 
+class PushAndPull:
+    """Servers of the model's parts, on the workers' own ranks, take the steps; here a step is a push and a pull."""
+
+    def __init__(self, model: nn.Module, program: Program) -> None:
+        self.own = plain_sgd(model, program)
+        self.worker = ColocatedWorker(model, lambda part: SGD(part, **program.sgd_options))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.own.zero_grad(set_to_none)
+
+    def step(self) -> None:
+        self.worker.push()
+        self.worker.pull()
+
+
+def served() -> Technique:
+    """Synchronous servers: they step with the mean of what all workers push."""
+    workers: list[ColocatedWorker] = []  # of the program that this rank trains
+
+    def optimizer(wrapped: nn.Module, program: Program) -> torch.optim.Optimizer:
+        made = PushAndPull(wrapped, program)
+        workers[:] = [made.worker]
+        return made  # type: ignore[return-value]
+
+    def read_parameters(wrapped: nn.Module) -> dict[str, torch.Tensor]:
+        workers.pop().close()
+        return {n: p.detach().clone() for n, p in wrapped.named_parameters()}
+
+    return Technique(
+        "parameter servers",
+        lambda model, program: model,
+        optimizer,
+        read=mean_gradients,
+        read_parameters=read_parameters,
+        unfit=unfit_for_zeros,
+        none_is_zero=True,
+    )
+
+
 def mean_gradients(model: nn.Module) -> Gradients:
     """The mean of what each rank has; its own stay as they are."""
     found: Gradients = {}
@@ -287,5 +326,6 @@ TALKING_LESS: dict[str, Technique] = {
                 model, sgd, mixing.complete(dist.get_world_size()), overlap=False
             ),
         ),
+        served(),
     )
 }

@@ -8,19 +8,14 @@ In the order in which to read them:
     priority.py           PriorityDataParallel: each layer waits for its own gradient before its next forward
     fusion.py             how many gradients a message should carry: the best bucket size, the best division
     byteps.py             servers beside peers: who sums which part of the gradients
+    push_pull.py          the exchange between them
     lazy.py               ranks whose gradient has hardly changed send nothing
 
 Not here: no_sync(), fewer and larger messages by accumulation (data_parallel/ddp.py), and reduction on two levels
 (collectives/hierarchical.py).
 """
 
-from dtcourse.communication_scheduling.byteps import (
-    PushPull,
-    push_pull_hook,
-    push_pull_seconds,
-    serve,
-    shares,
-)
+from dtcourse.communication_scheduling.byteps import push_pull_seconds, shares
 from dtcourse.communication_scheduling.fusion import (
     AssignDivision,
     Gradient,
@@ -40,6 +35,7 @@ from dtcourse.communication_scheduling.plan import (
     step_seconds,
 )
 from dtcourse.communication_scheduling.priority import PriorityDataParallel
+from dtcourse.communication_scheduling.push_pull import PushPull, push_pull_hook, serve
 
 __all__ = [
     "AssignDivision",

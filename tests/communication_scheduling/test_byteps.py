@@ -9,14 +9,8 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import emulation, launch
-from dtcourse.communication_scheduling.byteps import (
-    HEADER,
-    PushPull,
-    push_pull_hook,
-    push_pull_seconds,
-    serve,
-    shares,
-)
+from dtcourse.communication_scheduling.byteps import push_pull_seconds, shares
+from dtcourse.communication_scheduling.push_pull import HEADER, PushPull, push_pull_hook, serve
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.emulation import EmulatedNetwork
 from dtcourse.verify import CASES, compare, gradients_of

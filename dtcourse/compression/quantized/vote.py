@@ -1,4 +1,4 @@
-"""signSGD with majority vote (Bernstein et al. 1802.05291): every rank votes on each number's sign, and the majority moves it.
+"""signSGD with majority vote (Bernstein et al. 1810.05291): every rank votes on each number's sign, and the majority moves it.
 
 One bit of each number goes to the rank that counts its part of them, and one bit comes back:
 

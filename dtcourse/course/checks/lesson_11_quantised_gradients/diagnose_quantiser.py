@@ -1,0 +1,113 @@
+"""What several ranks made of one vector: which quantiser is broken, and how."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.plural import plural
+
+DIAGNOSE = Exercise(
+    "diagnose_quantiser",
+    lesson="11",
+    title="Which quantiser is broken, and how?",
+    takes=("diagnose_quantiser",),
+    target="15 of 15 quantisers, of 8, 4 and 2 bits",
+)
+
+KINDS = ("healthy", "truncated", "same draws", "one scale", "wrapped")
+SIZES = (
+    (2, 40, 300, 8, 50),
+    (3, 30, 250, 4, 64),
+    (4, 25, 200, 2, 40),
+)  # ranks, steps, numbers, bits, block
+
+
+def _said(diagnose_quantiser: Any, given: list[list[Tensor]], sizes: list[tuple[int, int]]) -> Any:
+    return [diagnose_quantiser(*one, *size) for one, size in zip(given, sizes, strict=True)]
+
+
+def _scale(x: Tensor, block: int, codes: int) -> Tensor:
+    """(n,): each number's step."""
+    largest = torch.nn.functional.pad(x.abs(), (0, -len(x) % block)).view(-1, block).amax(1)
+    return (largest / codes).repeat_interleave(block)[: len(x)]
+
+
+def quantised(kind: str, x: Tensor, p: int, steps: int, bits: int, block: int, seed: int) -> Tensor:
+    """(p, steps, n): what a quantiser of that kind makes of x on each rank in each step."""
+    make = torch.Generator().manual_seed(seed)
+    most = 2 ** (bits - 1) - 1
+    codes = most + 1 if kind == "wrapped" else most
+    scale = _scale(x, len(x) if kind == "one scale" else block, codes)
+    shape = (1 if kind == "same draws" else p, steps, len(x))
+    if kind == "truncated":
+        found = (x / scale).trunc().expand(shape)
+    else:
+        found = (x / scale + torch.rand(shape, generator=make)).floor().clamp(-codes, codes)
+    if kind == "wrapped":
+        found = torch.where(found > most, found - 2**bits, found)
+    return (found * scale).expand(p, steps, len(x)).clone()
+
+
+@cache
+def cases() -> dict[str, list[tuple[list[Tensor], tuple[int, int]]]]:
+    """Three quantisers of each kind, always the same ones."""
+    found: dict[str, list[tuple[list[Tensor], tuple[int, int]]]] = {}
+    for p, steps, n, bits, block in SIZES:
+        make = torch.Generator().manual_seed(n)
+        sizes = 10.0 ** -torch.arange(-(-n // block)).repeat_interleave(block)[:n]
+        x = torch.randn(n, generator=make) * sizes
+        for seed, kind in enumerate(KINDS):
+            y = quantised(kind, x, p, steps, bits, block, seed + p)
+            found.setdefault(kind, []).append(([x, y], (bits, block)))
+    return found
+
+
+def _require(answer: Answer, kind: str, hint: str) -> None:
+    tried = [(kind, one) for one in cases()[kind]] + [
+        ("healthy", one) for one in cases()["healthy"]
+    ]
+    said = answer.call(_said, [given for _, (given, _) in tried], [size for _, (_, size) in tried])
+    for (right, ((x, y), (bits, block))), got in zip(tried, said, strict=True):
+        require(
+            got in KINDS,
+            f"A diagnosis is one of {', '.join(map(repr, KINDS))}; got {got!r}.",
+        )
+        require(
+            got == right,
+            f"{plural(y.shape[0], 'rank')}, {plural(y.shape[1], 'step')}, {len(x)} numbers, {bits} bits in blocks of {block}, "
+            f"which is {right!r}; you say {got!r}. "
+            + (
+                hint
+                if right != "healthy"
+                else "How far from x may a number be that is rounded up or down by chance, and how near is the mean of many?"
+            ),
+        )
+
+
+@DIAGNOSE.check("rounding that is biased", points=2)
+def check_truncated(answer: Answer) -> None:
+    """Towards zero, always."""
+    _require(answer, "truncated", "Is what comes out as long as x, on average over many steps?")
+
+
+@DIAGNOSE.check("ranks that draw alike", points=2)
+def check_draws(answer: Answer) -> None:
+    """Then no error averages out over them."""
+    _require(answer, "same draws", "Compare two ranks in the same step, and one rank in two steps.")
+
+
+@DIAGNOSE.check("one scale for all blocks", points=2)
+def check_scale(answer: Answer) -> None:
+    """Steps that are too wide for most of them."""
+    _require(answer, "one scale", "How wide is a step in a block of small numbers?")
+
+
+@DIAGNOSE.check("a code that wraps round", points=2)
+def check_wrapped(answer: Answer) -> None:
+    """The largest number becomes the smallest."""
+    _require(answer, "wrapped", "What comes out where x is largest, and with which sign?")

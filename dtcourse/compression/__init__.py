@@ -15,6 +15,7 @@ In the order in which to read them; each room says the same of its files:
 from dtcourse.compression.compressor import Compressor, Payload, Residuals, Rounds
 from dtcourse.compression.low_rank import PowerSGDState
 from dtcourse.compression.quantized.casts import Float8, HalfPrecision
+from dtcourse.compression.quantized.elias import EliasQSGD
 from dtcourse.compression.quantized.integers import IntegerQuantizer
 from dtcourse.compression.quantized.onebit import OneBitSGD
 from dtcourse.compression.quantized.onebit_adam import OneBitAdam
@@ -49,6 +50,7 @@ __all__ = [
     "Compressor",
     "CountSketch",
     "DeepGradientState",
+    "EliasQSGD",
     "Float8",
     "HalfPrecision",
     "IntegerQuantizer",

@@ -102,6 +102,22 @@ def test_two_files_that_need_each_other_are_refused(house):
     assert done.returncode == 1 and "cycles" in done.stdout, done.stdout + done.stderr
 
 
+def test_two_rooms_of_a_package_or_files_of_a_room_that_need_each_other_are_refused(house):
+    package = house / "dtcourse" / "compression"
+    for room in ("wire", "sparse"):
+        (package / room).mkdir()
+        for file in ("__init__", "inner", "outer"):
+            (package / room / f"{file}.py").write_text("")
+    (package / "wire" / "inner.py").write_text("import dtcourse.compression.sparse.inner\n")
+    assert lint_imports(house).returncode == 0
+    (package / "sparse" / "outer.py").write_text("import dtcourse.compression.wire.outer\n")
+    assert "cycles" in lint_imports(house).stdout
+    (package / "sparse" / "outer.py").write_text("import dtcourse.compression.sparse.inner\n")
+    assert lint_imports(house).returncode == 0
+    (package / "sparse" / "inner.py").write_text("import dtcourse.compression.sparse.outer\n")
+    assert "cycles" in lint_imports(house).stdout
+
+
 def test_the_right_imports_are_let_pass(house):
     right = {
         "cli": "import dtcourse.course.inner",

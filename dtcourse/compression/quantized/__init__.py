@@ -7,6 +7,7 @@ In the order in which to read them:
     integers.py         8, 4 or 2 bits, a scale a block, rounded to the nearest or by chance
     integers_triton.py  the same on a GPU, in three kernels
     qsgd.py             so many levels of a bucket's length, by chance
+    elias.py            QSGD's codes in variable length, as in its paper: few bits for the many zeros
     ternary.py          TernGrad: -1, 0 or 1, by chance; ranks that share a scale add whole numbers
     signs.py            one bit a number
     onebit.py           1-bit SGD: one bit a number, two values a block

@@ -1,0 +1,113 @@
+"""What a rank has sent of its gradients, step by step: is its error feedback broken, and how."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.plural import plural
+
+DIAGNOSE = Exercise(
+    "diagnose_feedback",
+    lesson="12",
+    title="Whose error feedback is broken, and how?",
+    takes=("diagnose_feedback",),
+    target="15 of 15 records",
+)
+
+Diagnosis = tuple[str, int | None]
+Case = tuple[Tensor, Tensor, int, Diagnosis]
+SIZES = ((12, 40, 3, 5), (8, 25, 1, 1), (15, 60, 6, 14))  # steps, numbers, k, the step that forgot
+
+
+def _said(diagnose_feedback: Any, given: list[tuple[Tensor, Tensor, int]]) -> Any:
+    return [diagnose_feedback(*one) for one in given]
+
+
+def sent_by(
+    gradients: Tensor, k: int, *, feedback: bool = True, signed: bool = False,
+    keeps_what_it_sends: bool = False, forgets: int = -1,
+) -> Tensor:  # fmt: skip
+    """(T, n): what travels of the gradients, (T, n)."""
+    left, found = torch.zeros_like(gradients[0]), []
+    for step, g in enumerate(gradients):
+        if step == forgets or not feedback:
+            left = torch.zeros_like(g)
+        x = g + left
+        places = (x if signed else x.abs()).topk(k).indices
+        sent = torch.zeros_like(x).index_copy(0, places, x[places])
+        left = x if keeps_what_it_sends else x - sent
+        found.append(sent)
+    return torch.stack(found)
+
+
+@cache
+def cases() -> dict[str, list[Case]]:
+    """Three records of each kind, always the same ones, rounded as a run in single precision is."""
+    found: dict[str, list[Case]] = {}
+    for steps, n, k, lost in SIZES:
+        make = torch.Generator().manual_seed(steps)
+        gradients = torch.randn(steps, n, generator=make, dtype=torch.double)
+        ways: dict[str, tuple[int | None, dict[str, Any]]] = {
+            "healthy": (None, {}),
+            "no feedback": (None, {"feedback": False}),
+            "signed": (None, {"signed": True}),
+            "sent twice": (None, {"keeps_what_it_sends": True}),
+            "forgotten": (lost, {"forgets": lost}),
+        }
+        for name, (step, options) in ways.items():
+            sent = sent_by(gradients, k, **options).float().double()
+            found.setdefault(name, []).append((gradients, sent, k, (name, step)))
+    return found
+
+
+def _require(answer: Answer, kind: str, hint: str) -> None:
+    tried = cases()[kind] + cases()["healthy"]
+    said = answer.call(_said, [(g, sent, k) for g, sent, k, _ in tried])
+    for (gradients, _, k, right), got in zip(tried, said, strict=True):
+        require(
+            isinstance(got, (list, tuple)) and len(got) == 2,
+            f"A diagnosis is two things, such as ('forgotten', 4); got {got!r}.",
+        )
+        steps, n = gradients.shape
+        require(
+            tuple(got) == right,
+            f"{plural(steps, 'step')} of {n} numbers, k = {k}, which is {right!r}; you say {tuple(got)!r}. "
+            + (
+                hint
+                if right[0] != "healthy"
+                else "What does a right sender send of these gradients, and how far apart are two records of which one is rounded to single precision?"
+            ),
+        )
+
+
+@DIAGNOSE.check("no error feedback", points=2)
+def check_none(answer: Answer) -> None:
+    """Nothing of an earlier gradient ever travels."""
+    _require(answer, "no feedback", "Is there anything of an earlier gradient in what is sent?")
+
+
+@DIAGNOSE.check("the wrong side", points=2)
+def check_signed(answer: Answer) -> None:
+    """Negative numbers wait, however large they are."""
+    _require(answer, "signed", "Which numbers wait, however large they have become?")
+
+
+@DIAGNOSE.check("what was sent is kept", points=2)
+def check_twice(answer: Answer) -> None:
+    """And sent again."""
+    _require(answer, "sent twice", "Add up what was sent: is it more than the gradients?")
+
+
+@DIAGNOSE.check("what waited is forgotten", points=3)
+def check_forgotten(answer: Answer) -> None:
+    """And before which step."""
+    _require(
+        answer,
+        "forgotten",
+        "Up to a step all is right. From where on is something missing that had waited before?",
+    )

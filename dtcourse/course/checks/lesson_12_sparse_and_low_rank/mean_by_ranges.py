@@ -1,0 +1,108 @@
+"""The mean of sparse vectors: each rank adds a range of places for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.plural import plural
+
+RANGES = Exercise(
+    "mean_by_ranges",
+    lesson="12",
+    title="A mean of sparse vectors, by ranges",
+    takes=("mean_by_ranges",),
+    target="equal to one process to 1e-12 at 2, 3 and 4 ranks; 16 bytes for each pair to its owner, and back",
+    forbidden=("dtcourse.compression",),
+)
+
+N, K = 1003, 120
+KINDS = ("agreed", "different", "first range")
+
+
+def _means(mean_by_ranges: Any, batches: list[list[Tensor]]) -> Any:
+    """In a rank: its answer to each batch."""
+    import torch.distributed as dist
+
+    return [mean_by_ranges(vectors[dist.get_rank()].clone(), K) for vectors in batches]
+
+
+def _vectors(ranks: int, kind: str) -> list[Tensor]:
+    """Each rank's vector. Large numbers lie at the same places, anywhere, or all in the first rank's range."""
+    make = torch.Generator().manual_seed(ranks)
+    vectors = []
+    same = torch.randperm(N, generator=make)[:K]
+    for _ in range(ranks):
+        x = torch.randn(N, generator=make, dtype=torch.double)
+        if kind == "agreed":
+            x[same] += 20 * x[same].sign()
+        elif kind == "first range":
+            x[: N // ranks] += 20 * x[: N // ranks].sign()
+        vectors.append(x)
+    return vectors
+
+
+def _places(x: Tensor, signed: bool = False) -> Tensor:
+    return (x if signed else x.abs()).topk(K).indices
+
+
+def _alone(vectors: list[Tensor], signed: bool = False) -> Tensor:
+    """One process."""
+    total = torch.zeros(N, dtype=torch.double)
+    for x in vectors:
+        places = _places(x, signed)
+        total[places] += x[places]
+    return total / len(vectors)
+
+
+def _runs(answer: Answer, kinds: tuple[str, ...]) -> Iterator[tuple[int, list[list[Tensor]], Any]]:
+    """(ranks, the vectors of each kind, run)."""
+    for ranks in (2, 3, 4):
+        batches = [_vectors(ranks, kind) for kind in kinds]
+        yield ranks, batches, answer.run(_means, ranks, batches, backend="ring", record=True)
+
+
+@RANGES.check("the mean is one process's", points=4)
+def check_mean(answer: Answer) -> None:
+    """On every rank, at 2, 3 and 4 ranks, in double precision."""
+    for ranks, batches, run in _runs(answer, KINDS):
+        for i, (kind, vectors) in enumerate(zip(KINDS, batches, strict=True)):
+            right = _alone(vectors)
+            for rank in range(ranks):
+                out = run[rank][i]
+                hint = "Whose numbers are at the places that differ, and were they added once?"
+                if isinstance(out, Tensor) and out.shape == right.shape:
+                    if torch.allclose(out.double(), ranks * right):
+                        hint = "That is the sum: where is it divided by the ranks?"
+                    elif torch.allclose(out.double(), _alone(vectors, signed=True)):
+                        hint = "Those are the largest with their sign: what of large numbers below zero?"
+                    elif torch.allclose(out.double(), torch.stack(vectors).mean(0)):
+                        hint = "That is the mean of all numbers: which of them were to be chosen?"
+                where = f"With {plural(ranks, 'rank')} ({kind}), the mean on rank {rank}"
+                require_close(out, right, where, 1e-12, hint)
+
+
+@RANGES.check("a pair travels to its owner, and a sum back", points=4, needs=("check_mean",))
+def check_bytes(answer: Answer) -> None:
+    """Counted, where ranks chose the same places: there a gather sends each place p times."""
+    for ranks, batches, run in _runs(answer, ("agreed",)):
+        bounds = torch.tensor([r * N // ranks for r in range(1, ranks + 1)])
+        for rank in range(ranks):
+            pairs = 0
+            for vectors in batches:
+                chosen = [_places(x) for x in vectors]
+                owner = torch.bucketize(chosen[rank], bounds, right=True)
+                union = torch.cat(chosen).unique()
+                sums = torch.bincount(torch.bucketize(union, bounds, right=True), minlength=ranks)
+                pairs += int((owner != rank).sum()) + (ranks - 1) * int(sums.max())
+            most = 16 * pairs + 64 * ranks * len(batches)
+            sent = run.traffic.bytes_sent(rank=rank)
+            require(
+                sent <= most,
+                f"With {plural(ranks, 'rank')}, rank {rank} sends {sent:,} bytes where {most:,} are enough. Ranks that chose the same "
+                "place: how often does it travel to everyone? And does anything travel that nobody chose?",
+            )

@@ -126,6 +126,10 @@ def check_broken(answer: Answer) -> None:
                 isinstance(out, Tensor) and out.shape == (n,),
                 f"{where}: a mean has the shape ({n},).",
             )
+            require(
+                not out.isnan().all(),
+                f"{where}: two blocks are broken, and every number came out as NaN. What do blocks share?",
+            )
             zeros = out[block : 2 * block]
             require(
                 bool((zeros == 0).all()),

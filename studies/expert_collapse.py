@@ -40,6 +40,7 @@ from torch import Tensor
 
 from dtcourse import data
 from dtcourse.course import results_file
+from dtcourse.course.curves import interval
 from dtcourse.models import (
     BiasBalancedGate,
     ExpertChoiceGate,
@@ -239,15 +240,6 @@ def last(run: dict[str, Any], quantity: str) -> float:
     """At the end: of what is measured window by window, the mean of the last five."""
     found = run[quantity]
     return statistics.mean(found[-5:]) if isinstance(found, list) else found
-
-
-def interval(differences: list[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Of the mean, by Student's t: the differences are taken as independent, and as normal about their mean."""
-    from scipy.stats import t  # here: a second to import
-
-    n = len(differences)
-    half = t.ppf(0.5 + confidence / 2, n - 1) * statistics.stdev(differences) / n**0.5
-    return statistics.mean(differences) - half, statistics.mean(differences) + half
 
 
 def main(arguments: list[str] | None = None) -> None:

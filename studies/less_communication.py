@@ -56,6 +56,7 @@ from dtcourse.compression import (
     deep_gradient_hook,
 )
 from dtcourse.course import results_file
+from dtcourse.course.curves import median_at, quickest_rate
 from dtcourse.course.results_file import key
 from dtcourse.course.stand_in import A100, LATENCY, LINKS, WORKLOADS, StandIn, Workload
 from dtcourse.data_parallel import DistributedDataParallel
@@ -280,31 +281,20 @@ def study(
     return results_file.run_missing(results, path, todo, seeds, budget)
 
 
-def steps_to(losses: list[float | None], target: float, every: int) -> float:
-    """The first step at which the loss is at the target or below; infinite where it never is."""
-    for look, loss in enumerate(losses):
-        if loss is not None and loss <= target:
-            return float(look * every)
-    return math.inf
-
-
 def best_rate(results: dict[str, Any], method: str, target: float) -> tuple[str, list[float]]:
     """The rate whose median number of steps to the target is lowest, and each seed's number."""
-    every, seeds = results["settings"]["every"], range(results["seeds"])
-    runs = [results["runs"][key("steps", method, seed)]["losses"] for seed in seeds]
-    found = {rate: [steps_to(run[rate], target, every) for run in runs] for rate in runs[0]}
-    return min(found.items(), key=lambda one: statistics.median(one[1]))
+    runs = [
+        results["runs"][key("steps", method, seed)]["losses"] for seed in range(results["seeds"])
+    ]
+    return quickest_rate(runs, target, results["settings"]["every"])
 
 
 def target_of(results: dict[str, Any]) -> float:
     """The loss that fp32 has, at its best rate, after half of its steps: the median over the seeds."""
     runs = [results["runs"][key("steps", "fp32", seed)] for seed in range(results["seeds"])]
     half = len(next(iter(runs[0]["losses"].values()))) // 2
-    middles = [
-        statistics.median(math.inf if (at := run["losses"][rate][half]) is None else at for run in runs)
-        for rate in runs[0]["losses"]
-    ]  # fmt: skip
-    return min(middles)
+    losses = [run["losses"] for run in runs]
+    return min(median_at(losses, rate, half) for rate in losses[0])
 
 
 def summary(results: dict[str, Any]) -> Iterator[str]:

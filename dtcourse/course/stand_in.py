@@ -70,17 +70,20 @@ class Layer(torch.autograd.Function):
 class StandIn(nn.Module):
     """1/scale of the numbers of the workload's model, in square matrices, and the seconds of its step.
 
+    layers: one is enough where nothing is sent while backward runs
     slower: the factor of those seconds on this rank; may be changed from step to step
     """
 
-    def __init__(self, work: Workload, scale: int, slower: float = 1.0) -> None:
+    def __init__(
+        self, work: Workload, scale: int, layers: int = LAYERS, slower: float = 1.0
+    ) -> None:
         super().__init__()
-        side = round((work.parameters / scale / LAYERS) ** 0.5)
+        side = round((work.parameters / scale / layers) ** 0.5)
         self.weights = nn.ParameterList(
             torch.randn(side, side, generator=torch.Generator().manual_seed(i))
-            for i in range(LAYERS)
+            for i in range(layers)
         )
-        self.seconds, self.slower = work.seconds / LAYERS, slower
+        self.seconds, self.slower = work.seconds / layers, slower
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for weight in self.weights:

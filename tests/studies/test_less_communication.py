@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -46,11 +45,6 @@ def test_it_measures_stops_and_goes_on(script, tmp_path, monkeypatch):
     grown = json.loads(path.read_text())
     assert first["runs"].items() <= grown["runs"].items(), "nothing is measured twice"
     assert len(list(script.summary(grown))) == 2 + len(KEPT)
-
-
-def test_steps_to_a_target(script):
-    assert script.steps_to([2.0, 1.0, 0.5, 0.7], 0.5, every=10) == 20.0
-    assert script.steps_to([2.0, None], 0.5, every=10) == math.inf
 
 
 def test_results_of_other_settings_are_not_mixed(script, tmp_path):

@@ -1,0 +1,48 @@
+"""What a study reads off curves of loss: steps to a target, the best of several learning rates, an interval.
+
+A method's curves are, for each seed, {learning rate: [loss at each look]}; None from where a loss is no number any more.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+Curve = Sequence[float | None]
+
+
+def steps_to(losses: Curve, target: float, every: int) -> float:
+    """The first step at which the loss is at the target or below; infinite where it never is. every: steps per look."""
+    for look, loss in enumerate(losses):
+        if loss is not None and loss <= target:
+            return float(look * every)
+    return math.inf
+
+
+def median_at(runs: Sequence[dict[str, Curve]], rate: str, look: int) -> float:
+    """Over the seeds, at this look (-1: the last); infinite where half of them have none any more."""
+    return statistics.median(math.inf if (at := run[rate][look]) is None else at for run in runs)
+
+
+def best_rate(runs: Sequence[dict[str, Curve]], look: int = -1) -> str:
+    """The rate whose median loss over the seeds is lowest at this look, the last if no other is named."""
+    return min(runs[0], key=lambda rate: median_at(runs, rate, look))
+
+
+def quickest_rate(
+    runs: Sequence[dict[str, Curve]], target: float, every: int
+) -> tuple[str, list[float]]:
+    """The rate whose median number of steps to the target is lowest, and each seed's number."""
+    found = {rate: [steps_to(run[rate], target, every) for run in runs] for rate in runs[0]}
+    return min(found.items(), key=lambda one: statistics.median(one[1]))
+
+
+def interval(differences: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Of the mean, by Student's t: the differences are taken as independent, and as normal about their mean."""
+    from scipy.stats import t  # here: a second to import
+
+    n = len(differences)
+    half = t.ppf(0.5 + confidence / 2, n - 1) * statistics.stdev(differences) / n**0.5
+    middle = statistics.mean(differences)
+    return middle - half, middle + half

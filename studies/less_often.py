@@ -17,7 +17,7 @@
        meetings {rate: how often all replicas have met}
 
 2. Seconds. Steps of each method on an emulated cluster of eight ranks (the virtual clock: the same seconds on every
-   machine), for two models and four links, with stand-ins for the models (dtcourse/course/stand_in.py). In "equal" all
+   machine), with a stand-in for ResNet-50 (dtcourse/course/stand_in.py), on four links. In "equal" all
    ranks compute as fast, in "one slow" rank 0 takes twice as long in each step, in "by chance" each step of each rank
    takes 1 + an exponential of mean 0.3 times as long, another draw for each.
 
@@ -57,6 +57,7 @@ RESULTS = Path(__file__).parent / "results" / "less_often.json"
 FORMAT = 1
 RATES = (1 / 3, 1.0, 3.0)  # times a method's middle
 DEALS = ("shuffled", "by class")
+MODELS = ("ResNet-50",)  # of stand_in.WORKLOADS
 PACES = {"equal": LINKS, "one slow": (10,), "by chance": (10,)}  # and their links
 
 
@@ -432,7 +433,7 @@ def study(
 ) -> bool:  # fmt: skip
     """Runs what is missing in the file at `path`; True if nothing is missing any more."""
     torch.set_num_threads(1)
-    parts = names or list(METHODS), models or list(WORKLOADS), links or list(LINKS)
+    parts = names or list(METHODS), models or list(MODELS), links or list(LINKS)
     results = load(path, settings)
     results |= dict(zip(("methods", "models", "links"), parts, strict=True))
     todo = jobs(settings, seeds, *parts)

@@ -208,7 +208,7 @@ def test_the_committed_results_are_complete(script):
     settings = script.Settings(**results["settings"])
     assert results["settings"] == script.load(script.RESULTS, script.Settings())["settings"]
     assert results["seeds"] >= 8 and results["methods"] == list(script.METHODS)
-    names = [name for name, _ in script.jobs(settings, results["seeds"], list(script.METHODS), list(script.WORKLOADS), list(script.LINKS))]  # fmt: skip
+    names = [name for name, _ in script.jobs(settings, results["seeds"], list(script.METHODS), list(script.MODELS), list(script.LINKS))]  # fmt: skip
     assert list(results["runs"]) == names
     looks = settings.steps // settings.every + 1
     for name, run in results["runs"].items():

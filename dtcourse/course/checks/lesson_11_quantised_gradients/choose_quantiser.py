@@ -87,9 +87,11 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
             f"an error of at most {limit:g}"
         )
         right = isinstance(got, (list, tuple)) and len(got) == 3
-        bits, block, way = got if right else (None, None, None)
-        right = right and (tuple(got) == FP32 or (bits in BITS and block in BLOCKS and way in WAYS))
+        right = right and (
+            tuple(got) == FP32 or (got[0] in BITS and got[1] in BLOCKS and got[2] in WAYS)
+        )
         require(right, f"{where}: a choice is such as (8, 64, 'parts'), or {FP32!r}; got {got!r}.")
+        bits, block, way = got
         lost = error(x, bits, block)
         require(
             lost <= limit,

@@ -53,7 +53,7 @@ def mean_in_int8(x, block):
 """
 
 MUTANTS = [
-    ("the lesson's parts, one scale each", "", _LESSONS),
+    ("the lesson's parts, one scale each", "half a step is", _LESSONS),
     ("all codes gathered by everyone", "does their number grow with the ranks", _GATHERED),
     (
         "the course's own quantiser",

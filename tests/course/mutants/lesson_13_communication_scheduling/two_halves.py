@@ -42,18 +42,18 @@ MUTANTS = [
         (
             (
                 "    sent, coming = {}, {}\n",
-                "    from torch.distributed.fsdp import fully_shard\n\n    sent, coming = {}, {}\n",
+                "    from torch.distributed.fsdp import fully_shard\n\n    fully_shard(torch.nn.Linear(2, 2))\n    sent, coming = {}, {}\n",
             ),
         ),
     ),
     (
         "a sum where the mean belongs",
-        "",
+        "Whose part of the mean does a rank have",
         (("update(i, part, mine / p)", "update(i, part, mine)"),),
     ),
     (
         "averaged twice",
-        "",
+        "Whose part of the mean does a rank have",
         (("update(i, part, mine / p)", "update(i, part, mine / p**2)"),),
     ),
     (

@@ -53,7 +53,7 @@ def execute(
     timeout: float = 600,
     on_cell: Callable[[int, int], None] | None = None,
 ) -> float:
-    """Execute every code cell in order, in place; the seconds that it took, without the kernel's start.
+    """Execute every code cell in order, in place; the seconds that it took, without the kernel's start and end.
 
     Raises
     ------
@@ -68,12 +68,17 @@ def execute(
         if cell["cell_type"] == "code":
             cell.update(outputs=[], execution_count=None)
     node = nbformat.from_dict(notebook)
-    started = [0.0]
+    started = ended = 0.0
 
     def before(cell: Any, cell_index: int) -> None:
-        started[0] = started[0] or time.perf_counter()
+        nonlocal started
+        started = started or time.perf_counter()
         if on_cell:
             on_cell(cell_index + 1, len(node.cells))
+
+    def after(cell: Any, cell_index: int, execute_reply: Any) -> None:
+        nonlocal ended
+        ended = time.perf_counter()
 
     client = NotebookClient(
         node,
@@ -83,6 +88,7 @@ def execute(
         coalesce_streams=True,
         store_widget_state=False,
         on_cell_start=before,
+        on_cell_executed=after,
     )
     try:
         client.execute(env=kernel_environment())
@@ -98,9 +104,8 @@ def execute(
         raise CellFailed(f"a cell ran past {timeout:g} seconds") from None
     except DeadKernelError:
         raise CellFailed("a cell ended its kernel") from None
-    seconds = time.perf_counter() - started[0] if started[0] else 0.0
     notebook["cells"] = nbfile.parse(nbformat.writes(node))["cells"]
-    return seconds
+    return ended - started
 
 
 def parameters(notebook: nbfile.Notebook) -> dict[str, Any]:

@@ -21,6 +21,7 @@ HALVES = Exercise(
     forbidden=(
         "dtcourse.communication_scheduling",
         "dtcourse.data_parallel",
+        "dtcourse.parameters",
         "dtcourse.sharding",
         "torch.distributed.fsdp",
         "torch.distributed.optim",

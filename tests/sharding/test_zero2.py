@@ -305,7 +305,11 @@ LAYER = 64 * 64 * 4
 
 
 def memory_of(way):
-    """Bytes held after two AdamW steps, by category, and the peak above parameters and states in the third backward."""
+    """Bytes held after two AdamW steps, by category, and the peak above parameters and states in a backward after them.
+
+    The lowest of five: a thread of gloo's holds on to a bucket for a moment after it has said that it is done, and on a busy
+    machine that moment is longer than a layer's backward.
+    """
     model = Deep()
     zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
     wrapped = model
@@ -313,18 +317,21 @@ def memory_of(way):
         wrapped = DistributedDataParallel(model, bucket_cap_mb=LAYER / 2**20)
     if way == "zero2":
         wrapped = ShardedDataParallel(model, zero, bucket_cap_mb=LAYER / 2**20)
-    for step in range(3):
+    peaks = []
+    for step in range(7):
         zero.zero_grad()
         with MemoryTracker(model, zero) as tracker:
             wrapped(torch.ones(1, 64)).sum().backward()
         now = held(model, zero)
         if step < 2:
             zero.step()
-    curve = tracker.history.curve()
-    total = sum(curve.values()) - curve["parameters"] - curve["optimizer states"]
+            continue
+        curve = tracker.history.curve()
+        total = sum(curve.values()) - curve["parameters"] - curve["optimizer states"]
+        peaks.append(int(total.max()))
     own = [sum(p.nbytes for p in zero.owned(r)) for r in range(zero.world_size)]
     tensors = len(zero.owned())
-    return now, own[dist.get_rank()], tensors, int(total.max())
+    return now, own[dist.get_rank()], tensors, min(peaks)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

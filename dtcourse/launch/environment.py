@@ -9,34 +9,46 @@ from dtcourse.launch import options
 
 
 def environments(layout: options.Layout, port: int, base: dict[str, str]) -> list[dict[str, str]]:
-    """The environment of each rank: torchrun's names, so that what runs here runs there."""
-    from dtcourse import device
-
+    """The environment of each rank of this machine: torchrun's names, so that what runs here runs there."""
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
     for_ranks = []
     for index in range(layout.world_size):
-        node, local = divmod(index, layout.ranks_per_node)
-        own = {
-            "RANK": index,
-            "WORLD_SIZE": layout.world_size,
-            "LOCAL_RANK": local,
-            "LOCAL_WORLD_SIZE": layout.ranks_per_node,
-            "GROUP_RANK": node,
-            "GROUP_WORLD_SIZE": layout.nodes,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "TORCHELASTIC_RESTART_COUNT": 0,
-            # Somebody listens there already (meeting.py): every rank is a client, rank 0 too.
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            # All GPUs of the machine, whatever node the layout pretends to.
-            "DTCOURSE_DEVICE": device.for_rank(index, layout.kind),
-            "OMP_NUM_THREADS": layout.threads,
-        }
-        environment = {**base, **{name: str(value) for name, value in own.items()}}
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
-        for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+        # All GPUs of the machine, whatever node the layout pretends to.
+        own = of_rank(layout, index, index, "127.0.0.1", port)
+        environment = {**base, **own}
+        for name in INTERFACES[:2]:
             environment.setdefault(name, loopback)
         for_ranks.append(environment)
     return for_ranks
+
+
+# Which network interface gloo, torch.distributed.rpc and NCCL use.
+INTERFACES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def of_rank(
+    layout: options.Layout, index: int, place: int, address: str, port: int
+) -> dict[str, str]:
+    """What rank `index` is told in torchrun's names. It is the `place`-th rank of its machine."""
+    from dtcourse import device
+
+    node, local = divmod(index, layout.ranks_per_node)
+    own = {
+        "RANK": index,
+        "WORLD_SIZE": layout.world_size,
+        "LOCAL_RANK": local,
+        "LOCAL_WORLD_SIZE": layout.ranks_per_node,
+        "GROUP_RANK": node,
+        "GROUP_WORLD_SIZE": layout.nodes,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        # Somebody listens there already (meeting.py): every rank is a client, rank 0 too.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "DTCOURSE_DEVICE": device.for_rank(place, layout.kind),
+        "OMP_NUM_THREADS": layout.threads,
+    }
+    return {name: str(value) for name, value in own.items()}
 
 
 def typed_sources() -> dict[str, list[str]]:

@@ -55,6 +55,9 @@ class RankFailure(RuntimeError):
         self.rank = failures[0].rank if failures else None
         self.world_size = world_size
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.failures, self.world_size)
+
 
 class RankTimeout(RankFailure):
     """Raised when the time limit passed: says for every rank where it was, and holds the stacks of all.

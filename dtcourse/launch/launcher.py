@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from dtcourse.emulation.cluster import EmulatedCluster, measured_again
@@ -15,6 +16,7 @@ from dtcourse.launch import (
     failures,
     meeting,
     options,
+    output,
     parcels,
     rank,
     serialization,
@@ -46,10 +48,11 @@ def launch(
     env: dict[str, str] | None = None,
     on_message: Callable[[int, Any], None] | None = None,
     on_failure: str = "stop",
+    cluster: str | None = None,
     verbose: bool = False,
     **kwargs: Any,
 ) -> Run:
-    """Runs function(*args, **kwargs) on `world_size` ranks of this machine and returns what each returned.
+    """Runs function(*args, **kwargs) on `world_size` ranks, on this machine or a cluster; returns what each returned.
 
     Each rank is a fresh process. The process group is formed before the function is called and destroyed after it
     returns; the function asks torch.distributed for its rank. It may be defined in a notebook cell.
@@ -74,6 +77,9 @@ def launch(
     on_failure: "stop" ends all ranks when one fails; with "continue" the others go on, and a RankFailure (a RankTimeout
                 at the time limit) takes the place of that rank's result, is passed to on_message(rank, failure) as
                 soon as it is known, and stands in run.failures. Nothing is raised then
+    cluster:    "slurm" runs the same function on the nodes of a cluster, as its cluster.toml says (or give the path of
+                such a file): a job is submitted and followed, and comes back like a launch on this machine. timeout
+                counts from when the ranks have begun, not the time in the queue; Ctrl-C cancels the job
     verbose:    say in one line what was chosen
 
     Raises RankFailure if a rank raised, exited or was killed; RankTimeout at the time limit; ValueError for what
@@ -85,52 +91,79 @@ def launch(
         options.check_arguments(function, launch, args, kwargs)
         limit = options.time_limit(timeout)
         goes_on = options.goes_on(on_failure)
-        layout = options.choose(world_size, backend, device, nodes, threads)
+        added = {name: str(value) for name, value in (env or {}).items()}
+        if cluster is None:
+            layout = options.choose(world_size, backend, device, nodes, threads)
+        else:
+            from dtcourse.launch.cluster import remote
+
+            settings = remote.find(cluster)
+            layout = remote.layout_on(settings, world_size, backend, device, nodes, threads)
         emulated = options.emulated_cluster(devices, network, clock, world_size)
-        options.check_open_files(world_size)
+        if cluster is None:
+            options.check_open_files(world_size)
         if verbose:
             print(layout)
+        for_all = rank.Settings(
+            rank=0,
+            environment=added,
+            backend=layout.backend,
+            threads=threads,
+            init=init,
+            record=record,
+            emulated=emulated,
+            timeout=limit,
+            sources=environment.typed_sources(),
+            meeting_place="",
+            together=goes_on,
+        )
 
-        def run_once(cluster: EmulatedCluster | None) -> Run:
-            with (
-                closing(parcels.Sealed(serialization.pack_call(function, args, kwargs))) as parcel,
-                closing(meeting.MeetingPlace()) as place,
-            ):
-                added = {name: str(value) for name, value in (env or {}).items()}
-                environments = environment.environments(layout, place.port, {**os.environ, **added})
-                settings = [
-                    rank.Settings(
-                        rank=index,
-                        environment=variables,
-                        backend=layout.backend,
-                        threads=threads,
-                        init=init,
-                        record=record,
-                        emulated=cluster,
-                        timeout=limit,
-                        sources=environment.typed_sources(),
-                        meeting_place=place.path,
-                        together=goes_on,
-                    )
-                    for index, variables in enumerate(environments)
-                ]
-                with (
-                    Interrupts() as interrupts,
-                    standby.launching(world_size, interrupts),
-                    Ranks(settings, parcel, stream, on_message, goes_on, interrupts) as ranks,
-                ):
-                    answers = ranks.answers(limit)
-                slowdown = 1.0 if cluster is None else cluster.slowdown
-                seconds = time.monotonic() - began
-                return Run(answers, ranks.output.lines, layout, seconds, record, slowdown)
+        def run_once(emulated: EmulatedCluster | None) -> Run:
+            parcel = serialization.pack_call(function, args, kwargs)
+            asked = replace(for_all, emulated=emulated)
+            if cluster is None:
+                return _run_here(asked, layout, parcel, stream, on_message)
+            name = getattr(function, "__name__", "function")
+            return remote.run_once(settings, layout, name, asked, parcel, stream, on_message)
 
         run = run_once(emulated)
         if emulated is not None and emulated.is_measured:
             run = measured_again(run, emulated, run_once)
+        run.total_seconds = time.monotonic() - began
         return run
     except BaseException as error:
         failures.hide_our_frames(error)
         raise
+
+
+def _run_here(
+    asked: rank.Settings,
+    layout: options.Layout,
+    parcel: Any,
+    stream: bool,
+    on_message: Callable[[int, Any], None] | None,
+) -> Run:
+    """One launch on this machine. asked: of all ranks; each gets its own number, environment and meeting place."""
+    with (
+        closing(parcels.Sealed(parcel)) as sealed,
+        closing(meeting.MeetingPlace()) as place,
+    ):
+        base = {**os.environ, **asked.environment}
+        settings = [
+            replace(asked, rank=index, environment=variables, meeting_place=place.path)
+            for index, variables in enumerate(
+                environment.environments(layout, place.port, base)
+            )
+        ]
+        on_line = output.show_line if stream else None
+        with (
+            Interrupts() as interrupts,
+            standby.launching(layout.world_size, interrupts),
+            Ranks(settings, sealed, on_line, on_message, asked.together, interrupts) as ranks,
+        ):
+            answers = ranks.answers(asked.timeout)
+        slowdown = 1.0 if asked.emulated is None else asked.emulated.slowdown
+        return Run(answers, ranks.output.lines, layout, asked.record, slowdown)
 
 
 def _require_torch() -> None:

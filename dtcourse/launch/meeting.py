@@ -41,15 +41,7 @@ class MeetingPlace:
         """Makes the TCPStore as soon as a first client waits at the door; keeps it until we close."""
         store = None
         if self._door in connection.wait([self._door, self._closed]):  # type: ignore[list-item]
-            from torch.distributed import TCPStore
-
-            store = TCPStore(
-                "127.0.0.1",
-                self.port,
-                is_master=True,
-                wait_for_workers=False,
-                master_listen_fd=self._door.detach(),
-            )
+            store = serve(self._door)
             connection.wait([self._closed])  # type: ignore[list-item]
         del store
         self._door.close()
@@ -62,11 +54,31 @@ class MeetingPlace:
         self._file.close()
 
 
-def join(path: str, limit: timedelta) -> Any:
-    """The store of a launch, in a rank. Waiting for a key that nobody sets raises after `limit`."""
-    from torch.distributed import FileStore
+def serve(door: socket.socket) -> Any:
+    """A TCPStore that answers at `door`, a listening socket, as long as it is kept."""
+    from torch.distributed import TCPStore
 
-    store = FileStore(path)  # no number of ranks: the file is not theirs to delete
+    address, port = door.getsockname()[:2]
+    return TCPStore(
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=door.detach(),
+    )
+
+
+def join(place: str, limit: timedelta) -> Any:
+    """The store of a launch, in a rank. Waiting for a key that nobody sets raises after `limit`.
+
+    place: the file's path; on several nodes tcp://address:port of a TCPStore
+    """
+    from torch.distributed import FileStore, TCPStore
+
+    if place.startswith("tcp://"):
+        address, _, port = place.removeprefix("tcp://").rpartition(":")
+        return TCPStore(address, int(port), is_master=False, timeout=limit)
+    store = FileStore(place)  # no number of ranks: the file is not theirs to delete
     store.set_timeout(limit)
     return store
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from dtcourse.plural import plural
@@ -13,13 +14,15 @@ SHOWN = 1000  # lines of one rank shown in the notebook; all of them stay in run
 
 
 class Output:
-    """Lines of every rank. `stream=True` shows each as it happens instead of all at the end."""
+    """Lines of every rank. `on_line(rank, line)` takes each as it happens; without it, all are shown at the end."""
 
-    def __init__(self, pipes: list[Connection], stream: bool) -> None:
+    def __init__(
+        self, pipes: list[Connection], on_line: Callable[[int, str], None] | None = None
+    ) -> None:
         self.lines: list[list[str]] = [[] for _ in pipes]
         self._pipes = pipes
         self._rank_of = {pipe: rank for rank, pipe in enumerate(pipes)}
-        self._stream = stream
+        self._on_line = on_line
         self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in pipes]
         self._unfinished = [""] * len(pipes)
 
@@ -41,30 +44,39 @@ class Output:
         # A bar drawn with carriage returns leaves only its last state.
         whole = [line.rsplit("\r", 1)[-1] for line in (w.rstrip("\r") for w in whole)]
         self.lines[rank] += whole
-        if self._stream:
+        if self._on_line is not None:
             for line in whole:
-                print(f"rank {rank} | {line}", flush=True)
+                self._on_line(rank, line)
 
     def show(self) -> None:
-        """Prints every rank's lines in rank order; does nothing where they were streamed."""
-        if self._stream:
-            return
-        shown: list[str] = []
-        for rank, lines in enumerate(self.lines):
-            kept = lines if len(lines) <= SHOWN else lines[: SHOWN // 2] + lines[-SHOWN // 2 :]
-            rows = [f"rank {rank} | {line}" for line in kept]
-            if len(lines) > SHOWN:
-                left_out = len(lines) - SHOWN
-                rows.insert(
-                    SHOWN // 2,
-                    f"rank {rank} | ... {plural(left_out, 'line')} more: run.output[{rank}]",
-                )
-            shown += rows
-        if shown:
-            sys.stdout.write("\n".join(shown) + "\n")
-            sys.stdout.flush()
+        """Prints every rank's lines in rank order; does nothing where somebody took them as they came."""
+        if self._on_line is None:
+            show(self.lines)
 
     def close(self) -> None:
         """Closes the pipes. What was read stays."""
         for pipe in self._pipes:
             pipe.close()
+
+
+def show_line(rank: int, line: str) -> None:
+    """Prints one line as it happens."""
+    print(f"rank {rank} | {line}", flush=True)
+
+
+def show(lines_by_rank: list[list[str]]) -> None:
+    """Prints every rank's lines in rank order."""
+    shown: list[str] = []
+    for rank, lines in enumerate(lines_by_rank):
+        kept = lines if len(lines) <= SHOWN else lines[: SHOWN // 2] + lines[-SHOWN // 2 :]
+        rows = [f"rank {rank} | {line}" for line in kept]
+        if len(lines) > SHOWN:
+            left_out = len(lines) - SHOWN
+            rows.insert(
+                SHOWN // 2,
+                f"rank {rank} | ... {plural(left_out, 'line')} more: run.output[{rank}]",
+            )
+        shown += rows
+    if shown:
+        sys.stdout.write("\n".join(shown) + "\n")
+        sys.stdout.flush()

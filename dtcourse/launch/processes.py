@@ -29,7 +29,7 @@ class Ranks:
         self,
         settings: list[rank.Settings],
         parcel: parcels.Sealed,
-        stream: bool,
+        on_line: Callable[[int, str], None] | None,
         on_message: Callable[[int, Any], None] | None,
         goes_on: bool,
         interrupts: Interrupts,
@@ -37,10 +37,11 @@ class Ranks:
         self.settings, self.parcel, self.on_message = settings, parcel, on_message
         self.goes_on = goes_on  # after a failure, with the other ranks
         self.interrupts = interrupts
-        self.world_size = len(settings)
+        self.world_size = len(settings)  # of those that we start: on a cluster, one node's
+        self.first, self.of = settings[0].rank, int(settings[0].environment["WORLD_SIZE"])
         self.members: list[standby.Member] = []
-        self.output = Output([], stream)
-        self.stream = stream
+        self.on_line = on_line
+        self.output = Output([])
         self.begun: set[int] = set()  # ranks that have begun the function
         self.results: dict[int, dict[str, Any]] = {}
         self.failures: dict[int, failures.Failure] = {}
@@ -53,7 +54,7 @@ class Ranks:
         try:
             with waiting.saying("starting the ranks; the first time, their server imports PyTorch"):
                 self.members = standby.members(self.world_size)
-            self.output = Output([member.output for member in self.members], self.stream)
+            self.output = Output([member.output for member in self.members], self.on_line)
             # All processes exist before the first function is sent: their start-ups overlap.
             for channel, settings in zip(self.channels, self.settings, strict=True):
                 with suppress(BrokenPipeError, ConnectionResetError):  # it died; the loop says how
@@ -97,14 +98,12 @@ class Ranks:
                     if self.goes_on:
                         self._give_up(given, self._ask_where())
                         break
-                    raise failures.rank_timeout(
-                        given, set(self.results), self._ask_where(), self.world_size
-                    )
+                    raise self._timed_out(given, self._ask_where())
                 if counting and limit and grace is None and (stacks := self._deadlocked()):
                     if self.goes_on:
                         self._give_up(limit, stacks)
                         break
-                    raise failures.rank_timeout(limit, set(self.results), stacks, self.world_size)
+                    raise self._timed_out(limit, stacks)
                 look = now + deadlock.LOOK if self.watch else None
                 ends = [t for t in (grace, deadline, look) if t is not None]
                 # An hour at most: the system's own wait cannot count for ever.
@@ -123,6 +122,10 @@ class Ranks:
             raise failure from failure.failures[0].exception
         self._dismiss()
         return [self.results.get(r) or self.lost[r] for r in range(self.world_size)]
+
+    def _timed_out(self, limit: float, stacks: dict[int, str]) -> Exception:
+        """What to raise at the time limit."""
+        return failures.rank_timeout(limit, set(self.results), stacks, self.world_size)
 
     def _say_go(self) -> None:
         """To all ranks that wait to begin the function together."""
@@ -178,13 +181,13 @@ class Ranks:
         if kind == "result":
             self.results[index] = content
         elif kind == "failure":
-            self._fail(failures.Failure(index, **content))
+            self._fail(failures.Failure(self.first + index, **content))
         elif kind == "begun":
             self.begun.add(index)
         elif kind == "progress":
             self.bars.update(*content)
         elif kind == "message" and self.on_message is not None:
-            self.on_message(index, content)
+            self.on_message(self.first + index, content)
 
     def _bury(self, index: int) -> None:
         """A rank's process went away. What it said before that counts first."""
@@ -197,30 +200,33 @@ class Ranks:
         process.join(5)
         summary = failures.exit_summary(None if process.is_untold() else process.exitcode)
         details = self._read_stack(index)
-        self._fail(failures.Failure(index, summary, details, time.monotonic()))
+        self._fail(
+            failures.Failure(self.first + index, summary, details, time.monotonic())
+        )
 
     def _fail(self, failure: failures.Failure) -> None:
         """Notes that a rank will not answer. Where we go on, it ends now, and the notebook hears of it."""
-        self.failures[failure.rank] = failure
+        index = failure.rank - self.first
+        self.failures[index] = failure
         if self.goes_on:
             with suppress(OSError):  # the process may be gone already
-                self.channels[failure.rank].send_bytes(rank.END)
-            self._lose(failures.one_failure(failure, self.world_size))
+                self.channels[index].send_bytes(rank.END)
+            self._lose(failures.one_failure(failure, self.of))
 
     def _give_up(self, limit: float, stacks: dict[int, str]) -> None:
         """The time is over for the ranks that have not answered; those that have keep their results."""
         for index, stack in stacks.items():
-            error = failures.one_timeout(limit, index, stack, self.world_size)
+            error = failures.one_timeout(limit, self.first + index, stack, self.of)
             self.failures[index] = error.failures[0]
             with suppress(ProcessLookupError):  # it went just now, by itself
                 os.killpg(self.members[index].pid, signal.SIGKILL)
             self._lose(error)
 
     def _lose(self, error: failures.RankFailure) -> None:
-        index = error.failures[0].rank
-        self.lost[index] = error
+        number = error.failures[0].rank
+        self.lost[number - self.first] = error
         if self.on_message is not None:
-            self.on_message(index, error)
+            self.on_message(number, error)
 
     def _ask_where(self) -> dict[int, str]:
         """The stacks, at this moment, of all ranks that have not answered."""

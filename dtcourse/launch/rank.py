@@ -49,7 +49,7 @@ class Settings:
     emulated: Any  # an emulation.cluster.EmulatedCluster, or None
     timeout: float | None
     sources: dict[str, list[str]]  # code that lives in no file (a notebook's cells), for tracebacks
-    meeting_place: str  # the path of the store's file
+    meeting_place: str  # where the store is: see meeting.join
     together: bool = False  # begin the function when all ranks can: one that fails at once breaks no group half made
 
 

@@ -33,7 +33,6 @@ class Run(Sequence[Any]):
         results: Sequence[dict[str, Any] | RankFailure],
         output: list[list[str]],
         layout: options.Layout,
-        total_seconds: float,
         recorded: bool,
         slowdown: float = 1.0,
     ) -> None:
@@ -47,7 +46,7 @@ class Run(Sequence[Any]):
             None if isinstance(a, RankFailure) else a["seconds"] for a in results
         ]
         self.seconds = max((a["seconds"] for a in answers), default=0.0)
-        self.total_seconds = total_seconds
+        self.total_seconds = 0.0  # launch sets it when it returns
         self.slowdown = slowdown
         self._accounts = [a["account"] for a in answers if "account" in a]
         self._timeline: Timeline | None = None

@@ -1,0 +1,268 @@
+"""The notebook's side of a job: what it is told, until all ranks have answered or the job is over."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dtcourse.launch import failures, options, waiting
+from dtcourse.launch.cluster import call as words
+from dtcourse.launch.cluster import slurm
+from dtcourse.launch.cluster.folder import Reader, require_private
+from dtcourse.launch.cluster.settings import Settings
+from dtcourse.launch.messages import Bars
+from dtcourse.plural import plural
+
+LOOK = 0.05  # seconds between two looks into the logs, at first; later half a second
+ASK = 1.0  # seconds between two questions to Slurm, at first; later ten
+ECHO = 4.0  # seconds in which the other nodes may still say what they saw of a failure
+LATE = 5.0  # seconds that what a job's nodes wrote may need to arrive, after the job is over
+
+
+class JobFailed(RuntimeError):
+    """A job ended, or never began, for a reason that lies with no rank: the cluster's, or its settings'.
+
+    .job     its number
+    .folder  where its files are
+    """
+
+    def __init__(self, message: str, job: str, folder: str) -> None:
+        super().__init__(message)
+        self.job, self.folder = job, folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.job, self.folder)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What job.json says: enough to follow a job from another notebook."""
+
+    job: str
+    name: str
+    submitted: float  # seconds since 1970
+    layout: dict[str, Any]
+    record: bool
+    minutes: int
+    source: str
+
+    def write(self, folder: Path) -> None:
+        """Into the job's folder, whole or not at all."""
+        partial = folder / f"{words.RECORD}.partial"
+        partial.write_text(json.dumps(asdict(self), indent=1))
+        partial.replace(folder / words.RECORD)
+
+
+def read_record(folder: Path) -> Record:
+    """Of a job's folder. ValueError where there is none."""
+    try:
+        return Record(**json.loads((folder / words.RECORD).read_text()))
+    except (OSError, ValueError, TypeError):
+        raise ValueError(f"{folder} is not the folder of a job") from None
+
+
+class Job:
+    """One job that has been submitted. `answers()` follows it to its end."""
+
+    def __init__(
+        self,
+        folder: Path,
+        record: Record,
+        settings: Settings,
+        on_line: Callable[[int, str], None] | None = None,
+        on_message: Callable[[int, Any], None] | None = None,
+    ) -> None:
+        require_private(folder)
+        self.folder, self.record, self.settings = folder, record, settings
+        self.layout = options.Layout(**record.layout)
+        self.on_line, self.on_message = on_line, on_message
+        self.readers = [Reader(folder / words.log_name(k)) for k in range(self.layout.nodes)]
+        self.bars = Bars()
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        """As before the first node has said anything; also where Slurm has started the job once more."""
+        self.lines: list[list[str]] = [[] for _ in range(self.layout.world_size)]
+        self.names: dict[int, str] = {}  # of the nodes whose agents run
+        self.results: dict[int, Any] = {}
+        self.reported: set[int] = set()  # nodes that have said how their part ended
+        self.refusal: str | None = None
+        self.failed: list[failures.Failure] = []
+        self.timeouts: list[tuple[float, set[int], dict[int, str]]] = []
+
+    def answers(self) -> list[Any]:
+        """What each rank answered: as Ranks.answers. Raises RankFailure, RankTimeout or JobFailed.
+
+        Ctrl-C cancels the job, and waits until it has left its nodes.
+        """
+        try:
+            with waiting.saying(f"job {self.record.job} waits for {plural(self.layout.nodes, 'node')}"):
+                self._follow(lambda: bool(self.names))
+            self._follow(lambda: False)
+            return [self.results[index] for index in range(self.layout.world_size)]
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(f"job {self.record.job} was cancelled")
+            raise interrupt.with_traceback(None) from None
+        finally:
+            self.bars.close()
+            if len(self.results) < self.layout.world_size:
+                self.end()
+
+    def _follow(self, enough: Callable[[], bool]) -> None:
+        """Reads the logs until all ranks have answered or `enough()`; raises what has gone wrong."""
+        began = asked = time.monotonic()
+        look, ask, echo, over = LOOK, ASK, None, None
+        state = ("PENDING", "", "")
+        while True:
+            if self.read():
+                look = LOOK
+            if len(self.results) == self.layout.world_size or enough():
+                return
+            now = time.monotonic()
+            if self.refusal is not None:
+                raise self._broken(self.refusal)
+            if echo is None and (self.failed or self.timeouts):
+                echo = now + ECHO
+            if over is not None and now >= over:
+                self._raise(state)
+            if echo is not None and (now >= echo or len(self.reported) == self.layout.nodes):
+                self._raise(state)
+            if over is None and now - asked >= ask:
+                asked, ask = now, min(ask * 1.3, 10.0)
+                state = slurm.states([self.record.job])[self.record.job]
+                if state[0] in slurm.OVER:
+                    over = now + LATE if self.names else now
+                    continue
+                if self.names == {} and state[0] == "PENDING":
+                    self._require_patience(now - began, state[2])
+            time.sleep(look)
+            look = min(look * 1.1, 0.5)
+
+    def _require_patience(self, waited: float, reason: str) -> None:
+        limit = self.settings.wait_minutes
+        if limit is not None and waited > limit * 60:
+            raise self._broken(
+                f"waited for more than {limit:g} minutes in the queue ({reason}), and was cancelled (`wait_minutes` in cluster.toml)"
+            )
+
+    def read(self) -> bool:
+        """Takes what the nodes have said since the last time; says whether there was anything."""
+        some = False
+        for node, reader in enumerate(self.readers):
+            for unpack in reader.new():
+                some = True
+                try:
+                    word, content = unpack()
+                except Exception as error:
+                    raise self._broken(f"sent something that cannot be rebuilt in the notebook: {error!r}") from error
+                self._hear(node, word, content)
+        return some
+
+    def _hear(self, node: int, word: str, content: Any) -> None:
+        if word == words.HERE:
+            if node in self.names:  # the job was requeued
+                self._begin_again()
+            self.names[node] = content["node"]
+        elif word == words.LINE:
+            index, line = content
+            self.lines[index].append(line)
+            if self.on_line is not None:
+                self.on_line(index, line)
+        elif word == words.MESSAGE:
+            if self.on_message is not None:
+                self.on_message(*content)
+        elif word == words.PROGRESS:
+            self.bars.update(*content)
+        elif word == words.RESULTS:
+            # Each machine counts its own clock from its own start: events come onto the notebook's.
+            offset = content["offset"] - (time.time() - time.monotonic())
+            for index, answer in content["answers"].items():
+                self.results[index] = _shifted(answer, offset)
+            self.reported.add(node)
+        elif word == words.REFUSED:
+            self.refusal = content
+        elif word == words.FAILED:
+            self.failed += content
+            self.reported.add(node)
+        elif word == words.TIMEOUT:
+            self.timeouts.append(content)
+            self.reported.add(node)
+
+    def _raise(self, state: tuple[str, str, str]) -> None:
+        """One exception out of what all nodes have said."""
+        world_size = self.layout.world_size
+        if not self.failed and self.timeouts:
+            limit = self.timeouts[0][0]
+            finished = set().union(set(self.results), *(done for _, done, _ in self.timeouts))
+            stacks = {index: stack for _, _, some in self.timeouts for index, stack in some.items()}
+            raise failures.rank_timeout(limit, finished, stacks, world_size)
+        if not self.names:
+            raise self._never_began(state[0])
+        if not self.failed and state[0] not in ("FAILED", "NODE_FAIL", "COMPLETED"):
+            raise self._broken(slurm.describe(state[0], self.settings, self.record.job))
+        every = self.failed + self._lost(state)
+        if not every:
+            raise self._broken(slurm.describe(state[0], self.settings, self.record.job) + self._log())
+        failure = failures.rank_failure(every, world_size)
+        raise failure from failure.failures[0].exception
+
+    def _lost(self, state: tuple[str, str, str]) -> list[failures.Failure]:
+        """The ranks of nodes that are silent because they are gone."""
+        silent = set(range(self.layout.nodes)) - self.reported
+        gone = set(slurm.lost_nodes(state[1])) if silent and state[1] else set()
+        lost = []
+        for node in sorted(silent):
+            name = self.names.get(node, f"node {node}")
+            if name not in gone and not (state[0] == "NODE_FAIL" and len(silent) == 1):
+                continue
+            first = node * self.layout.ranks_per_node
+            for index in range(first, first + self.layout.ranks_per_node):
+                lost.append(failures.Failure(index, f"was lost with its node, {name}"))
+        return lost
+
+    def _never_began(self, state: str) -> JobFailed:
+        if state in ("CANCELLED", "TIMEOUT", "PREEMPTED", "GONE", "NODE_FAIL"):
+            return self._broken(f"{slurm.describe(state, self.settings, self.record.job)}, before any of its nodes began")
+        log = self._log()
+        if log:
+            return self._broken(f"ended before it began the function{log}")
+        return self._broken(
+            f"ended before it began, and its nodes have written nothing into {self.folder}. Most often they do not share "
+            f"that folder with the notebook, or have no {self.settings.python or 'Python where the notebook has it'}: "
+            "set `folder` and `python` in cluster.toml, and try `dtcourse doctor --cluster slurm`"
+        )
+
+    def _log(self) -> str:
+        """The last lines that the nodes wrote outside any rank."""
+        text = ""
+        for path in sorted(self.folder.glob("*_log.err")):
+            kept = [line for line in path.read_text(errors="replace").splitlines() if "submitit" not in line]
+            text += "".join(f"\n  {line}" for line in kept[-8:])
+        return f"; its nodes wrote:{text}" if text else ""
+
+    def _broken(self, how: str) -> JobFailed:
+        return JobFailed(f"job {self.record.job} {how}", self.record.job, str(self.folder))
+
+    def end(self) -> None:
+        """Cancels the job where it still runs, and waits until it has left its nodes."""
+        deadline, cancelled = time.monotonic() + 60.0, 0.0
+        while time.monotonic() < deadline:
+            state, _, _ = slurm.states([self.record.job])[self.record.job]
+            if state in slurm.OVER:
+                return
+            if state != "COMPLETING" and time.monotonic() - cancelled > 5.0:
+                slurm.cancel(self.record.job)
+                cancelled = time.monotonic()
+            time.sleep(0.1)
+
+
+def _shifted(answer: Any, seconds: float) -> Any:
+    """An answer whose events are on the notebook's clock. Emulated time is the same everywhere."""
+    if not isinstance(answer, dict) or "events" not in answer or "account" in answer:
+        return answer
+    events = [replace(e, start=e.start + seconds, end=e.end + seconds) for e in answer["events"]]
+    return {**answer, "events": events}

@@ -1,0 +1,126 @@
+"""launch(..., cluster=...): the same call, its ranks on the nodes of a cluster."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dtcourse.launch import failures, options, output, rank
+from dtcourse.launch.cluster import call as words
+from dtcourse.launch.cluster import settings as clusters
+from dtcourse.launch.cluster import slurm
+from dtcourse.launch.cluster.agent import Agent
+from dtcourse.launch.cluster.call import Call
+from dtcourse.launch.cluster.folder import Writer, create
+from dtcourse.launch.cluster.job import Job, Record
+from dtcourse.launch.cluster.settings import Settings
+from dtcourse.launch.run import Run
+
+
+def layout_on(
+    settings: Settings, world_size: Any, backend: str | None, device: str | None, nodes: Any, threads: Any
+) -> options.Layout:
+    """How the ranks lie on the cluster's nodes; ValueError where they cannot.
+
+    NCCL where each rank has a GPU of its own, else gloo.
+    """
+    options.whole_number("world_size", world_size, "the number of ranks to start")
+    options.whole_number("nodes", nodes, "the number of nodes")
+    options.whole_number("threads", threads, "the number of threads a rank computes with")
+    nodes = settings.nodes_for(world_size, nodes)
+    gpus = settings.gpus_per_node
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f'device is "cpu", "cuda" or None (what the cluster has); got {device!r}')
+    if device == "cuda" and not gpus:
+        raise ValueError(f'device="cuda" was asked for, and {settings.source} has gpus_per_node = 0')
+    kind = device or ("cuda" if gpus else "cpu")
+    own_gpu = kind == "cuda" and world_size // nodes <= gpus
+    if backend == "nccl" and not own_gpu:
+        raise ValueError(
+            f'backend="nccl" needs a GPU for every rank: {world_size // nodes} ranks per node, {gpus} GPUs ({settings.source})'
+        )
+    return options.Layout(
+        world_size=world_size,
+        nodes=nodes,
+        kind=kind,
+        gpus=gpus * nodes if kind == "cuda" else 0,
+        backend=options.known_backend(backend) or ("nccl" if own_gpu else "gloo"),
+        threads=threads,
+    )
+
+
+def call_for(layout: options.Layout, settings: Settings, asked: rank.Settings, **more: Any) -> Call:
+    """What the agents are asked to do, with what they need to know of this process."""
+    path = [os.path.abspath(folder) for folder in sys.path]
+    return Call(layout, asked, os.getcwd(), path, settings.interface, **more)
+
+
+def prepare(settings: Settings, name: str, call: Call, parcel: Any) -> Path:
+    """A new folder with all that the nodes of one job need."""
+    folder = create(Path(settings.folder), name)
+    writer = Writer(folder / words.CALL)
+    writer.write(call)
+    stream, buffers = parcel
+    writer.write((stream, [pickle.PickleBuffer(buffer) for buffer in buffers]))
+    for node in range(call.layout.nodes):
+        (folder / words.log_name(node)).touch(mode=0o600)
+    return folder
+
+
+def submit(
+    settings: Settings, name: str, folders: list[Path], call: Call, requeue: bool = False
+) -> list[Record]:
+    """Hands the prepared jobs to the cluster, and writes down their numbers."""
+    layout = call.layout
+    tasks = [Agent(str(folder)) for folder in folders]
+    numbers = slurm.submit(folders, tasks, settings, name, layout.nodes, layout.ranks_per_node, requeue)
+    records = []
+    for folder, number in zip(folders, numbers, strict=True):
+        record = Record(number, name, time.time(), asdict(layout), call.asked.record, settings.minutes, settings.source)
+        record.write(folder)
+        records.append(record)
+    return records
+
+
+def run_once(
+    settings: Settings,
+    layout: options.Layout,
+    name: str,
+    asked: rank.Settings,
+    parcel: Any,
+    stream: bool,
+    on_message: Callable[[int, Any], None] | None,
+) -> Run:
+    """One launch on the cluster, from its submission to what came back."""
+    call = call_for(layout, settings, asked)
+    folder = prepare(settings, name, call, parcel)
+    (record,) = submit(settings, name, [folder], call)
+    job = Job(folder, record, settings, output.show_line if stream else None, on_message)
+    slowdown = 1.0 if asked.emulated is None else asked.emulated.slowdown
+    return run_of(job, stream, slowdown)
+
+
+def run_of(job: Job, stream: bool, slowdown: float = 1.0) -> Run:
+    """Follows a job and makes a Run of what its ranks answered."""
+    try:
+        answers = job.answers()
+    finally:
+        if not stream:
+            output.show(job.lines)
+    for answer in answers:
+        if isinstance(answer, failures.RankFailure):
+            answer.__cause__ = answer.failures[0].exception
+    return Run(answers, job.lines, job.layout, job.record.record, slowdown)
+
+
+def find(cluster: str) -> Settings:
+    """The settings of the cluster, and the certainty that there is one."""
+    settings = clusters.find(cluster)
+    slurm.require()
+    return settings

@@ -1,0 +1,178 @@
+"""cluster.toml: what an instructor writes once, so that nobody else has to know the cluster.
+
+    scheduler = "slurm"
+    folder = "~/dtcourse-jobs"       # where jobs keep their files: on a file system that all nodes share
+    partition = "gpu"
+    account = "ml-course"
+    minutes = 30                     # a job's time limit
+    ranks_per_node = 4
+    gpus_per_node = 4
+    interface = "ib0"
+    modules = ["cuda/12.8"]
+
+    [options]                        # any other option of sbatch, by its long name
+    qos = "teaching"
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from dtcourse.launch import options
+
+NAME = "cluster.toml"
+VARIABLE = "DTCOURSE_CLUSTER"
+SCHEDULERS = ("slurm",)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One cluster, as its users need to know it. Each field has the name that it has in the file.
+
+    scheduler:       what hands out the nodes
+    folder:          where jobs keep their files; all nodes must see it under this name
+    partition, account: as for sbatch; None leaves them to the cluster's defaults
+    minutes:         a job's time limit
+    wait_minutes:    how long launch waits in the queue before it gives up and cancels the job; None: for ever
+    ranks_per_node:  the most ranks of one node; None puts all ranks on as many nodes as launch(nodes=) says
+    cpus_per_rank:   CPUs that a rank may use (--cpus-per-task is this times the ranks of a node)
+    memory_per_node: GB; None leaves it to the cluster's default
+    gpus_per_node:   0 runs the ranks on CPUs
+    interface:       the network interface between the nodes; None finds the one that leads to the other nodes
+    container:       an image for the nodes, where Slurm has the pyxis plugin (--container-image)
+    modules:         environment modules to load first
+    setup:           lines of shell to run first
+    python:          Python on the nodes; None takes the notebook's own path
+    options:         other options of sbatch by their long names; true is an option without a value
+    source:          the file this was read from, for messages
+    """
+
+    scheduler: str = "slurm"
+    folder: str = "~/.dtcourse/jobs"
+    partition: str | None = None
+    account: str | None = None
+    minutes: int = 30
+    wait_minutes: float | None = None
+    ranks_per_node: int | None = None
+    cpus_per_rank: int = 1
+    memory_per_node: float | None = None
+    gpus_per_node: int = 0
+    interface: str | None = None
+    container: str | None = None
+    modules: list[str] = field(default_factory=list)
+    setup: list[str] = field(default_factory=list)
+    python: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    source: str = "dtcourse's defaults"
+
+    def nodes_for(self, world_size: int, nodes: int) -> int:
+        """The nodes to ask for: as many as asked, or as few as have room for all ranks, equally many on each."""
+        most = self.ranks_per_node
+        if nodes == 1 and most is not None:
+            nodes = next(n for n in range(1, world_size + 1) if world_size % n == 0 and world_size // n <= most)
+        if world_size % nodes:
+            raise ValueError(f"{world_size} ranks cannot be laid out as {nodes} nodes of equal size")
+        if most is not None and world_size // nodes > most:
+            raise ValueError(
+                f"{world_size} ranks on {nodes} nodes are {world_size // nodes} per node, and {self.source} allows "
+                f"{most} (ranks_per_node): ask for more nodes"
+            )
+        return nodes
+
+
+def find(cluster: str) -> Settings:
+    """The settings that `cluster` names: a scheduler, whose cluster.toml is looked for, or a .toml file.
+
+    Looked for in this order: the file that DTCOURSE_CLUSTER names, cluster.toml in this folder and those above it,
+    ~/.config/dtcourse/cluster.toml. Without any, the cluster's own defaults hold.
+    """
+    if not isinstance(cluster, str):
+        raise ValueError(f'cluster is "slurm", the path of a {NAME}, or None (this machine); got {cluster!r}')
+    if cluster.endswith(".toml"):
+        return read(Path(cluster))
+    if cluster not in SCHEDULERS:
+        raise ValueError(f'cluster is "slurm" or the path of a {NAME}; got {cluster!r}')
+    named = os.environ.get(VARIABLE)
+    if named:
+        return read(Path(named))
+    here = Path.cwd()
+    home = Path.home() / ".config" / "dtcourse"
+    for folder in (here, *here.parents, home):
+        if (folder / NAME).is_file():
+            return read(folder / NAME)
+    return Settings()
+
+
+def read(path: Path) -> Settings:
+    """The settings in a file. ValueError names what is wrong in it and what would be right."""
+    path = path.expanduser()
+    try:
+        written = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}: `dtcourse cluster example` prints one to start from") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+    known = {f.name: f for f in fields(Settings) if f.name != "source"}
+    for name in written:
+        if name not in known:
+            raise ValueError(f"{path}: there is no setting {name!r}; known are {', '.join(known)}")
+    settings = Settings(**written, source=str(path))
+    _check(settings)
+    return settings
+
+
+def _check(settings: Settings) -> None:
+    def wrong(name: str, expected: str) -> ValueError:
+        return ValueError(f"{settings.source}: {name} is {expected}; got {getattr(settings, name)!r}")
+
+    if settings.scheduler not in SCHEDULERS:
+        raise wrong("scheduler", " or ".join(f'"{name}"' for name in SCHEDULERS))
+    for name in ("folder", "partition", "account", "interface", "container", "python"):
+        value = getattr(settings, name)
+        if value is not None and (not isinstance(value, str) or not value):
+            raise wrong(name, "a text")
+    for name in ("minutes", "cpus_per_rank", "ranks_per_node"):
+        value = getattr(settings, name)
+        if value is not None:
+            options.whole_number(f"{settings.source}: {name}", value, "a number of at least 1")
+    gpus = settings.gpus_per_node
+    if isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 0:
+        raise wrong("gpus_per_node", "a whole number, 0 for none")
+    for name in ("wait_minutes", "memory_per_node"):
+        value = getattr(settings, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
+            raise wrong(name, "a number above 0")
+    for name in ("modules", "setup"):
+        value = getattr(settings, name)
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise wrong(name, "a list of texts")
+    if not isinstance(settings.options, dict):
+        raise wrong("options", "a table of sbatch's options")
+
+
+EXAMPLE = """\
+# What dtcourse needs to know of this cluster. Keep it beside the notebooks, in ~/.config/dtcourse/, or name it in
+# the environment variable DTCOURSE_CLUSTER. `dtcourse doctor --cluster slurm` tries it on every node.
+scheduler = "slurm"
+folder = "~/.dtcourse/jobs"     # must be on a file system that all nodes share
+# partition = "gpu"
+# account = "ml-course"
+minutes = 30                    # a job's time limit
+# wait_minutes = 60             # give up when the job has waited so long in the queue
+# ranks_per_node = 4
+cpus_per_rank = 1
+# memory_per_node = 32          # GB
+gpus_per_node = 0
+# interface = "ib0"             # without it, the interface that leads to the other nodes is found
+# container = "docker://pytorch/pytorch"   # needs Slurm's pyxis plugin
+# modules = ["cuda/12.8"]
+# setup = ["source /opt/course/bin/activate"]
+# python = "/opt/course/bin/python"
+
+# [options]                     # any other option of sbatch, by its long name
+# qos = "teaching"
+"""

@@ -1,0 +1,171 @@
+"""Slurm, as far as a launch needs it, on top of submitit: submit a job, ask for its state, cancel it.
+
+submitit writes the batch script, numbers the tasks and knows how a job is requeued. It asks sacct for a job's state,
+which works only where the cluster keeps accounts (slurmdbd), and that may be a minute behind: we ask the
+controller itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from dtcourse.launch.cluster.settings import Settings
+from dtcourse.plural import plural
+
+# A job in one of these will not do anything any more.
+OVER = {
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "REVOKED",
+    "TIMEOUT",
+    "GONE",
+}
+# One thread while the agent imports, or it could not split off the ranks' server (server.start_within).
+QUIET = "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1"
+
+
+def require() -> None:
+    """RuntimeError where there is no Slurm to submit to."""
+    missing = [name for name in ("sbatch", "srun", "squeue", "scontrol", "scancel") if not shutil.which(name)]
+    if missing:
+        raise RuntimeError(
+            f"there is no Slurm here ({', '.join(missing)} not found): start the notebook on a login node of the cluster, or "
+            "leave out cluster= to run on this machine"
+        )
+    try:
+        import submitit  # noqa: F401
+    except ImportError:
+        raise ImportError("cluster= needs the package submitit: pip install 'dtcourse[cluster]'") from None
+
+
+def submit(
+    folders: list[Path], tasks: list[Any], settings: Settings, name: str, nodes: int, ranks: int, requeue: bool = False
+) -> list[str]:
+    """Submits one job for each folder (more than one: as a job array); each task runs once on each of its nodes.
+
+    ranks: on one node
+    requeue: let Slurm start a job again that it had to end, or whose node died
+
+    Returns the jobs' numbers. ValueError where Slurm refuses what was asked.
+    """
+    executor = _executor(folders[0], settings, name, nodes, ranks, requeue)
+    try:
+        if len(tasks) == 1:
+            jobs = [executor.submit(tasks[0])]
+        else:
+            jobs = executor.submit_array(tasks)
+    except Exception as error:
+        raise ValueError(_refusal(error, settings)) from None
+    return [job.job_id for job in jobs]
+
+
+def _executor(folder: Path, settings: Settings, name: str, nodes: int, ranks: int, requeue: bool) -> Any:
+    from submitit import SlurmExecutor
+
+    executor = SlurmExecutor(folder, python=shlex.quote(settings.python) if settings.python else None)
+    setup = [*(f"module load {shlex.quote(module)}" for module in settings.modules), *settings.setup, QUIET]
+    # What a shell exported once would lead the ranks astray; the agents say where they meet.
+    setup.append("unset MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK")
+    extra: dict[str, Any] = {"requeue" if requeue else "no-requeue": True}
+    if settings.container:
+        extra["container-image"] = settings.container
+    asked = {
+        "job_name": name,
+        "partition": settings.partition,
+        "account": settings.account,
+        "time": settings.minutes,
+        "nodes": nodes,
+        "ntasks_per_node": 1,
+        "cpus_per_task": settings.cpus_per_rank * ranks,
+        "gpus_per_node": settings.gpus_per_node or None,
+        "mem": None if settings.memory_per_node is None else f"{round(settings.memory_per_node * 1024)}M",
+        "setup": setup,
+        # One node's end is all nodes' end: the others would wait for its ranks.
+        "srun_args": ["--kill-on-bad-exit=1"],
+        "additional_parameters": {**extra, **settings.options},
+    }
+    executor.update_parameters(**{key: value for key, value in asked.items() if value is not None})
+    return executor
+
+
+def _refusal(error: Exception, settings: Settings) -> str:
+    said = [line.strip() for line in str(error).splitlines() if "error" in line.lower()]
+    text = said[-1].partition("error:")[2].strip() if said and "error:" in said[-1] else str(error)
+    sentence = f"Slurm refused the job: {text}"
+    if "partition" in text.lower():
+        sentence += f". {settings.source} asks for {settings.partition!r}; this cluster has {', '.join(partitions())}"
+    return sentence
+
+
+def partitions() -> list[str]:
+    """The names of the cluster's partitions."""
+    return sorted({word.rstrip("*") for word in _ask("sinfo", "--noheader", "--format=%P").split()})
+
+
+def states(jobs: list[str]) -> dict[str, tuple[str, str, str]]:
+    """{job: (state, its nodes or "", why it waits)}; state is "GONE" where Slurm has forgotten it."""
+    found = dict.fromkeys(jobs, ("GONE", "", ""))
+    for job in jobs:
+        shown = _ask("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%N|%r")
+        if not shown:  # squeue shows a job that is over for a while only
+            shown = "|".join(_scontrol(job))
+        if shown:
+            state, nodes, reason = (shown.splitlines()[-1] + "||").split("|")[:3]
+            found[job] = (state.split()[0], nodes, reason)
+    return found
+
+
+def _scontrol(job: str) -> list[str]:
+    words = _ask("scontrol", "--oneliner", "show", "job", job).split()
+    fields = dict(word.split("=", 1) for word in words if "=" in word)
+    return [fields["JobState"], fields.get("NodeList", ""), fields.get("Reason", "")] if "JobState" in fields else []
+
+
+def lost_nodes(nodes: str) -> list[str]:
+    """Those of a job's nodes that the cluster has lost."""
+    shown = _ask("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N %T").splitlines()
+    return sorted({line.split()[0] for line in shown if line.split()[1].rstrip("*$~#!%@^-").startswith("down")})
+
+
+def names(nodes: str) -> list[str]:
+    """The single names in Slurm's short form: n[1-2] is n1, n2."""
+    return _ask("scontrol", "show", "hostnames", nodes).split() if nodes else []
+
+
+def cancel(job: str) -> None:
+    """Asks Slurm to end a job; nothing where it has ended."""
+    _ask("scancel", job)
+
+
+def _ask(*command: str) -> str:
+    """What the command prints; nothing where it fails, which it does for a job that is not known any more."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def describe(state: str, settings: Settings, job: str) -> str:
+    """How a job ended, as a sentence's end."""
+    if state == "TIMEOUT":
+        return f"reached its time limit of {plural(settings.minutes, 'minute')} (`minutes` in cluster.toml)"
+    if state == "OUT_OF_MEMORY":
+        return "used more memory than it had asked for (`memory_per_node` in cluster.toml)"
+    if state == "CANCELLED":
+        return "was cancelled"
+    if state == "PREEMPTED":
+        return "was ended for a job of higher priority"
+    if state == "NODE_FAIL":
+        return "lost a node"
+    if state == "GONE":
+        return f"is not known to Slurm any more (squeue --jobs={job})"
+    return f"ended with state {state}"

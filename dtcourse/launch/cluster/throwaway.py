@@ -1,0 +1,265 @@
+"""A real Slurm on this machine, for as long as it is wanted: several nodes on loopback, each with a slurmd of its own.
+
+    with ThrowawaySlurm() as slurm:      # two nodes of four CPUs, up in a second
+        launch(step, 4, nodes=2, cluster="slurm")
+
+It needs Slurm's programs (Debian: apt-get install --no-install-recommends slurm-wlm munge) and no rights beyond the
+user's own. The nodes share this machine's processors, memory and files: what is real is the scheduler, and everything
+that talks to it. Its configuration, keys and logs lie in a folder that goes with it.
+
+The daemons are children of a keeper, a process that ends them all when we end it or go away, however we go.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+NEEDED = ("slurmctld", "slurmd", "sbatch", "srun", "munged")
+INSTALL = "apt-get install -y --no-install-recommends slurm-wlm munge"
+UP = 30.0  # seconds that it may take to come up
+
+
+def missing() -> list[str]:
+    """The programs that are not here."""
+    return [name for name in NEEDED if shutil.which(name, path=_path()) is None]
+
+
+def _path() -> str:
+    """Where daemons are: a user's PATH often leaves the sbin folders out."""
+    return os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin", "/usr/local/sbin"])
+
+
+class ThrowawaySlurm:
+    """Slurm with `nodes` nodes of `cpus` CPUs each, in this process's environment between enter and exit.
+
+    forgets: seconds after which Slurm forgets a job that is over
+    """
+
+    def __init__(self, nodes: int = 2, cpus: int = 4, forgets: int = 300) -> None:
+        if gone := missing():
+            raise RuntimeError(f"no Slurm can be started here: {', '.join(gone)} not found ({INSTALL})")
+        self.nodes, self.cpus, self.forgets = nodes, cpus, forgets
+        self.names = [f"n{i + 1}" for i in range(nodes)]
+        self._before: dict[str, str | None] = {}
+        self._keeper: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> ThrowawaySlurm:
+        self.folder = Path(tempfile.mkdtemp(prefix="dtcourse-slurm-"))  # 0700
+        self.configuration = self.folder / "slurm.conf"
+        try:
+            self._configure()
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(self.folder), *self.names],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "PATH": _path(), "SLURM_CONF": str(self.configuration)},
+                start_new_session=True,
+            )
+            for name, value in {"SLURM_CONF": str(self.configuration)}.items():
+                self._before[name] = os.environ.get(name)
+                os.environ[name] = value
+            self._wait_until_up()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _configure(self) -> None:
+        for name in ("state", "log", *self.names):
+            (self.folder / name).mkdir()
+        key = self.folder / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(1024))
+        ports = _free_ports(self.nodes + 1)
+        user, host = getpass.getuser(), socket.gethostname().split(".")[0]
+        nodes = "\n".join(
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={self.cpus} RealMemory=4000"
+            for name, port in zip(self.names, ports[1:], strict=True)
+        )
+        self.configuration.write_text(
+            _CONFIGURATION.format(
+                host=host, port=ports[0], user=user, folder=self.folder, nodes=nodes, forgets=self.forgets
+            )
+        )
+        (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
+
+    def _wait_until_up(self) -> None:
+        deadline = time.monotonic() + UP
+        while time.monotonic() < deadline:
+            assert self._keeper is not None, "it was just started"
+            if self._keeper.poll() is not None:
+                break
+            # A question to a controller that does not listen yet would be asked again for many seconds.
+            if (self.folder / "listening").exists():
+                asked = ["sinfo", "--noheader", "--Node", "--partition=all", "--format=%N %t"]
+                shown = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+                if sum(line.endswith(" idle") for line in shown.splitlines()) == self.nodes:
+                    return
+            time.sleep(0.05)
+        logs = "".join(
+            f"\n{path.name}: {line}"
+            for path in sorted((self.folder / "log").iterdir())
+            for line in path.read_text(errors="replace").splitlines()[-3:]
+        )
+        raise RuntimeError(f"Slurm did not come up on this machine. The ends of its logs:{logs}")
+
+    def kill_node(self, name: str) -> None:
+        """Ends a node as a power cut would: its daemon, and every process of its jobs."""
+        for process in _processes_of(self.folder, name):
+            with suppress(psutil.Error):
+                process.kill()
+
+    def __exit__(self, *_: object) -> None:
+        if self._keeper is not None:
+            assert self._keeper.stdin is not None, "it has a pipe"
+            self._keeper.stdin.close()
+            try:
+                self._keeper.wait(20)
+            except subprocess.TimeoutExpired:
+                self._keeper.kill()
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._before = {}
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _free_ports(count: int) -> list[int]:
+    """So many ports on which nobody listens now."""
+    doors = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [door.getsockname()[1] for door in doors]
+    finally:
+        for door in doors:
+            door.close()
+
+
+# --- the keeper --------------------------------------------------------------------------------------------------
+
+
+def _keep(folder: Path, names: list[str]) -> None:
+    """Starts the daemons, and ends them when nobody holds our standard input any more."""
+    configuration = folder / "slurm.conf"
+    log = folder / "log"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, *command: str) -> None:
+        with open(log / f"{name}.out", "wb") as file:
+            started.append(
+                subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+            )
+
+    munge = folder / "munge"
+    try:
+        start(
+            "munged",
+            *("munged", "--foreground", "--force", f"--key-file={folder / 'munge.key'}", f"--socket={munge}"),
+            *(f"--pid-file={munge}.pid", f"--log-file={log / 'munged.log'}", f"--seed-file={munge}.seed"),
+        )
+        while not munge.exists() and started[0].poll() is None:
+            time.sleep(0.01)
+        start("slurmctld", "slurmctld", "-D", "-i", "-c", "-f", str(configuration))
+        for name in names:
+            start(f"slurmd-{name}", "slurmd", "-D", "-N", name, "-f", str(configuration))
+        port = next(
+            int(line.split("=")[1])
+            for line in configuration.read_text().splitlines()
+            if line.startswith("SlurmctldPort")
+        )
+        while started[1].poll() is None:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+                (folder / "listening").touch()
+                break
+            time.sleep(0.02)
+        sys.stdin.buffer.read()
+    finally:
+        for process in _processes_of(folder):
+            with suppress(psutil.Error):
+                process.kill()  # jobs and their steps, which are nobody's children
+        for daemon in reversed(started):
+            daemon.terminate()
+        for daemon in started:
+            try:
+                daemon.wait(5)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+
+
+def _processes_of(folder: Path, node: str | None = None) -> list[psutil.Process]:
+    """The daemons of that cluster's nodes (or of one node), Slurm's helpers for steps, and the processes of jobs."""
+    logs = {str(log) for log in (folder / "log").glob(f"{node or '*'}.log")}
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.name() in ("slurmstepd", "slurmd"):
+                # A slurmstepd's environment cannot be read: it writes its title over it. Its log is its node's.
+                if any(file.path in logs for file in process.open_files()):
+                    found.append(process)
+                continue
+            around = process.environ()
+            if around.get("SLURM_CONF") == str(folder / "slurm.conf") and "SLURM_JOB_ID" in around:
+                if node in (None, around.get("SLURMD_NODENAME")):
+                    found.append(process)
+    return found
+
+
+_CONFIGURATION = """\
+ClusterName=throwaway
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge,cred_expire=5
+CredType=cred/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+SlurmdParameters=config_overrides
+SlurmctldParameters=preempt_send_user_signal
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n/slurmd.pid
+SlurmdSpoolDir={folder}/%n
+StateSaveLocation={folder}/state
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/%n.log
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2,requeue_delay=1
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+JobRequeue=1
+KillWait=3
+MinJobAge={forgets}
+InactiveLimit=0
+SlurmctldTimeout=30
+SlurmdTimeout=10
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+{nodes}
+PartitionName=all Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime=5
+PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF
+"""
+
+if __name__ == "__main__":
+    _keep(Path(sys.argv[1]), sys.argv[2:])

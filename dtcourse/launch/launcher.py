@@ -151,9 +151,7 @@ def _run_here(
         base = {**os.environ, **asked.environment}
         settings = [
             replace(asked, rank=index, environment=variables, meeting_place=place.path)
-            for index, variables in enumerate(
-                environment.environments(layout, place.port, base)
-            )
+            for index, variables in enumerate(environment.environments(layout, place.port, base))
         ]
         on_line = output.show_line if stream else None
         with (

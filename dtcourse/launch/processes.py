@@ -200,9 +200,7 @@ class Ranks:
         process.join(5)
         summary = failures.exit_summary(None if process.is_untold() else process.exitcode)
         details = self._read_stack(index)
-        self._fail(
-            failures.Failure(self.first + index, summary, details, time.monotonic())
-        )
+        self._fail(failures.Failure(self.first + index, summary, details, time.monotonic()))
 
     def _fail(self, failure: failures.Failure) -> None:
         """Notes that a rank will not answer. Where we go on, it ends now, and the notebook hears of it."""

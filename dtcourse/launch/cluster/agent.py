@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from dtcourse.launch import environment, meeting, options, parcels, processes, rank, server
+from dtcourse.launch import environment, meeting, parcels, processes, rank, server
 from dtcourse.launch.cluster import call as words
 from dtcourse.launch.cluster.call import Call
 from dtcourse.launch.cluster.folder import Reader, Writer, require_private
@@ -56,14 +56,14 @@ def run(folder: Path) -> None:
     node = int(os.environ.get("SLURM_NODEID", 0))
     name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     log = Writer(folder / words.log_name(node))
-    log.write((words.HERE, {"node": name, "attempt": int(os.environ.get("SLURM_RESTART_COUNT", 0))}))
+    log.write(
+        (words.HERE, {"node": name, "attempt": int(os.environ.get("SLURM_RESTART_COUNT", 0))})
+    )
     call, (stream, buffers) = (unpack() for unpack in Reader(folder / words.CALL).new())
     parcel = stream, [memoryview(buffer) for buffer in buffers]
     sentence = words.difference(call.versions, words.versions(), name)
     if sentence is None and not os.path.isdir(call.directory):
-        sentence = (
-            f"node {name} has no folder {call.directory}, in which the notebook runs: work in a folder that all nodes share"
-        )
+        sentence = f"node {name} has no folder {call.directory}, in which the notebook runs: work in a folder that all nodes share"
     if sentence is not None:
         log.write((words.REFUSED, sentence))
         sys.exit(1)

@@ -100,7 +100,9 @@ class Job:
         Ctrl-C cancels the job, and waits until it has left its nodes.
         """
         try:
-            with waiting.saying(f"job {self.record.job} waits for {plural(self.layout.nodes, 'node')}"):
+            with waiting.saying(
+                f"job {self.record.job} waits for {plural(self.layout.nodes, 'node')}"
+            ):
                 self._follow(lambda: bool(self.names))
             self._follow(lambda: False)
             return [self.results[index] for index in range(self.layout.world_size)]
@@ -158,7 +160,9 @@ class Job:
                 try:
                     word, content = unpack()
                 except Exception as error:
-                    raise self._broken(f"sent something that cannot be rebuilt in the notebook: {error!r}") from error
+                    raise self._broken(
+                        f"sent something that cannot be rebuilt in the notebook: {error!r}"
+                    ) from error
                 self._hear(node, word, content)
         return some
 
@@ -206,7 +210,9 @@ class Job:
             raise self._broken(slurm.describe(state[0], self.settings, self.record.job))
         every = self.failed + self._lost(state)
         if not every:
-            raise self._broken(slurm.describe(state[0], self.settings, self.record.job) + self._log())
+            raise self._broken(
+                slurm.describe(state[0], self.settings, self.record.job) + self._log()
+            )
         failure = failures.rank_failure(every, world_size)
         raise failure from failure.failures[0].exception
 
@@ -226,7 +232,9 @@ class Job:
 
     def _never_began(self, state: str) -> JobFailed:
         if state in ("CANCELLED", "TIMEOUT", "PREEMPTED", "GONE", "NODE_FAIL"):
-            return self._broken(f"{slurm.describe(state, self.settings, self.record.job)}, before any of its nodes began")
+            return self._broken(
+                f"{slurm.describe(state, self.settings, self.record.job)}, before any of its nodes began"
+            )
         log = self._log()
         if log:
             return self._broken(f"ended before it began the function{log}")
@@ -240,7 +248,11 @@ class Job:
         """The last lines that the nodes wrote outside any rank."""
         text = ""
         for path in sorted(self.folder.glob("*_log.err")):
-            kept = [line for line in path.read_text(errors="replace").splitlines() if "submitit" not in line]
+            kept = [
+                line
+                for line in path.read_text(errors="replace").splitlines()
+                if "submitit" not in line
+            ]
             text += "".join(f"\n  {line}" for line in kept[-8:])
         return f"; its nodes wrote:{text}" if text else ""
 

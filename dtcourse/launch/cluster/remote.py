@@ -24,7 +24,12 @@ from dtcourse.launch.run import Run
 
 
 def layout_on(
-    settings: Settings, world_size: Any, backend: str | None, device: str | None, nodes: Any, threads: Any
+    settings: Settings,
+    world_size: Any,
+    backend: str | None,
+    device: str | None,
+    nodes: Any,
+    threads: Any,
 ) -> options.Layout:
     """How the ranks lie on the cluster's nodes; ValueError where they cannot.
 
@@ -38,7 +43,9 @@ def layout_on(
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f'device is "cpu", "cuda" or None (what the cluster has); got {device!r}')
     if device == "cuda" and not gpus:
-        raise ValueError(f'device="cuda" was asked for, and {settings.source} has gpus_per_node = 0')
+        raise ValueError(
+            f'device="cuda" was asked for, and {settings.source} has gpus_per_node = 0'
+        )
     kind = device or ("cuda" if gpus else "cpu")
     own_gpu = kind == "cuda" and world_size // nodes <= gpus
     if backend == "nccl" and not own_gpu:
@@ -79,10 +86,20 @@ def submit(
     """Hands the prepared jobs to the cluster, and writes down their numbers."""
     layout = call.layout
     tasks = [Agent(str(folder)) for folder in folders]
-    numbers = slurm.submit(folders, tasks, settings, name, layout.nodes, layout.ranks_per_node, requeue)
+    numbers = slurm.submit(
+        folders, tasks, settings, name, layout.nodes, layout.ranks_per_node, requeue
+    )
     records = []
     for folder, number in zip(folders, numbers, strict=True):
-        record = Record(number, name, time.time(), asdict(layout), call.asked.record, settings.minutes, settings.source)
+        record = Record(
+            number,
+            name,
+            time.time(),
+            asdict(layout),
+            call.asked.record,
+            settings.minutes,
+            settings.source,
+        )
         record.write(folder)
         records.append(record)
     return records

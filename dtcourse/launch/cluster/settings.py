@@ -1,18 +1,4 @@
-"""cluster.toml: what an instructor writes once, so that nobody else has to know the cluster.
-
-    scheduler = "slurm"
-    folder = "~/dtcourse-jobs"       # where jobs keep their files: on a file system that all nodes share
-    partition = "gpu"
-    account = "ml-course"
-    minutes = 30                     # a job's time limit
-    ranks_per_node = 4
-    gpus_per_node = 4
-    interface = "ib0"
-    modules = ["cuda/12.8"]
-
-    [options]                        # any other option of sbatch, by its long name
-    qos = "teaching"
-"""
+"""cluster.toml: what an instructor writes once, so that nobody else has to know the cluster (EXAMPLE, below)."""
 
 from __future__ import annotations
 
@@ -73,9 +59,15 @@ class Settings:
         """The nodes to ask for: as many as asked, or as few as have room for all ranks, equally many on each."""
         most = self.ranks_per_node
         if nodes == 1 and most is not None:
-            nodes = next(n for n in range(1, world_size + 1) if world_size % n == 0 and world_size // n <= most)
+            nodes = next(
+                n
+                for n in range(1, world_size + 1)
+                if world_size % n == 0 and world_size // n <= most
+            )
         if world_size % nodes:
-            raise ValueError(f"{world_size} ranks cannot be laid out as {nodes} nodes of equal size")
+            raise ValueError(
+                f"{world_size} ranks cannot be laid out as {nodes} nodes of equal size"
+            )
         if most is not None and world_size // nodes > most:
             raise ValueError(
                 f"{world_size} ranks on {nodes} nodes are {world_size // nodes} per node, and {self.source} allows "
@@ -91,7 +83,9 @@ def find(cluster: str) -> Settings:
     ~/.config/dtcourse/cluster.toml. Without any, the cluster's own defaults hold.
     """
     if not isinstance(cluster, str):
-        raise ValueError(f'cluster is "slurm", the path of a {NAME}, or None (this machine); got {cluster!r}')
+        raise ValueError(
+            f'cluster is "slurm", the path of a {NAME}, or None (this machine); got {cluster!r}'
+        )
     if cluster.endswith(".toml"):
         return read(Path(cluster))
     if cluster not in SCHEDULERS:
@@ -113,7 +107,9 @@ def read(path: Path) -> Settings:
     try:
         written = tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise ValueError(f"there is no file {path}: `dtcourse cluster example` prints one to start from") from None
+        raise ValueError(
+            f"there is no file {path}: `dtcourse cluster example` prints one to start from"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     known = {f.name: f for f in fields(Settings) if f.name != "source"}
@@ -127,7 +123,9 @@ def read(path: Path) -> Settings:
 
 def _check(settings: Settings) -> None:
     def wrong(name: str, expected: str) -> ValueError:
-        return ValueError(f"{settings.source}: {name} is {expected}; got {getattr(settings, name)!r}")
+        return ValueError(
+            f"{settings.source}: {name} is {expected}; got {getattr(settings, name)!r}"
+        )
 
     if settings.scheduler not in SCHEDULERS:
         raise wrong("scheduler", " or ".join(f'"{name}"' for name in SCHEDULERS))
@@ -144,7 +142,9 @@ def _check(settings: Settings) -> None:
         raise wrong("gpus_per_node", "a whole number, 0 for none")
     for name in ("wait_minutes", "memory_per_node"):
         value = getattr(settings, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
+        ):
             raise wrong(name, "a number above 0")
     for name in ("modules", "setup"):
         value = getattr(settings, name)

@@ -37,7 +37,11 @@ QUIET = "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1"
 
 def require() -> None:
     """RuntimeError where there is no Slurm to submit to."""
-    missing = [name for name in ("sbatch", "srun", "squeue", "scontrol", "scancel") if not shutil.which(name)]
+    missing = [
+        name
+        for name in ("sbatch", "srun", "squeue", "scontrol", "scancel")
+        if not shutil.which(name)
+    ]
     if missing:
         raise RuntimeError(
             f"there is no Slurm here ({', '.join(missing)} not found): start the notebook on a login node of the cluster, or "
@@ -46,11 +50,19 @@ def require() -> None:
     try:
         import submitit  # noqa: F401
     except ImportError:
-        raise ImportError("cluster= needs the package submitit: pip install 'dtcourse[cluster]'") from None
+        raise ImportError(
+            "cluster= needs the package submitit: pip install 'dtcourse[cluster]'"
+        ) from None
 
 
 def submit(
-    folders: list[Path], tasks: list[Any], settings: Settings, name: str, nodes: int, ranks: int, requeue: bool = False
+    folders: list[Path],
+    tasks: list[Any],
+    settings: Settings,
+    name: str,
+    nodes: int,
+    ranks: int,
+    requeue: bool = False,
 ) -> list[str]:
     """Submits one job for each folder (more than one: as a job array); each task runs once on each of its nodes.
 
@@ -70,11 +82,19 @@ def submit(
     return [job.job_id for job in jobs]
 
 
-def _executor(folder: Path, settings: Settings, name: str, nodes: int, ranks: int, requeue: bool) -> Any:
+def _executor(
+    folder: Path, settings: Settings, name: str, nodes: int, ranks: int, requeue: bool
+) -> Any:
     from submitit import SlurmExecutor
 
-    executor = SlurmExecutor(folder, python=shlex.quote(settings.python) if settings.python else None)
-    setup = [*(f"module load {shlex.quote(module)}" for module in settings.modules), *settings.setup, QUIET]
+    executor = SlurmExecutor(
+        folder, python=shlex.quote(settings.python) if settings.python else None
+    )
+    setup = [
+        *(f"module load {shlex.quote(module)}" for module in settings.modules),
+        *settings.setup,
+        QUIET,
+    ]
     # What a shell exported once would lead the ranks astray; the agents say where they meet.
     setup.append("unset MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK")
     extra: dict[str, Any] = {"requeue" if requeue else "no-requeue": True}
@@ -89,7 +109,9 @@ def _executor(folder: Path, settings: Settings, name: str, nodes: int, ranks: in
         "ntasks_per_node": 1,
         "cpus_per_task": settings.cpus_per_rank * ranks,
         "gpus_per_node": settings.gpus_per_node or None,
-        "mem": None if settings.memory_per_node is None else f"{round(settings.memory_per_node * 1024)}M",
+        "mem": None
+        if settings.memory_per_node is None
+        else f"{round(settings.memory_per_node * 1024)}M",
         "setup": setup,
         # One node's end is all nodes' end: the others would wait for its ranks.
         "srun_args": ["--kill-on-bad-exit=1"],
@@ -129,13 +151,23 @@ def states(jobs: list[str]) -> dict[str, tuple[str, str, str]]:
 def _scontrol(job: str) -> list[str]:
     words = _ask("scontrol", "--oneliner", "show", "job", job).split()
     fields = dict(word.split("=", 1) for word in words if "=" in word)
-    return [fields["JobState"], fields.get("NodeList", ""), fields.get("Reason", "")] if "JobState" in fields else []
+    return (
+        [fields["JobState"], fields.get("NodeList", ""), fields.get("Reason", "")]
+        if "JobState" in fields
+        else []
+    )
 
 
 def lost_nodes(nodes: str) -> list[str]:
     """Those of a job's nodes that the cluster has lost."""
     shown = _ask("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N %T").splitlines()
-    return sorted({line.split()[0] for line in shown if line.split()[1].rstrip("*$~#!%@^-").startswith("down")})
+    return sorted(
+        {
+            line.split()[0]
+            for line in shown
+            if line.split()[1].rstrip("*$~#!%@^-").startswith("down")
+        }
+    )
 
 
 def names(nodes: str) -> list[str]:
@@ -150,7 +182,9 @@ def cancel(job: str) -> None:
 
 def _ask(*command: str) -> str:
     """What the command prints; nothing where it fails, which it does for a job that is not known any more."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=dict(os.environ)
+    )
     return done.stdout.strip() if done.returncode == 0 else ""
 
 

@@ -50,7 +50,9 @@ class ThrowawaySlurm:
 
     def __init__(self, nodes: int = 2, cpus: int = 4, forgets: int = 300) -> None:
         if gone := missing():
-            raise RuntimeError(f"no Slurm can be started here: {', '.join(gone)} not found ({INSTALL})")
+            raise RuntimeError(
+                f"no Slurm can be started here: {', '.join(gone)} not found ({INSTALL})"
+            )
         self.nodes, self.cpus, self.forgets = nodes, cpus, forgets
         self.names = [f"n{i + 1}" for i in range(nodes)]
         self._before: dict[str, str | None] = {}
@@ -91,7 +93,12 @@ class ThrowawaySlurm:
         )
         self.configuration.write_text(
             _CONFIGURATION.format(
-                host=host, port=ports[0], user=user, folder=self.folder, nodes=nodes, forgets=self.forgets
+                host=host,
+                port=ports[0],
+                user=user,
+                folder=self.folder,
+                nodes=nodes,
+                forgets=self.forgets,
             )
         )
         (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
@@ -169,8 +176,18 @@ def _keep(folder: Path, names: list[str]) -> None:
     try:
         start(
             "munged",
-            *("munged", "--foreground", "--force", f"--key-file={folder / 'munge.key'}", f"--socket={munge}"),
-            *(f"--pid-file={munge}.pid", f"--log-file={log / 'munged.log'}", f"--seed-file={munge}.seed"),
+            *(
+                "munged",
+                "--foreground",
+                "--force",
+                f"--key-file={folder / 'munge.key'}",
+                f"--socket={munge}",
+            ),
+            *(
+                f"--pid-file={munge}.pid",
+                f"--log-file={log / 'munged.log'}",
+                f"--seed-file={munge}.seed",
+            ),
         )
         while not munge.exists() and started[0].poll() is None:
             time.sleep(0.01)
@@ -213,9 +230,9 @@ def _processes_of(folder: Path, node: str | None = None) -> list[psutil.Process]
                     found.append(process)
                 continue
             around = process.environ()
-            if around.get("SLURM_CONF") == str(folder / "slurm.conf") and "SLURM_JOB_ID" in around:
-                if node in (None, around.get("SLURMD_NODENAME")):
-                    found.append(process)
+            ours = around.get("SLURM_CONF") == str(folder / "slurm.conf")
+            if ours and "SLURM_JOB_ID" in around and node in (None, around.get("SLURMD_NODENAME")):
+                found.append(process)
     return found
 
 

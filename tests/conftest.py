@@ -54,7 +54,11 @@ _terminal = pytest.StashKey[int]()
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run, and say what is missing; give a slow machine more time."""
-    for marker, missing in (("gpu", missing_gpu), ("browser", missing_browser)):
+    for marker, missing in (
+        ("gpu", missing_gpu),
+        ("browser", missing_browser),
+        ("slurm", missing_slurm),
+    ):
         marked = [item for item in items if item.get_closest_marker(marker)]
         if marked and (reason := missing()):
             for item in marked:
@@ -106,6 +110,14 @@ def missing_browser() -> str:
     if not find_chromium():
         return "needs Chromium (apt-get install chromium); there is none on PATH"
     return ""
+
+
+def missing_slurm() -> str:
+    """Why tests marked `slurm` cannot run here; empty where they can."""
+    from dtcourse.launch.cluster import throwaway
+
+    gone = throwaway.missing()
+    return f"needs Slurm ({throwaway.INSTALL}); {', '.join(gone)} not found" if gone else ""
 
 
 def find_chromium() -> str | None:

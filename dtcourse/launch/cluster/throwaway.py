@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,14 +47,17 @@ class ThrowawaySlurm:
     """Slurm with `nodes` nodes of `cpus` CPUs each, in this process's environment between enter and exit.
 
     forgets: seconds after which Slurm forgets a job that is over
+    inside:  a command that runs another one (unshare ...), in which the nodes live
     """
 
-    def __init__(self, nodes: int = 2, cpus: int = 4, forgets: int = 300) -> None:
+    def __init__(
+        self, nodes: int = 2, cpus: int = 4, forgets: int = 300, inside: Sequence[str] = ()
+    ) -> None:
         if gone := missing():
             raise RuntimeError(
                 f"no Slurm can be started here: {', '.join(gone)} not found ({INSTALL})"
             )
-        self.nodes, self.cpus, self.forgets = nodes, cpus, forgets
+        self.nodes, self.cpus, self.forgets, self.inside = nodes, cpus, forgets, inside
         self.names = [f"n{i + 1}" for i in range(nodes)]
         self._before: dict[str, str | None] = {}
         self._keeper: subprocess.Popen[bytes] | None = None
@@ -64,7 +68,7 @@ class ThrowawaySlurm:
         try:
             self._configure()
             self._keeper = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(self.folder), *self.names],
+                [*self.inside, sys.executable, "-m", __name__, str(self.folder), *self.names],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, "PATH": _path(), "SLURM_CONF": str(self.configuration)},

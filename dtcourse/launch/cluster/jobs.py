@@ -1,0 +1,70 @@
+"""Jobs that were submitted before: which there are, and how to follow one from another notebook."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtcourse.launch.cluster import remote, slurm
+from dtcourse.launch.cluster import settings as clusters
+from dtcourse.launch.cluster.folder import require_private
+from dtcourse.launch.cluster.job import Job, Record, read_record
+from dtcourse.launch.run import Run
+from dtcourse.plural import plural
+
+
+@dataclass(frozen=True)
+class Known:
+    """One job, with what Slurm says of it now ("GONE" where it has forgotten it)."""
+
+    folder: Path
+    record: Record
+    state: str
+
+
+def known(parent: Path | None = None) -> list[Known]:
+    """All jobs of the jobs' folder (by default that of cluster.toml), oldest first."""
+    slurm.require()
+    parent = (parent or Path(clusters.find("slurm").folder)).expanduser()
+    found = []
+    for folder in sorted(parent.iterdir()) if parent.is_dir() else []:
+        try:
+            found.append((folder, read_record(folder)))
+        except ValueError:  # not a job's, or one that is just being submitted
+            continue
+    states = slurm.states([record.job for _, record in found])
+    return [Known(folder, record, states[record.job][0]) for folder, record in found]
+
+
+def find(job: str, parent: Path | None = None) -> Known:
+    """The newest job of that number: clusters that were set up again count from 1 again."""
+    having = [one for one in known(parent) if one.record.job == job]
+    if not having:
+        numbers = [one.record.job for one in known(parent)]
+        raise ValueError(
+            f"there is no job {job} of dtcourse; there {'are' if numbers else 'is none'} {', '.join(numbers[-8:])}".rstrip()
+        )
+    return having[-1]
+
+
+def reattach(job: str, parent: Path | None = None, stream: bool = False) -> Run:
+    """Follows a job that another notebook submitted, and returns what its launch would have returned."""
+    one = find(job, parent)
+    require_private(one.folder)
+    started = time.monotonic()
+    run = remote.run_of(Job(one.folder, one.record, clusters.find("slurm")), stream)
+    run.total_seconds = time.monotonic() - started
+    return run
+
+
+def clean(parent: Path | None = None, older_than_days: float = 7.0) -> str:
+    """Removes the folders of jobs that are over and were submitted so many days ago. Says how many."""
+    import shutil
+
+    limit = time.time() - older_than_days * 24 * 3600
+    old = [one for one in known(parent) if one.state in slurm.OVER and one.record.submitted < limit]
+    for one in old:
+        require_private(one.folder)
+        shutil.rmtree(one.folder)
+    return f"{plural(len(old), 'folder')} removed"

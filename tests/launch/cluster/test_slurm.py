@@ -1,0 +1,400 @@
+"""launch(..., cluster="slurm") on a real Slurm of two nodes, which this file starts on this machine and takes down."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dtcourse import launch
+from dtcourse.launch import RankFailure, RankTimeout, progress, send_message
+from dtcourse.launch.cluster import call, jobs
+from dtcourse.launch.cluster.job import JobFailed
+from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+MINUTE = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with ThrowawaySlurm(nodes=2, cpus=4) as slurm:
+        yield slurm
+
+
+@pytest.fixture(autouse=True)
+def settings(cluster, tmp_path, monkeypatch):
+    """A cluster.toml for one test; its text can be changed."""
+    file = tmp_path / "cluster.toml"
+    file.write_text(f'folder = "{tmp_path}/jobs"\nminutes = 10\n')
+    monkeypatch.setenv("DTCOURSE_CLUSTER", str(file))
+    yield file
+    # Whatever a test did, the next one finds an empty queue.
+    subprocess.run(["scancel", "--user", str(os.getuid())], check=False)
+    deadline = time.monotonic() + 30
+    while queue() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not queue(), "a job was left"
+
+
+def queue():
+    return subprocess.run(
+        ["squeue", "--noheader"], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def on_nodes(function, world_size=4, *args, nodes=2, **options):
+    return launch(function, world_size, *args, nodes=nodes, cluster="slurm", **options)
+
+
+def folders(tmp_path):
+    return sorted((tmp_path / "jobs").iterdir())
+
+
+def test_the_same_function_runs_on_two_nodes_and_comes_back_like_a_launch_here(capsys):
+    def step(offset):
+        total = torch.tensor([dist.get_rank() + offset])
+        dist.all_reduce(total)
+        print("hello from", dist.get_rank())
+        return total.item(), os.environ["SLURMD_NODENAME"], os.environ["LOCAL_RANK"]
+
+    run = on_nodes(step, 4, offset=10)
+    assert [value for value, _, _ in run] == [46] * 4
+    assert [(node, local) for _, node, local in run] == [
+        ("n1", "0"),
+        ("n1", "1"),
+        ("n2", "0"),
+        ("n2", "1"),
+    ], "rank order by node"
+    assert run.output == [[f"hello from {index}"] for index in range(4)]
+    assert capsys.readouterr().out == "".join(f"rank {i} | hello from {i}\n" for i in range(4))
+    assert str(run.layout).startswith("4 ranks as 2 nodes of 2 on the CPU, backend gloo")
+    assert run.seconds < run.total_seconds
+
+
+def test_messages_progress_and_streamed_lines_arrive_while_the_ranks_run(capsys, tmp_path):
+    heard, at_the_end = [], tmp_path / "told"
+
+    def step(told):
+        if dist.get_rank() == 2:
+            for index in progress(range(3), "steps"):
+                send_message({"step": index})
+            print("printed", flush=True)
+        while not os.path.exists(told):  # the notebook has heard of it while we run
+            time.sleep(0.05)
+
+    def on_message(rank, message):
+        heard.append((rank, message))
+        if len(heard) == 3:
+            at_the_end.touch()
+
+    on_nodes(step, 4, str(at_the_end), stream=True, on_message=on_message)
+    assert heard == [(2, {"step": index}) for index in range(3)]
+    assert capsys.readouterr().out == "rank 2 | printed\n"
+
+
+def test_large_arguments_and_results_come_through_unharmed():
+    given = torch.arange(25_000_000, dtype=torch.float64)  # 200 MB
+
+    def step(given):
+        return given * (dist.get_rank() + 1) if dist.get_rank() == 1 else given[-1].item()
+
+    run = on_nodes(step, 2, given)
+    assert run[0] == 24_999_999
+    torch.testing.assert_close(run[1], 2 * given, rtol=0, atol=0)
+
+
+def test_the_course_s_own_backend_records_what_each_rank_sent_and_when():
+    def step():
+        dist.all_reduce(torch.ones(1000))
+
+    before = time.monotonic()
+    run = on_nodes(step, 4, backend="ring", record=True)
+    here = launch(step, 4, backend="ring", record=True)
+    assert run.traffic.matrix() == here.traffic.matrix() and run.traffic.bytes_sent() > 0
+    assert {event.rank for event in run.timeline.events} == {0, 1, 2, 3}
+    assert before <= run.timeline.start <= time.monotonic(), "on the notebook's own clock"
+
+
+def test_emulated_times_are_those_of_a_launch_here():
+    from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
+
+    device = EmulatedDevice(flops=1e12, bandwidth=1e11)
+    network = EmulatedNetwork(latency=1e-5, bandwidth=1e9)
+
+    def step():
+        x = torch.ones(256, 256)
+        dist.all_reduce(x @ x)
+
+    runs = [
+        launch(step, 4, nodes=2, devices=device, network=network, backend="ring", cluster=where)
+        for where in (None, "slurm")
+    ]
+    assert runs[0].emulated_seconds == runs[1].emulated_seconds > 0
+
+
+def test_an_error_on_one_node_names_its_rank_and_ends_the_other_node():
+    def step():
+        if dist.get_rank() == 3:
+            raise ValueError("bad shape")
+        dist.barrier()
+
+    with pytest.raises(RankFailure, match="rank 3 of 4 raised ValueError: bad shape") as caught:
+        on_nodes(step)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert "in step" in str(caught.value), "with its traceback"
+    assert not queue(), "the job is gone when launch raises"
+
+
+def test_where_the_others_go_on_a_failure_takes_the_result_s_place():
+    def step():
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return dist.get_rank()
+
+    heard = []
+    run = on_nodes(step, on_failure="continue", on_message=lambda *told: heard.append(told))
+    assert [run[0], run[2], run[3]] == [0, 2, 3]
+    assert str(run[1]).startswith("rank 1 of 4 was killed by SIGKILL")
+    assert [index for index, _ in heard] == [1]
+
+
+def test_the_time_limit_of_a_launch_says_where_the_ranks_of_all_nodes_are():
+    def step():
+        if dist.get_rank() != 2:
+            dist.barrier()
+        else:
+            time.sleep(600)
+
+    with pytest.raises(RankTimeout) as caught:
+        on_nodes(step, timeout=2.0)
+    assert set(caught.value.waiting) == {0, 1, 2, 3}
+    assert "time.sleep" in caught.value.waiting[2] or "in step" in str(caught.value)
+    assert not queue()
+
+
+def test_a_node_that_dies_is_named_with_its_ranks(tmp_path, settings):
+    with ThrowawaySlurm(nodes=2) as doomed:
+
+        def step():
+            send_message("begun")
+            time.sleep(600)
+
+        begun = []
+
+        def on_message(*told):
+            begun.append(told)
+            if len(begun) == 4:
+                doomed.kill_node("n2")
+
+        started = time.monotonic()
+        with pytest.raises(RankFailure, match=r"rank 2 of 4 was lost with its node, n2") as caught:
+            on_nodes(step, on_message=on_message, timeout=None)
+        assert {failure.rank for failure in caught.value.failures} >= {2, 3}
+        assert time.monotonic() - started < 2 * MINUTE
+
+
+def test_ctrl_c_cancels_the_job_and_leaves_nothing(tmp_path):
+    mark = tmp_path / "alive"
+
+    def step(mark):
+        send_message("begun")
+        while True:
+            with open(mark, "w") as file:
+                file.write(str(time.time()))
+            time.sleep(0.05)
+
+    def on_message(*_):
+        # From another thread, as the kernel's: the signal arrives in the middle of following the job.
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+    fired = []
+
+    def once(*told):
+        if not fired:
+            fired.append(told)
+            on_message(*told)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        on_nodes(step, 4, str(mark), on_message=once)
+    assert any("was cancelled" in note for note in caught.value.__notes__)
+    assert not queue()
+    last = mark.read_text()
+    time.sleep(1.0)
+    assert mark.read_text() == last, "its ranks are gone"
+
+
+def test_a_job_that_reaches_slurm_s_time_limit_says_so_in_one_sentence(settings, tmp_path):
+    settings.write_text(settings.read_text().replace("minutes = 10", "minutes = 1"))
+
+    def step():
+        time.sleep(600)
+
+    with pytest.raises(JobFailed) as caught:
+        on_nodes(step, timeout=None)
+    assert "reached its time limit of 1 minute" in str(caught.value)
+    assert not queue()
+
+
+def test_two_jobs_at_once_share_the_cluster_and_a_full_one_makes_the_next_wait(settings):
+    """Each job takes one CPU of each node; with four per rank, one job fills the cluster."""
+
+    def step(number):
+        dist.barrier()
+        return number
+
+    def both():
+        results = {}
+
+        def one(number):
+            results[number] = on_nodes(step, 2, number)
+
+        threads = [threading.Thread(target=one, args=(number,)) for number in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(2 * MINUTE)
+        return results
+
+    assert {number: run[0] for number, run in both().items()} == {1: 1, 2: 2}
+    settings.write_text(settings.read_text() + "cpus_per_rank = 4\n")
+    assert {number: run[1] for number, run in both().items()} == {1: 1, 2: 2}
+
+
+def test_a_job_that_waits_longer_than_its_instructor_allows_is_cancelled(settings):
+    subprocess.run(
+        ["sbatch", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=srun sleep 300"],
+        check=True,
+        capture_output=True,
+    )
+    settings.write_text(settings.read_text() + "wait_minutes = 0.05\n")
+    with pytest.raises(JobFailed, match=r"waited for more than 0.05 minutes in the queue"):
+        on_nodes(lambda: 1)
+    assert len(queue().splitlines()) == 1, "the other job is not ours to cancel"
+
+
+def test_a_notebook_that_went_away_finds_its_job_again(tmp_path):
+    script = tmp_path / "notebook.py"
+    script.write_text(
+        textwrap.dedent("""
+        import os, time
+        import torch.distributed as dist
+        from dtcourse import launch
+
+        def step(folder):
+            print("begun", flush=True)
+            open(f"{folder}/begun-{dist.get_rank()}", "w").close()
+            while not os.path.exists(f"{folder}/go"):
+                time.sleep(0.05)
+            return dist.get_rank() * 10
+
+        if __name__ == "__main__":
+            import sys
+            launch(step, 2, sys.argv[1], nodes=2, cluster="slurm", timeout=None)
+        """)
+    )
+    notebook = subprocess.Popen([sys.executable, script, tmp_path])
+    deadline = time.monotonic() + MINUTE
+    while not (tmp_path / "begun-1").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    notebook.kill()
+    notebook.wait()
+    (found,) = jobs.known(tmp_path / "jobs")
+    assert found.state == "RUNNING"
+    (tmp_path / "go").touch()
+    run = jobs.reattach(found.record.job, tmp_path / "jobs")
+    assert list(run) == [0, 10]
+    assert run.output == [["begun"], ["begun"]]
+    deadline = time.monotonic() + MINUTE
+    while jobs.find(found.record.job, tmp_path / "jobs").state != "COMPLETED":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_another_version_on_the_nodes_is_refused_before_anything_is_unpickled(monkeypatch):
+    own = call.versions()
+    for name, other, says in (
+        ("torch", "1.0", r"has torch .*, the notebook has 1\.0: use one environment"),
+        ("dtcourse", "0", r"has other source files of dtcourse than the notebook"),
+    ):
+        monkeypatch.setattr(call, "versions", lambda name=name, other=other: {**own, name: other})
+        with pytest.raises(JobFailed, match=says):
+            on_nodes(lambda: 1)
+
+
+def test_a_python_that_the_nodes_do_not_have_is_said(settings):
+    settings.write_text(settings.read_text() + 'python = "/opt/nowhere/bin/python"\n')
+    with pytest.raises(JobFailed, match=r"/opt/nowhere/bin/python"):
+        on_nodes(lambda: 1)
+
+
+def test_a_partition_that_does_not_exist_is_refused_with_those_that_do(settings):
+    settings.write_text(settings.read_text() + 'partition = "gpu"\n')
+    with pytest.raises(ValueError, match=r"'gpu'; this cluster has all, urgent"):
+        on_nodes(lambda: 1)
+
+
+def test_a_working_directory_that_the_nodes_do_not_have_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "getcwd", lambda: str(tmp_path / "only here"))
+    with pytest.raises(JobFailed, match=r"has no folder .*only here, in which the notebook runs"):
+        on_nodes(lambda: 1)
+
+
+def test_a_jobs_folder_that_the_nodes_do_not_share_is_said(tmp_path, settings):
+    """The nodes see another, empty file system where the notebook has its jobs."""
+    hidden = tmp_path / "jobs"
+    hidden.mkdir(mode=0o700)
+    inside = (
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        f'mount -t tmpfs none "{hidden}" && exec "$@"',
+        "sh",
+    )
+    if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to mount (root, or a container that may)")
+    with ThrowawaySlurm(nodes=2, inside=inside):
+        with pytest.raises(JobFailed, match="Most often they do not share that folder"):
+            on_nodes(lambda: 1)
+
+
+def test_another_user_s_folder_is_not_read(tmp_path):
+    on_nodes(lambda: 1, 2)
+    (folder,) = folders(tmp_path)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    record = json.loads((folder / "job.json").read_text())
+    folder.chmod(0o750)
+    with pytest.raises(PermissionError, match="only a folder that is yours alone"):
+        jobs.reattach(record["job"], tmp_path / "jobs")
+
+
+def test_the_store_listens_on_the_cluster_s_interface_alone():
+    def step():
+        import psutil
+
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        found = [
+            c.laddr.ip
+            for c in psutil.net_connections("tcp")
+            if c.status == psutil.CONN_LISTEN and c.laddr.port == port
+        ]
+        return address, found
+
+    assert list(on_nodes(step, 2)) == [("127.0.0.1", ["127.0.0.1"])] * 2
+
+
+def test_an_exported_address_does_not_lead_the_ranks_astray(monkeypatch):
+    for name, value in {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1", "RANK": "7"}.items():
+        monkeypatch.setenv(name, value)
+    assert list(on_nodes(lambda: dist.get_rank(), 2)) == [0, 1]

@@ -10,7 +10,7 @@ synchronous training on an emulated cluster's virtual clock.
 
 1. Gradients. A worker takes one unit of time for a gradient, times what its pace says: "equal" 1 + an exponential of mean
    0.2, another draw for each gradient; "one slow" the same, and worker 1 takes 4 times as long. Messages take no time. Each
-   method has three learning rates, a factor of 3 apart, with the same order of arrivals. An asynchronous gradient
+   method has five learning rates, a factor of 3 apart, with the same order of arrivals. An asynchronous gradient
    counts 1/8 whatever the number of workers, so that "asynchronous, n workers" differ in staleness, n - 1 on average, and
    in nothing else. Seeds draw weights, images, batches and times; all methods of a seed share the first two.
 
@@ -64,7 +64,7 @@ from dtcourse.emulation.network import Ports
 
 RESULTS = Path(__file__).parent / "results" / "less_waiting.json"
 FORMAT = 1
-RATES = (1 / 3, 1.0, 3.0)  # times a method's middle
+RATES = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # times a method's middle
 PACES = ("equal", "one slow")
 WORKERS = 8  # and a gradient counts 1/8
 HEADER = 16  # bytes before a gradient
@@ -269,12 +269,12 @@ def paced(pace: str, workers: int, seed: int, unit: float = 1.0) -> Callable[[in
 
 
 def rates(method: Method) -> list[float]:
-    """Its three learning rates, of the mean of WORKERS gradients."""
+    """Its five learning rates, of the mean of WORKERS gradients."""
     return [float(f"{factor * method.lr:.3g}") for factor in RATES]
 
 
 def measured(name: str, settings: Settings, seed: int, pace: str) -> dict[str, Any]:
-    """One method and seed at its three rates."""
+    """One method and seed at its five rates."""
     start, method = time.process_time(), METHODS[name]
     server = Training(method, settings, seed, paced(pace, method.workers, seed))
     looks, times, updates = [], [0.0], [0]

@@ -85,7 +85,7 @@ def test_the_queue_is_a_server_whose_workers_come_in_this_order(script, make):
     applied = [(workers, staleness) for what, workers, staleness in served if what == "apply"]
     assert [workers for workers, _ in applied] == [(w,) for w in turns]
     assert [s for _, (s,) in applied] == queue.staleness
-    assert torch.allclose(queue.X[1], parameters, rtol=1e-12, atol=1e-14)
+    assert torch.allclose(queue.X[script.RATES.index(1.0)], parameters, rtol=1e-12, atol=1e-14)
 
 
 def test_all_equal_rules_without_staleness_are_one_process(script):
@@ -104,7 +104,7 @@ def test_all_equal_rules_without_staleness_are_one_process(script):
         queue = script.Training(method, settings, 0, script.paced("equal", 8, 0), torch.float64)
         for _ in islice(queue.arrivals(), 8 * STEPS):
             pass
-        assert torch.allclose(queue.X[1], expected, rtol=1e-11, atol=1e-13)
+        assert torch.allclose(queue.X[script.RATES.index(1.0)], expected, rtol=1e-11, atol=1e-13)
 
 
 def test_backups_are_dropped(script):
@@ -190,4 +190,4 @@ def test_the_committed_results_are_complete(script):
         if name.startswith("gradients"):
             assert all(len(losses) == looks for losses in run["losses"].values())
             assert len(run["times"]) == looks
-    assert script.RESULTS.stat().st_size < 400_000
+    assert script.RESULTS.stat().st_size < 450_000

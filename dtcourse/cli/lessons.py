@@ -160,6 +160,12 @@ def run(
         Path | None, typer.Option(help="Where executed copies go. Default: executed/")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that one cell may take.")] = 1200.0,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="slurm, or a cluster.toml: run the launches that are not emulated as its jobs."
+        ),
+    ] = None,
 ) -> None:
     """Run lessons from top to bottom, with other parameters if you like; goes on after a failure.
 
@@ -184,6 +190,16 @@ def run(
     chosen = list(dict.fromkeys(chosen))
     from dtcourse.course import execute
 
+    if cluster is not None:
+        import os
+
+        from dtcourse.launch.cluster import remote
+        from dtcourse.launch.launcher import CLUSTER_FOR_ALL
+
+        remote.find(cluster)  # said before anything runs
+        os.environ[CLUSTER_FOR_ALL] = (
+            str(Path(cluster).resolve()) if cluster.endswith(".toml") else cluster
+        )
     given = _parameters(parameter or [])
     # What can be wrong with the request is said before an hour of running, not after it.
     for path in chosen:

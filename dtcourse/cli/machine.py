@@ -25,6 +25,15 @@ def doctor(
     quick: Annotated[
         bool, typer.Option("--quick", help="Leave out the launch of two ranks.")
     ] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Try a cluster instead, by a job on its nodes: slurm, or a cluster.toml."
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="With --cluster: so many nodes. Default: all, at most 16.")
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the findings as JSON, for scripts.")
     ] = False,
@@ -33,12 +42,18 @@ def doctor(
 
     Exit code: 0 where the lessons run here, 1 where something that they need is missing.
 
-    Examples: [bold]dtcourse doctor[/bold], [bold]dtcourse doctor --json[/bold]
+    Examples: [bold]dtcourse doctor[/bold], [bold]dtcourse doctor --json[/bold], [bold]dtcourse doctor --cluster slurm[/bold]
     """
-    from dtcourse.course.doctor import examine
+    if cluster is None:
+        from dtcourse.course.doctor import examine
 
+        looked = examine(launch_ranks=not quick)
+    else:
+        from dtcourse.course import doctor_cluster
+
+        looked = doctor_cluster.examine(cluster, nodes)
     findings = []
-    for finding in examine(launch_ranks=not quick):
+    for finding in looked:
         findings.append(finding)
         if not json:
             _show(finding)
@@ -50,13 +65,14 @@ def doctor(
         typer.echo(encoder.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
         raise typer.Exit(1 if bad else 0)
 
+    what = "the lessons run here" if cluster is None else "launches run on the cluster"
     notes = sum(finding.state == "note" for finding in findings)
     if bad:
         console.print(
-            f"\n[red]{len(bad)} to repair[/red] before the lessons run here: {', '.join(f.name for f in bad)}."
+            f"\n[red]{len(bad)} to repair[/red] before {what}: {', '.join(f.name for f in bad)}."
         )
     else:
-        console.print("\nThe lessons run here." + (f" Notes: {notes}." if notes else ""))
+        console.print(f"\n{what[0].upper()}{what[1:]}." + (f" Notes: {notes}." if notes else ""))
     raise typer.Exit(1 if bad else 0)
 
 

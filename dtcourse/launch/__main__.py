@@ -7,18 +7,14 @@ follow its name as --name value; values are read as Python where they can be (32
 from __future__ import annotations
 
 import argparse
-import ast
-import importlib.util
 import os
-import pickle
 import re
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from dtcourse.launch import options
+from dtcourse.launch import options, target
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -50,10 +46,10 @@ def main(argv: list[str] | None = None) -> None:
             f"{', '.join(missing)} not set: start this with torchrun (or with srun or mpirun, and MASTER_ADDR and "
             "MASTER_PORT set to a node of the job and a free port there)"
         )
-    function, args, kwargs = _load(asked.target)
-    kwargs |= _arguments(asked.arguments)
     number = int(os.environ["RANK"])
     try:
+        function, args, kwargs = target.load(asked.target)
+        kwargs |= target.arguments(asked.arguments)
         # No name is kept from the function here: our options stand before the target.
         options.check_arguments(function, lambda: None, args, kwargs)
         backend = _prepare(asked.backend, asked.device)
@@ -131,56 +127,6 @@ def adopt_scheduler(environment: MutableMapping[str, str]) -> None:
         node = int(environment["SLURM_NODEID"])
         if node < len(per_node):
             environment.setdefault("LOCAL_WORLD_SIZE", per_node[node])
-
-
-def _load(target: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """The function that a target names, and the arguments that a .pkl brings along."""
-    if target.endswith(".pkl"):
-        if not Path(target).is_file():
-            _stop(f"there is no file {target}")
-        sys.path.insert(0, str(Path(target).resolve().parent))
-        try:
-            return pickle.loads(Path(target).read_bytes())
-        except Exception as error:
-            _stop(
-                f"{target} cannot be read here ({type(error).__name__}: {error}): write it again with "
-                "torchrun_command, in the Python that runs this"
-            )
-    file, colon, name = target.rpartition(":")
-    if not colon or not file.endswith(".py"):
-        _stop(f"{target!r} does not read file.py:function")
-    if not Path(file).is_file():
-        _stop(f"there is no file {file}")
-    sys.path.insert(0, str(Path(file).resolve().parent))
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    assert spec is not None, "a .py file has a spec"
-    assert spec.loader is not None, "and a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    function = getattr(module, name, None)
-    if not callable(function):
-        _stop(f"{file} has no function {name}")
-    return function, (), {}
-
-
-def _arguments(words: list[str]) -> dict[str, Any]:
-    """--name value pairs as keyword arguments."""
-    arguments: dict[str, Any] = {}
-    while words:
-        name, *words = words
-        if not name.startswith("--"):
-            _stop(f"{name!r}: arguments of the function read --name value")
-        name, equals, value = name[2:].partition("=")
-        if not equals:
-            if not words:
-                _stop(f"--{name} has no value")
-            value, *words = words
-        try:
-            arguments[name.replace("-", "_")] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            arguments[name.replace("-", "_")] = value
-    return arguments
 
 
 if __name__ == "__main__":

@@ -28,6 +28,10 @@ from dtcourse.launch.interrupts import Interrupts
 from dtcourse.launch.processes import Ranks
 from dtcourse.launch.run import Run
 
+# Where launches go that name no cluster: `dtcourse run 06 --cluster slurm` runs a whole lesson there. What is emulated
+# stays here, where it takes the same emulated time.
+CLUSTER_FOR_ALL = "DTCOURSE_LAUNCH_ON"
+
 
 def launch(
     function: Callable[..., Any],
@@ -92,6 +96,8 @@ def launch(
         limit = options.time_limit(timeout)
         goes_on = options.goes_on(on_failure)
         added = {name: str(value) for name, value in (env or {}).items()}
+        if cluster is None and devices is None and network is None:
+            cluster = os.environ.get(CLUSTER_FOR_ALL)
         if cluster is None:
             layout = options.choose(world_size, backend, device, nodes, threads)
         else:

@@ -83,7 +83,7 @@ def run(folder: Path) -> None:
         else:
             offset = time.time() - time.monotonic()
             log.write((words.RESULTS, {"answers": answers, "offset": offset}))
-            place.meet("gone", None)  # node 0 serves the store until no rank needs it
+            place.leave()
             return
         with suppress(Exception):
             place.meet("over", ECHO)
@@ -213,6 +213,14 @@ class _Meeting:
         if store.add(f"dtcourse/{word}", 1) == self.nodes:
             store.set(f"dtcourse/{word}/all", "1")
         store.wait([f"dtcourse/{word}/all"], timedelta(seconds=limit or 365 * 24 * 3600))
+
+    def leave(self) -> None:
+        """Node 0 serves the store, so it waits for all others, which wait for nobody."""
+        store: Any = self._store
+        if store.add("dtcourse/left", 1) == self.nodes:
+            store.set("dtcourse/left/all", "1")
+        if self._served is not None:
+            store.wait(["dtcourse/left/all"], timedelta(seconds=MEET))
 
     def __exit__(self, *_: object) -> None:
         self._store = self._served = None

@@ -43,6 +43,9 @@ class Record:
     """What job.json says: enough to follow a job from another notebook."""
 
     job: str
+    comment: (
+        str  # the job has it at Slurm too: numbers are given again when a cluster is set up anew
+    )
     name: str
     submitted: float  # seconds since 1970
     layout: dict[str, Any]
@@ -82,6 +85,7 @@ class Job:
         self.on_line, self.on_message = on_line, on_message
         self.readers = [Reader(folder / words.log_name(k)) for k in range(self.layout.nodes)]
         self.bars = Bars()
+        self.attempts: dict[int, int] = {}  # by node: how often Slurm had restarted the job
         self._begin_again()
 
     def _begin_again(self) -> None:
@@ -135,7 +139,7 @@ class Job:
                 self._raise(state)
             if over is None and now - asked >= ask:
                 asked, ask = now, min(ask * 1.3, 10.0)
-                state = slurm.states([self.record.job])[self.record.job]
+                state = self.state()
                 if state[0] in slurm.OVER:
                     over = now + LATE if self.names else now
                     continue
@@ -143,6 +147,10 @@ class Job:
                     self._require_patience(now - began, state[2])
             time.sleep(look)
             look = min(look * 1.1, 0.5)
+
+    def state(self) -> tuple[str, str, str]:
+        """What Slurm says of it now: (state, its nodes, why it waits)."""
+        return slurm.state_of(self.record.job, self.record.comment)
 
     def _require_patience(self, waited: float, reason: str) -> None:
         limit = self.settings.wait_minutes
@@ -168,9 +176,12 @@ class Job:
 
     def _hear(self, node: int, word: str, content: Any) -> None:
         if word == words.HERE:
-            if node in self.names:  # the job was requeued
+            if content["attempt"] > max(self.attempts.values(), default=0):
                 self._begin_again()
+            self.attempts[node] = content["attempt"]
             self.names[node] = content["node"]
+        elif self.attempts[node] < max(self.attempts.values()):
+            return  # what is left of a try that Slurm ended
         elif word == words.LINE:
             index, line = content
             self.lines[index].append(line)
@@ -263,7 +274,7 @@ class Job:
         """Cancels the job where it still runs, and waits until it has left its nodes."""
         deadline, cancelled = time.monotonic() + 60.0, 0.0
         while time.monotonic() < deadline:
-            state, _, _ = slurm.states([self.record.job])[self.record.job]
+            state, _, _ = self.state()
             if state in slurm.OVER:
                 return
             if state != "COMPLETING" and time.monotonic() - cancelled > 5.0:

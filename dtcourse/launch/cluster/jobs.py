@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from dtcourse.launch import output
 from dtcourse.launch.cluster import remote, slurm
 from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.folder import require_private
@@ -33,8 +34,10 @@ def known(parent: Path | None = None) -> list[Known]:
             found.append((folder, read_record(folder)))
         except ValueError:  # not a job's, or one that is just being submitted
             continue
-    states = slurm.states([record.job for _, record in found])
-    return [Known(folder, record, states[record.job][0]) for folder, record in found]
+    return [
+        Known(folder, record, slurm.state_of(record.job, record.comment)[0])
+        for folder, record in found
+    ]
 
 
 def find(job: str, parent: Path | None = None) -> Known:
@@ -49,11 +52,15 @@ def find(job: str, parent: Path | None = None) -> Known:
 
 
 def reattach(job: str, parent: Path | None = None, stream: bool = False) -> Run:
-    """Follows a job that another notebook submitted, and returns what its launch would have returned."""
+    """Follows a job that another notebook submitted, and returns what its launch would have returned.
+
+    Its cell may be interrupted: as in a launch, that ends the job.
+    """
     one = find(job, parent)
     require_private(one.folder)
     started = time.monotonic()
-    run = remote.run_of(Job(one.folder, one.record, clusters.find("slurm")), stream)
+    on_line = output.show_line if stream else None
+    run = remote.run_of(Job(one.folder, one.record, clusters.find("slurm"), on_line), stream)
     run.total_seconds = time.monotonic() - started
     return run
 

@@ -93,6 +93,7 @@ def submit(
     for folder, number in zip(folders, numbers, strict=True):
         record = Record(
             number,
+            folders[0].name,
             name,
             time.time(),
             asdict(layout),

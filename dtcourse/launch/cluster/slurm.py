@@ -96,12 +96,13 @@ def _executor(
         QUIET,
     ]
     # What a shell exported once would lead the ranks astray; the agents say where they meet.
-    setup.append("unset MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK")
+    setup.append("unset MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK DTCOURSE_LAUNCH_ON")
     extra: dict[str, Any] = {"requeue" if requeue else "no-requeue": True}
     if settings.container:
         extra["container-image"] = settings.container
     asked = {
         "job_name": name,
+        "comment": folder.name,
         "partition": settings.partition,
         "account": settings.account,
         "time": settings.minutes,
@@ -135,27 +136,33 @@ def partitions() -> list[str]:
     return sorted({word.rstrip("*") for word in _ask("sinfo", "--noheader", "--format=%P").split()})
 
 
-def states(jobs: list[str]) -> dict[str, tuple[str, str, str]]:
-    """{job: (state, its nodes or "", why it waits)}; state is "GONE" where Slurm has forgotten it."""
-    found = dict.fromkeys(jobs, ("GONE", "", ""))
-    for job in jobs:
-        shown = _ask("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%N|%r")
-        if not shown:  # squeue shows a job that is over for a while only
-            shown = "|".join(_scontrol(job))
-        if shown:
-            state, nodes, reason = (shown.splitlines()[-1] + "||").split("|")[:3]
-            found[job] = (state.split()[0], nodes, reason)
-    return found
+def nodes_up(partition: str | None) -> list[str]:
+    """The nodes of a partition (None: of the default one) that take jobs."""
+    shown = _ask("sinfo", "--noheader", "--Node", "--format=%N %P %t").splitlines()
+    found = set()
+    for line in shown:
+        node, where, state = line.split()
+        chosen = where.rstrip("*") == partition if partition else where.endswith("*")
+        if chosen and state.rstrip("~#!%@^-") in ("idle", "mix", "alloc", "comp"):
+            found.add(node)
+    return sorted(found)
 
 
-def _scontrol(job: str) -> list[str]:
-    words = _ask("scontrol", "--oneliner", "show", "job", job).split()
-    fields = dict(word.split("=", 1) for word in words if "=" in word)
-    return (
-        [fields["JobState"], fields.get("NodeList", ""), fields.get("Reason", "")]
-        if "JobState" in fields
-        else []
-    )
+def state_of(job: str, comment: str) -> tuple[str, str, str]:
+    """(state, its nodes or "", why it waits) of the job with that number and that comment.
+
+    The state is "GONE" where Slurm has forgotten it, or means another job by that number now.
+    """
+    asked = ("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%N|%r|%k")
+    shown = _ask(*asked).splitlines()
+    if shown:
+        state, nodes, reason, said = shown[-1].split("|", 3)
+    else:  # squeue shows a job that is over for a while only
+        words = _ask("scontrol", "--oneliner", "show", "job", job).split()
+        fields = dict(word.split("=", 1) for word in words if "=" in word)
+        names = ("JobState", "NodeList", "Reason", "Comment")
+        state, nodes, reason, said = (fields.get(name, "") for name in names)
+    return (state, nodes, reason) if said == comment else ("GONE", "", "")
 
 
 def lost_nodes(nodes: str) -> list[str]:

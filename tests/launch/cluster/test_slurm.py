@@ -398,3 +398,119 @@ def test_an_exported_address_does_not_lead_the_ranks_astray(monkeypatch):
     for name, value in {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1", "RANK": "7"}.items():
         monkeypatch.setenv(name, value)
     assert list(on_nodes(lambda: dist.get_rank(), 2)) == [0, 1]
+
+
+TRAIN = """
+import os, time
+from pathlib import Path
+
+import torch.distributed as dist
+
+
+def step(lr, folder="", steps=4):
+    done = Path(folder or ".") / "checkpoint"
+    first = int(done.read_text()) if done.exists() else 0
+    for index in range(first, steps):
+        dist.barrier()
+        if dist.get_rank() == 0 and folder:
+            done.write_text(str(index + 1))
+            (Path(folder) / f"step-{index}").touch()
+            while index == 1 and not int(os.environ.get("SLURM_RESTART_COUNT", 0)):
+                time.sleep(0.05)  # until Slurm takes the nodes away
+    print("from step", first, flush=True)
+    return lr * 2
+"""
+
+
+@pytest.fixture
+def train(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(TRAIN)
+    return file
+
+
+def dtcourse(*words):
+    done = subprocess.run(
+        [sys.executable, "-m", "dtcourse.cli", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def numbers(text):
+    return [line.split(":")[0].removeprefix("job ") for line in text.splitlines() if "job " in line]
+
+
+def test_a_sweep_is_a_job_array_with_one_job_for_each_value(train, tmp_path):
+    code, said = dtcourse(
+        "submit", f"{train}:step", "--ranks", 2, "--nodes", 2, "--sweep", "lr=0.5,1.5"
+    )
+    assert code == 0, said
+    assert "step(lr=0.5)" in said and "step(lr=1.5)" in said
+    submitted = [number for number in numbers(said) if number[:1].isdigit()]
+    assert len({number.split("_")[0] for number in submitted}) == 1, "one array"
+    answers = [list(jobs.reattach(number, tmp_path / "jobs")) for number in submitted]
+    assert answers == [[1.0, 1.0], [3.0, 3.0]]
+    code, said = dtcourse("jobs")
+    assert code == 0 and said.count("COMPLETED") + said.count("RUNNING") == 2, said
+
+
+def test_a_requeued_job_goes_on_from_its_checkpoint(train, tmp_path):
+    code, said = dtcourse(
+        *("submit", f"{train}:step", "--ranks", 2, "--nodes", 2, "--requeue"),
+        *("--lr", 3, "--folder", tmp_path),
+    )
+    assert code == 0, said
+    (number,) = [number for number in numbers(said) if number[:1].isdigit()]
+    deadline = time.monotonic() + MINUTE
+    while not (tmp_path / "step-1").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    subprocess.run(["scontrol", "requeue", number], check=True)
+    code, said = dtcourse("jobs", number)
+    assert code == 0, said
+    assert "rank 0 returned 6" in said
+    assert "from step 2" in said and "from step 0" not in said, "what the first try said is gone"
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == [f"step-{i}" for i in range(4)]
+
+
+def test_the_doctor_tries_every_node():
+    code, said = dtcourse("doctor", "--cluster", "slurm")
+    assert code == 0, said
+    assert "2 nodes up: n1, n2" in said and "2 nodes met and answered" in said
+    assert f"torch {torch.__version__}" in said and "interface lo" in said
+    assert "Launches run on the cluster." in said
+
+
+def test_a_job_that_succeeded_is_completed_for_slurm_too(tmp_path):
+    """Node 0 serves the store: were it to leave first, the others would end with an error."""
+    for _ in range(3):
+        on_nodes(lambda: 1, 2)
+    deadline = time.monotonic() + MINUTE
+    while any(job.state == "RUNNING" for job in jobs.known(tmp_path / "jobs")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert {job.state for job in jobs.known(tmp_path / "jobs")} == {"COMPLETED"}
+
+
+def test_a_number_that_slurm_has_given_again_is_not_taken_for_the_old_job(tmp_path):
+    on_nodes(lambda: 1, 2)
+    (found,) = jobs.known(tmp_path / "jobs")
+    record = json.loads((found.folder / "job.json").read_text())
+    (found.folder / "job.json").write_text(json.dumps({**record, "comment": "of another cluster"}))
+    assert [job.state for job in jobs.known(tmp_path / "jobs")] == ["GONE"]
+
+
+def test_all_launches_of_a_lesson_can_be_sent_to_the_cluster(monkeypatch):
+    from dtcourse.emulation import EmulatedNetwork
+
+    monkeypatch.setenv("DTCOURSE_LAUNCH_ON", "slurm")
+
+    def step():
+        return os.environ.get("SLURMD_NODENAME")
+
+    assert list(launch(step, 2, nodes=2)) == ["n1", "n2"]
+    here = launch(step, 2, network=EmulatedNetwork(latency=1e-5, bandwidth=1e9))
+    assert list(here) == [None, None], "what is emulated stays here"

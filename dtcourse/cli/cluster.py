@@ -1,0 +1,131 @@
+"""dtcourse cluster, submit, jobs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dtcourse.cli.say import console, escape, sentences, table
+
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command(context_settings=_PASS_ON)(submit)
+    app.command()(jobs)
+    app.command()(cluster)
+
+
+@sentences
+def cluster() -> None:
+    """Print a cluster.toml to start from: what an instructor writes once for a cluster.
+
+    Example: [bold]dtcourse cluster > cluster.toml[/bold]
+    """
+    from dtcourse.launch.cluster.settings import EXAMPLE
+
+    typer.echo(EXAMPLE, nl=False)
+
+
+@sentences
+def submit(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION")],
+    ranks: Annotated[int, typer.Option(help="Ranks in all.")] = 2,
+    nodes: Annotated[
+        int, typer.Option(help="Nodes. Default: as few as ranks_per_node allows.")
+    ] = 1,
+    cluster: Annotated[str, typer.Option(help="slurm, or a cluster.toml.")] = "slurm",
+    requeue: Annotated[
+        bool,
+        typer.Option("--requeue", help="Let Slurm end the job and start it again (checkpoints!)."),
+    ] = False,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=V1,V2", help="One job for each value; may be repeated."),
+    ] = None,
+) -> None:
+    """Submit a function of a file as a batch job. Its own arguments follow as --name value.
+
+    Examples: [bold]dtcourse submit train.py:step --ranks 8 --nodes 2 --batch_size 32[/bold],
+    [bold]dtcourse submit train.py:step --sweep lr=0.1,0.3,1.0[/bold]
+    """
+    from dtcourse.launch import target as targets
+    from dtcourse.launch.cluster import batch, remote
+
+    settings = remote.find(cluster)
+    function, _, arguments = targets.load(target)
+    arguments |= targets.arguments(context.args)
+    swept: dict[str, list[Any]] = {}
+    for item in sweep or []:
+        name, equals, values = item.partition("=")
+        if not equals or not values:
+            raise ValueError(f"--sweep {item}: a name and its values, as in --sweep lr=0.1,0.3")
+        swept |= {name: [targets.value_of(text) for text in values.split(",")]}
+    submitted = batch.submit(
+        function, ranks, settings, nodes=nodes, requeue=requeue, sweep=swept, **arguments
+    )
+    for record, given in submitted:
+        shown = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        console.print(f"job {record.job}: {escape(f'{record.name}({shown})')}")
+    console.print("`dtcourse jobs` lists them, `dtcourse jobs NUMBER` follows one.")
+
+
+@sentences
+def jobs(
+    job: Annotated[str | None, typer.Argument(help="A job's number; none lists all.")] = None,
+    cancel: Annotated[bool, typer.Option("--cancel", help="End the job.")] = False,
+    clean: Annotated[
+        bool,
+        typer.Option("--clean", help="Remove the folders of jobs that ended over a week ago."),
+    ] = False,
+    folder: Annotated[
+        Path | None, typer.Option(help="The jobs' folder. Default: that of cluster.toml.")
+    ] = None,
+) -> None:
+    """List the jobs that launch and submit have handed to the cluster; follow or end one.
+
+    Examples: [bold]dtcourse jobs[/bold], [bold]dtcourse jobs 12[/bold], [bold]dtcourse jobs 12 --cancel[/bold]
+    """
+    from dtcourse.launch.cluster import jobs as submitted
+    from dtcourse.launch.cluster import slurm
+
+    if clean:
+        console.print(submitted.clean(folder))
+        return
+    if job is None:
+        _list(folder)
+        return
+    if cancel:
+        found = submitted.find(job, folder)
+        slurm.cancel(found.record.job)
+        console.print(f"job {job} was asked to end")
+        return
+    try:
+        run = submitted.reattach(job, folder, stream=True)
+    except RuntimeError as error:
+        console.print(f"[red]{escape(str(error))}[/red]", soft_wrap=True)
+        raise typer.Exit(1) from None
+    console.print(f"rank 0 returned {escape(repr(run[0]))}", soft_wrap=True)
+
+
+def _list(folder: Path | None) -> None:
+    from dtcourse.launch.cluster import jobs as submitted
+
+    found = submitted.known(folder)
+    if not found:
+        console.print("no jobs")
+        return
+    listed = table("job", "function", "ranks", "nodes", "submitted", "state", "folder")
+    for one in found:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.record.submitted))
+        layout = one.record.layout
+        ranks, nodes = str(layout["world_size"]), str(layout["nodes"])
+        listed.add_row(
+            one.record.job, one.record.name, ranks, nodes, when, one.state, str(one.folder)
+        )
+    console.print(listed)

@@ -1,0 +1,67 @@
+"""What a cluster can run, found by a small job on its nodes: `dtcourse doctor --cluster slurm`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dtcourse.course.doctor import GB, Finding
+from dtcourse.launch import launch, waiting
+from dtcourse.launch.cluster import settings as clusters
+from dtcourse.launch.cluster import slurm
+from dtcourse.launch.cluster.probe import probe
+from dtcourse.plural import plural
+
+CLOCKS = (
+    0.5  # seconds by which nodes' clocks may differ: events and failures are put in order by them
+)
+MOST = 16  # nodes that are tried where nobody says how many
+
+
+def examine(cluster: str, nodes: int | None = None) -> Iterator[Finding]:
+    """Tries the cluster with a job of one rank on each of `nodes` nodes (None: all that are up, at most MOST)."""
+    settings = clusters.find(cluster)
+    yield Finding("settings", "ok", settings.source)
+    try:
+        slurm.require()
+    except (RuntimeError, ImportError) as error:
+        yield Finding("Slurm", "problem", str(error))
+        return
+    up = slurm.nodes_up(settings.partition)
+    asked = nodes or min(len(up), MOST)
+    if not up:
+        yield Finding(
+            "Slurm", "problem", "no node is up", "sinfo shows why; name another `partition`"
+        )
+        return
+    yield Finding("Slurm", "ok", f"{plural(len(up), 'node')} up: {', '.join(up[:8])}")
+    try:
+        with waiting.saying(f"running a job on {plural(asked, 'node')}"):
+            run = launch(probe, asked, nodes=asked, cluster=cluster, timeout=300)
+    except (RuntimeError, ValueError) as error:
+        yield Finding("job", "problem", str(error).strip())
+        return
+    yield Finding(
+        "job", "ok", f"{plural(asked, 'node')} met and answered in {run.total_seconds:.1f} s"
+    )
+    for found in run:
+        gpus = f"{len(found['gpus'])} x {found['gpus'][0]}" if found["gpus"] else "no GPU"
+        said = (
+            f"Python {found['python']}, torch {found['torch']}, {plural(found['cores'], 'core')}, "
+            f"{found['memory'] / GB:.0f} GB, {gpus}, interface {found['interface']}"
+        )
+        few = len(found["gpus"]) < settings.gpus_per_node
+        advice = f"gpus_per_node = {settings.gpus_per_node} in {settings.source}" if few else ""
+        yield Finding(found["node"], "problem" if few else "ok", said, advice)
+    clocks = [found["clock"] for found in run]
+    apart = max(clocks) - min(clocks)
+    yield Finding(
+        "clocks",
+        "ok" if apart < CLOCKS else "note",
+        f"{apart * 1000:.0f} ms apart",
+        ""
+        if apart < CLOCKS
+        else "timelines of several nodes will not line up: run a time service (chrony)",
+    )
+    if asked > 1:
+        slowest = min(found["megabytes_per_second"] for found in run)
+        yield Finding("network", "ok", f"an all-reduce of 16 MB moves {slowest:,.0f} MB/s")

@@ -5,7 +5,7 @@
     instructor.py   grade, exercises, notebooks
     machine.py      doctor
     bench.py        bench collectives
-    cluster.py      cluster, submit, jobs
+    cluster.py      cluster, submit, jobs, kubernetes
 
 Exit codes: 0 all is well; 1 something that was tried failed; 2 it could not be tried as asked.
 Nothing heavy is imported before a command needs it: `dtcourse list` answers in a fraction of a second.

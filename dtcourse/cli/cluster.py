@@ -1,7 +1,8 @@
-"""dtcourse cluster, submit, jobs."""
+"""dtcourse cluster, submit, jobs, kubernetes."""
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(context_settings=_PASS_ON)(submit)
     app.command()(jobs)
     app.command()(cluster)
+    app.command(context_settings=_PASS_ON)(kubernetes)
 
 
 @sentences
@@ -129,3 +131,55 @@ def _list(folder: Path | None) -> None:
             one.record.job, one.record.name, ranks, nodes, when, one.state, str(one.folder)
         )
     console.print(listed)
+
+
+@sentences
+def kubernetes(
+    context: typer.Context,
+    target: Annotated[
+        str, typer.Argument(metavar="FILE.py:FUNCTION", help="As it lies in the image.")
+    ],
+    ranks: Annotated[int, typer.Option(help="Ranks in all.")] = 2,
+    nodes: Annotated[
+        int, typer.Option(help="Pods. Default: as few as ranks_per_node allows.")
+    ] = 1,
+    cluster: Annotated[str, typer.Option(help="A cluster.toml; slurm looks for it.")] = "slurm",
+    image: Annotated[
+        str | None, typer.Option(help="The container image. Default: that of cluster.toml.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Default: the function's name.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help="Default: that of cluster.toml, else kubectl's own.")
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="gloo, nccl, ring, ... Default: what the nodes have.")
+    ] = None,
+    trainjob: Annotated[
+        bool, typer.Option("--trainjob", help="Kubeflow's TrainJob, not Kubernetes' own Job.")
+    ] = False,
+) -> None:
+    """Print what runs a function of a file on Kubernetes: an Indexed Job with its Service, or a TrainJob.
+
+    The function's own arguments follow as --name value. Nothing is sent anywhere: kubectl does that.
+
+    Example: [bold]dtcourse kubernetes train.py:step --ranks 8 --nodes 2 --image HOST/course:1 | kubectl apply -f -[/bold]
+    """
+    from dtcourse.launch.cluster import kubernetes as manifests
+    from dtcourse.launch.cluster import settings
+
+    training = manifests.plan(
+        settings.find(cluster),
+        target,
+        ranks,
+        arguments=context.args,
+        nodes=nodes,
+        image=image,
+        namespace=namespace,
+        name=name,
+        backend=backend,
+    )
+    if trainjob:
+        made = [manifests.train_job(training)]
+    else:
+        made = [manifests.service(training), manifests.job(training)]
+    sys.stdout.write(manifests.to_yaml(made))

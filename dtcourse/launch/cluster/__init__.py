@@ -11,5 +11,6 @@ agent.py      what runs on a node: one process that imports torch once and split
 slurm.py      submitting, asking and cancelling, on top of submitit
 job.py        the notebook's side: follow a job until its ranks have answered
 remote.py     launch(..., cluster=...)
+kubernetes.py manifests: an Indexed Job with its Service, or a TrainJob; names.py says what may be called how
 throwaway.py  a real Slurm of two nodes on this machine, for tests, lessons and trying out
 """

@@ -1,0 +1,47 @@
+"""What Kubernetes lets a thing be called."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+A_LABEL = "lower-case letters, digits and dashes, a letter first, no dash last, at most 63 of them"
+A_PART = "lower-case letters, digits and dashes, no dash first or last, at most 63 of them"
+A_SUBDOMAIN = f"one or more parts between dots, each of {A_PART}"
+AN_IMAGE = (
+    "a container image, as docker and podman write it: name:tag, HOST/name:tag or name@sha256:..."
+)
+
+
+def is_label(text: Any) -> bool:
+    """A DNS label that begins with a letter (RFC 1035): what a Service or a TrainJob may be called."""
+    return is_part(text) and text[0].isalpha()
+
+
+def is_part(text: Any) -> bool:
+    """A DNS label (RFC 1123): what a namespace may be called, or a Pod's host."""
+    return _is(text, "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def is_subdomain(text: Any) -> bool:
+    """A DNS subdomain (RFC 1123): what most other things may be called."""
+    return isinstance(text, str) and len(text) <= 253 and all(map(is_part, text.split(".")))
+
+
+def is_resource(text: Any) -> bool:
+    """A resource that a device plugin offers: the vendor's domain, a slash, a name."""
+    vendor, slash, name = text.partition("/") if isinstance(text, str) else ("", "", "")
+    return (
+        bool(slash) and is_subdomain(vendor) and _is(name, r"[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?")
+    )
+
+
+def is_image(text: Any) -> bool:
+    """A container image: [host[:port]/]path[:tag][@digest]."""
+    path = "[a-z0-9]+(?:(?:[.]|_{1,2}|-+)[a-z0-9]+)*"
+    host = r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?"
+    return _is(text, rf"{host}{path}(?:/{path})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?")
+
+
+def _is(text: Any, form: str) -> bool:
+    return isinstance(text, str) and re.fullmatch(form, text, re.ASCII) is not None

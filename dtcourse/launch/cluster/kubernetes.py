@@ -228,8 +228,8 @@ def to_yaml(manifests: Iterable[Manifest]) -> str:
         pass
 
     def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-        plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9./-]*", value)
-        plain = plain and value.lower() not in _WORDS_OF_YAML
+        looks_plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9./-]*", value) is not None
+        plain = looks_plain and value.lower() not in _WORDS_OF_YAML
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, None if plain else '"')
 
     Dumper.add_representer(str, text)
@@ -253,8 +253,9 @@ def _what_torchrun_runs(training: Training) -> list[str]:
     words += ["--backend", training.backend] if training.backend else []
     # An image may show the GPUs of its machine to a Pod that has asked for none.
     words += [] if training.settings.gpus_per_node else ["--device", "cpu"]
-    # $$ is Kubernetes' way to write a $ that is only that.
-    return words + [word.replace("$", "$$") for word in (training.target, *training.arguments)]
+    # What is written arrives: Kubernetes reads $$ as a $ that is only that, and so does torchrun after it, which
+    # would put a number in for ${local_rank}.
+    return words + [word.replace("$", "$$$$") for word in (training.target, *training.arguments)]
 
 
 def _environment(training: Training) -> dict[str, str]:

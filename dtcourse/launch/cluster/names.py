@@ -39,7 +39,7 @@ def is_resource(text: Any) -> bool:
 def is_image(text: Any) -> bool:
     """A container image: [host[:port]/]path[:tag][@digest]."""
     path = "[a-z0-9]+(?:(?:[.]|_{1,2}|-+)[a-z0-9]+)*"
-    host = r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?"
+    host = r"(?:[a-z0-9.-]+(?::[0-9]+)?/)?"
     return _is(text, rf"{host}{path}(?:/{path})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?")
 
 

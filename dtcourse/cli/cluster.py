@@ -140,9 +140,7 @@ def kubernetes(
         str, typer.Argument(metavar="FILE.py:FUNCTION", help="As it lies in the image.")
     ],
     ranks: Annotated[int, typer.Option(help="Ranks in all.")] = 2,
-    nodes: Annotated[
-        int, typer.Option(help="Pods. Default: as few as ranks_per_node allows.")
-    ] = 1,
+    nodes: Annotated[int, typer.Option(help="Pods. Default: as few as ranks_per_node allows.")] = 1,
     cluster: Annotated[str, typer.Option(help="A cluster.toml; slurm looks for it.")] = "slurm",
     image: Annotated[
         str | None, typer.Option(help="The container image. Default: that of cluster.toml.")

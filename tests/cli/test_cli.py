@@ -545,7 +545,7 @@ def test_every_command_has_help_with_an_example_and_mistakes_have_exit_code_2():
         name or command.__name__
         for name, command in ((c.name, c.callback) for c in app.registered_commands)
     ]
-    assert len(commands) == 10
+    assert len(commands) == 14
     for name in commands:
         assert "Example" in dtcourse(name, "--help")
     dtcourse("nosuch", code=2)

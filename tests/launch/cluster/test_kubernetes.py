@@ -221,7 +221,8 @@ def test_kubeflows_reserved_variables_are_left_to_it():
         ({"target": "train.sh:step"}, "reads file.py:function"),
         ({"target": "train.py:a b"}, "reads file.py:function"),
         ({"target": "--help.py:step"}, "reads file.py:function"),
-        ({"arguments": ["rate", "3"]}, "arguments of the function read --name value; got 'rate 3'"),
+        ({"arguments": ["rate", "3"]}, "'rate': arguments of the function read --name value"),
+        ({"arguments": ["--rate"]}, "--rate has no value"),
         ({"arguments": ["--text", "two\nlines"]}, "is no printable text"),
         ({"image": None}, "no image was named: give --image"),
         ({"image": "has a space"}, "image is a container image"),
@@ -273,7 +274,8 @@ MISLEADING = ["1e-3", "0o17", "0x1f", "1_000", "12:30:00", ".inf", "-1", "yes", 
 
 
 def test_yaml_says_the_same_as_the_manifests():
-    training = planned(8, base=GPUS, arguments=["--texts", *MISLEADING])
+    words = [word for i, text in enumerate(MISLEADING) for word in (f"--text_{i}", text)]
+    training = planned(8, base=GPUS, arguments=words)
     made = [kubernetes.service(training), kubernetes.job(training), kubernetes.train_job(training)]
     assert list(yaml.safe_load_all(to_yaml(made))) == made
 
@@ -362,6 +364,8 @@ def test_the_command_prints_the_manifests(tmp_path, monkeypatch):
     assert yaml.safe_load(printed) == kubernetes.train_job(training)
     (tmp_path / "cluster.toml").write_text('[kubernetes]\nimage = "course:1"\n')
     assert yaml.safe_load(command("train.py:step", "--trainjob"))["spec"]["trainer"]["image"] == "course:1"  # fmt: skip
+    # As with `dtcourse submit`, two dashes before the function's arguments may be left out.
+    assert command(*words, "--rate", "1e-3") == command(*words, "--", "--rate", "1e-3")
     command("train.py:step", "--ranks", "3", "--nodes", "2", code=2)
     command("train.py:step", "--cluster", "nowhere.toml", code=2)
 

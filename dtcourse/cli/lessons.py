@@ -133,6 +133,7 @@ def lab(
         copies = workspace.start(number)
         tell(copies, number)
         path = copies[0].path
+    home = home if path.is_relative_to(home) else path.parent  # what JupyterLab shows
     command = jupyterlab.command(path, home, passed_on)
     errors.print(f"starting JupyterLab on {path.name}")  # which says nothing for seconds
     os.chdir(home)

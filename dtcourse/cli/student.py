@@ -102,7 +102,7 @@ def check(
     number, path = workspace.find(notebook)
     content = nbfile.read(path)
     shown = os.path.relpath(path)
-    if (reason := why_not()) and path.resolve().parent != (places.home() / "my").resolve():
+    if (reason := why_not()) and path.resolve().parent != places.own():
         errors.print(
             f"[dim]The answers run as you, with your files in reach: {escape(reason)}.[/dim]"
         )

@@ -35,10 +35,17 @@ def home() -> Path:
     )
 
 
+def own() -> Path:
+    """Where a student's copies are: what DTCOURSE_MY names (many students share one installation), else my/ in `home()`."""
+    given = os.environ.get("DTCOURSE_MY")
+    return Path(given).expanduser().resolve() if given else home() / "my"
+
+
 def notebooks(kind: str = "lessons") -> dict[str, Path]:
     """The notebooks of one kind ("lessons", "exercises", "solutions", "my"), by lesson number, sorted."""
     found: dict[str, Path] = {}
-    for path in sorted((home() / kind).glob("[0-9][0-9]-*.ipynb")):
+    folder = own() if kind == "my" else home() / kind
+    for path in sorted(folder.glob("[0-9][0-9]-*.ipynb")):
         found.setdefault(path.name[:2], path)
     return found
 

@@ -1,4 +1,4 @@
-"""A student's own copies of a lesson and its exercises, in my/, where no later version of the course touches them.
+"""A student's own copies of a lesson and its exercises, in my/ (or where DTCOURSE_MY says), where no later version of the course touches them.
 
     my/02-processes-and-ranks-lesson.ipynb      the lesson, without outputs
     my/02-processes-and-ranks-exercises.ipynb   its exercises
@@ -62,7 +62,7 @@ def start(number: str) -> list[Copy]:
 
 def place(kind: str, source: Path) -> Path:
     """Where a student's copy of this notebook is, or would be."""
-    folder = places.home() / "my"
+    folder = places.own()
     named, older = folder / f"{source.stem}-{kind}.ipynb", folder / source.name
     return older if kind == "exercises" and older.exists() and not named.exists() else named
 
@@ -70,7 +70,7 @@ def place(kind: str, source: Path) -> Path:
 def own() -> dict[str, list[Path]]:
     """The copies in my/ by lesson number, sorted."""
     found: dict[str, list[Path]] = {}
-    for path in sorted((places.home() / "my").glob("[0-9][0-9]-*.ipynb")):
+    for path in sorted(places.own().glob("[0-9][0-9]-*.ipynb")):
         found.setdefault(path.name[:2], []).append(path)
     return found
 
@@ -135,14 +135,14 @@ def _written(text: str, target: Path) -> bool:
     """Whether the file was made; False where it is there already, which then stays as it is."""
     try:
         if not target.parent.is_dir():
-            target.parent.mkdir()
+            target.parent.mkdir(parents=True)
         # O_EXCL: whatever happens between a look and a write, work is not overwritten.
         handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except OSError as error:
         if os.path.lexists(target):
             return False
         raise ValueError(
-            f"your copies cannot be made in {target.parent}: {error.strerror}"
+            f"your copies cannot be made in {target.parent}: {error.strerror}. DTCOURSE_MY names another folder"
         ) from None
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
@@ -184,4 +184,4 @@ def _moved(link: re.Match[str], source: Path, number: str) -> str:
     exercises = places.notebooks("exercises").get(number)
     if exercises and target.resolve() == exercises.resolve():
         target = place("exercises", exercises)
-    return link["opening"] + os.path.relpath(target, places.home() / "my").replace(" ", "%20")
+    return link["opening"] + os.path.relpath(target, places.own()).replace(" ", "%20")

@@ -57,14 +57,16 @@ def test_ci_installs_what_is_missing_and_calls_the_readmes_command(ci):
     done, log = ci.run()
     assert done.returncode == 0, done.stderr
     installs = [line for line in log if line.startswith("apt-get install")]
-    assert len(installs) == 1 and installs[0].endswith("chromium openmpi-bin bubblewrap")
+    assert len(installs) == 1 and installs[0].endswith(
+        "chromium openmpi-bin bubblewrap slurm-wlm munge"
+    )
     assert log[-1] == "make test"
     assert done.stdout.splitlines()[-1] == "1 passed, 0 failed"
     assert "make test" in (ROOT / "README.md").read_text()
 
 
 def test_ci_installs_nothing_that_is_there(ci):
-    for name in ("apt-get", "chromium", "mpirun", "bwrap"):
+    for name in ("apt-get", "chromium", "mpirun", "bwrap", "sbatch"):
         ci.command(name)
     _, log = ci.run()
     assert not [line for line in log if line.startswith("apt-get")]

@@ -100,6 +100,7 @@ def test_git_ignores_what_people_and_tools_make(path):
 # Where the word is a value that the user passes or torch wants to hear, not a call to the GPU.
 MAY_NAME_CUDA = {
     "dtcourse/launch/options.py",  # checks launch(device="cuda") before any rank has loaded torch
+    "dtcourse/launch/cluster/remote.py",  # the same, for the nodes of a cluster
     "dtcourse/launch/__main__.py",  # --device
     "dtcourse/collectives/backend.py",  # tells torch which devices a backend serves
     "dtcourse/torch_private.py",  # the same, in torch's non-public names

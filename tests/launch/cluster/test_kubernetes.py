@@ -180,6 +180,9 @@ def test_a_node_asks_for_what_cluster_toml_says():
     assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "512Mi"}
     for made in (job, train_job):
         assert made["spec"]["activeDeadlineSeconds"] == 90 * 60
+    # torchrun alone would wait ten minutes for the other Pods.
+    for words in (container_of(job)["command"], train_job["spec"]["trainer"]["command"]):
+        assert "--rdzv-conf timeout=5400" in " ".join(words)
     for variables in (container_of(job)["env"], train_job["spec"]["trainer"]["env"]):
         values = {variable["name"]: variable["value"] for variable in variables}
         assert values["GLOO_SOCKET_IFNAME"] == values["NCCL_SOCKET_IFNAME"] == "eth0"
@@ -585,3 +588,40 @@ def test_a_service_that_does_not_fit_its_job_gives_no_names():
 def test_dollars_as_kubernetes_reads_them():
     values = {"A": "1"}
     assert expand("$(A) $$(A) $(B) $A $$ $$$(A)", values) == "1 $(A) $(B) $A $ $1"
+
+
+# --- docs/kubernetes.md ------------------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+SHOWN = [line for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S) for line in block.splitlines()]  # fmt: skip
+
+
+def test_the_pages_commands_are_right(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv(settings.VARIABLE, raising=False)
+    ours = [line.split("|")[0].split()[2:] for line in SHOWN if line.startswith("dtcourse kubernetes ")]  # fmt: skip
+    # HOST stands for a registry's host, and a host has no capital letters.
+    made = [list(yaml.safe_load_all(command(*(w.replace("HOST", "host.example") for w in words)))) for words in ours]  # fmt: skip
+    (service, job), (train_job,) = made
+    assert [each["kind"] for each in (service, job, train_job)] == ["Service", "Job", "TrainJob"]
+    assert names_in_dns(service, job) == re.findall(r"`(step-\d\.step)`", PAGE)
+    assert container_of(job)["command"][-3:] == ["train.py:step", "--rate", "1e-3"]
+    name, kinds = job["metadata"]["name"], f"{job['kind']},{service['kind']}".lower()
+    assert f"kubectl delete {kinds} {name}" in SHOWN
+    (logs,) = [line for line in SHOWN if line.startswith("kubectl logs ")]
+    key, value = logs.split()[-1].split("=")
+    assert service["spec"]["selector"] == {key: value}
+    (build,) = [line for line in SHOWN if line.startswith("podman ")]
+    assert build in (ROOT / "containers" / "Containerfile").read_text()
+
+
+def test_the_page_names_the_settings_and_the_versions_of_the_tests():
+    for field in ("minutes", "ranks_per_node", "cpus_per_rank", "memory_per_node", "gpus_per_node", "interface"):  # fmt: skip
+        assert f"`{field}`" in PAGE and f"{field} = " in settings.EXAMPLE
+    assert f"of {OLDEST} and of {NEWEST}" in PAGE
+    from importlib.metadata import version
+
+    for package, shown in (("kubernetes-validate", NEWEST), ("kubeflow-trainer-api", "2.3")):
+        assert version(package).startswith(f"{shown}.")
+    assert "(2.3)" in PAGE

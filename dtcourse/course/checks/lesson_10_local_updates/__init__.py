@@ -1,0 +1,8 @@
+"""The checks of lesson 10: push-sum on a directed graph, a diagnosis, a decision."""
+
+# In the order of the notebook.
+EXERCISES = (
+    "push_sum",
+    "diagnose_outer",
+    "choose_meeting",
+)

@@ -1,0 +1,141 @@
+"""Records of local steps and outer steps: which run is broken, and how."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.plural import plural
+
+DIAGNOSE = Exercise(
+    "diagnose_outer",
+    lesson="10",
+    title="Which run is broken, and how?",
+    takes=("diagnose_outer",),
+    target="15 of 15 runs, of 3 to 5 ranks and periods of 3 to 5",
+)
+
+Diagnosis = tuple[str, int | None]
+Given = tuple[Tensor, Tensor, float, int, float, float]
+Case = tuple[Given, Diagnosis]
+# Ranks, rounds, period, numbers, learning rate, outer rate, outer momentum; the rank that is alone, the rank behind.
+SIZES = (
+    (3, 4, 3, 12, 0.1, 0.7, 0.9, 2, 0),
+    (4, 3, 5, 20, 0.05, 0.9, 0.5, 0, 3),
+    (5, 5, 4, 8, 0.2, 0.5, 0.8, 3, 1),
+)
+
+
+def _said(diagnose_outer: Any, given: list[Given]) -> Any:
+    return [diagnose_outer(*one) for one in given]
+
+
+def recorded(
+    size: tuple[Any, ...], *, alone: int | None = None, behind: int | None = None, sign: float = 1.0, keeps: bool = True
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Models (T + 1, p, n) before the first step and after each, and gradients (T, p, n)."""
+    p, rounds, period, n, lr, outer_lr, momentum = size[:7]
+    make = torch.Generator().manual_seed(p)
+    gradients = torch.randn(rounds * period, p, n, generator=make, dtype=torch.double)
+    start = torch.randn(n, generator=make, dtype=torch.double).expand(p, n)
+    models, velocity = [start], torch.zeros(p, n, dtype=torch.double)
+    for step, gradient in enumerate(gradients, start=1):
+        before = models[-1]
+        x = before - lr * gradient
+        if step % period == 0:
+            ends = x.clone()
+            if behind is not None:
+                ends[behind] = before[behind]
+            mean = ends.mean(0).repeat(p, 1)
+            if alone is not None:
+                others = [rank for rank in range(p) if rank != alone]
+                mean[others], mean[alone] = ends[others].mean(0), ends[alone]
+            delta = sign * (start - mean)
+            velocity = (momentum * velocity if keeps else 0.0) + delta
+            x = start = start - outer_lr * (delta + momentum * velocity)
+        models.append(x)
+    return torch.stack(models), gradients
+
+
+@cache
+def cases() -> dict[str, list[Case]]:
+    """Three runs of each kind, always the same ones, rounded as a run in single precision is."""
+    found: dict[str, list[Case]] = {}
+    for size in SIZES:
+        _, _, period, _, lr, outer_lr, momentum, lonely, late = size
+        ways: dict[str, tuple[int | None, dict[str, Any]]] = {
+            "healthy": (None, {}),
+            "alone": (lonely, {"alone": lonely}),
+            "a step behind": (late, {"behind": late}),
+            "wrong sign": (None, {"sign": -1.0}),
+            "momentum lost": (None, {"keeps": False}),
+        }
+        for name, (rank, options) in ways.items():
+            models, gradients = (x.float().double() for x in recorded(size, **options))
+            given = (models, gradients, lr, period, outer_lr, momentum)
+            found.setdefault(name, []).append((given, (name, rank)))
+    return found
+
+
+def _require(answer: Answer, kind: str, hint: str) -> None:
+    tried = cases()["healthy"] + cases()[kind]
+    said = answer.call(_said, [given for given, _ in tried])
+    for ((_, gradients, _, period, *_), right), got in zip(tried, said, strict=True):
+        require(
+            isinstance(got, (list, tuple)) and len(got) == 2,
+            f"A diagnosis is two things, such as ('alone', 2); got {got!r}.",
+        )
+        steps, p, _ = gradients.shape
+        require(
+            tuple(got) == right,
+            f"A run of {plural(p, 'rank')} and {plural(steps // period, 'round')} of {plural(period, 'step')}, which is {right!r}; you say "
+            f"{tuple(got)!r}. "
+            + (
+                hint
+                if right[0] != "healthy"
+                else "What does a right meeting make of these models, and how far apart are two records of which one is rounded to single "
+                "precision?"
+            ),
+        )
+
+
+@DIAGNOSE.check("a rank in a group of its own", points=2)
+def check_alone(answer: Answer) -> None:
+    """The others meet without it."""
+    _require(
+        answer, "alone", "Which ranks have the same model after a meeting, and whose mean is it?"
+    )
+
+
+@DIAGNOSE.check("a rank that is a step behind", points=3)
+def check_behind(answer: Answer) -> None:
+    """It brings the model that it had before its last step."""
+    _require(
+        answer,
+        "a step behind",
+        "All ranks have one model after a meeting. Of which models is it the mean: those after the last inner step, of every rank?",
+    )
+
+
+@DIAGNOSE.check("an outer step backwards", points=2)
+def check_sign(answer: Answer) -> None:
+    """Away from what the ranks have found."""
+    _require(
+        answer,
+        "wrong sign",
+        "Compare where the ranks went within a round with where the outer step goes.",
+    )
+
+
+@DIAGNOSE.check("momentum that is not kept", points=3)
+def check_momentum(answer: Answer) -> None:
+    """The first meeting cannot tell."""
+    _require(
+        answer,
+        "momentum lost",
+        "The first meeting is as it should be. What does the second one carry on from the first?",
+    )

@@ -17,7 +17,7 @@ PUSH = Exercise(
     lesson="10",
     title="Push-sum",
     takes=("push_sum",),
-    target="equal to one process to 1e-12 at 2, 3 and 5 ranks; n + 1 numbers per message; a message's time per round",
+    target="equal to one process to 1e-12 at 2, 3 and 5 ranks; a vector and a weight per message; a message's time per round",
     forbidden=("dtcourse.asynchronous",),
 )
 
@@ -122,7 +122,7 @@ def check_mean(answer: Answer) -> None:
                 require_close(out, right[rank], where, 1e-12, hint)
 
 
-@PUSH.check("to peers alone, n + 1 numbers each", points=3, needs=("check_mean",))
+@PUSH.check("to peers alone, a vector and a weight", points=3, needs=("check_mean",))
 def check_bytes(answer: Answer) -> None:
     """Counted, between each two ranks."""
     for ranks, _, graphs, run in _runs(answer):

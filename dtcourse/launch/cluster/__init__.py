@@ -4,13 +4,19 @@ What travels is what travels on one machine: the function as a parcel, results, 
 the notebook and the nodes lies a folder that both can read, since that is what every cluster has; between the nodes, a
 TCP store on the cluster's own network.
 
-settings.py   cluster.toml: what an instructor writes once
-folder.py     one job's private folder, and how a file in it is read while somebody writes it
-call.py       what the agents of a job are asked to do
-agent.py      what runs on a node: one process that imports torch once and splits off that node's ranks
-slurm.py      submitting, asking and cancelling, on top of submitit
-job.py        the notebook's side: follow a job until its ranks have answered
-remote.py     launch(..., cluster=...)
-kubernetes.py manifests: an Indexed Job with its Service, or a TrainJob; names.py says what may be called how
-throwaway.py  a real Slurm of two nodes on this machine, for tests, lessons and trying out
+In this order:
+
+settings.py    cluster.toml: what an instructor writes once
+remote.py      launch(..., cluster=...), from the call to the Run
+call.py        what the agents of a job are asked to do
+folder.py      one job's private folder, and how a file in it is read while somebody writes it
+agent.py       what runs on a node: one process that imports torch once and splits off that node's ranks
+meeting.py     where the agents and the ranks of several nodes meet
+slurm.py       submitting, asking and cancelling, on top of submitit
+job.py         the notebook's side: follow a job until its ranks have answered; record.py is what is known of one
+jobs.py        jobs of another notebook, or of yesterday
+batch.py       jobs without a notebook: sweeps, and jobs that Slurm may start again
+probe.py       what `dtcourse doctor --cluster` asks every node
+kubernetes.py  manifests: an Indexed Job with its Service, or a TrainJob; names.py says what may be called how
+throwaway.py   a real Slurm of several nodes on this machine, for tests, lessons and trying out
 """

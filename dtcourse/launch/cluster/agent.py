@@ -10,26 +10,22 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from contextlib import closing, suppress
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from dtcourse.launch import environment, meeting, parcels, processes, rank, server
+from dtcourse.launch import environment, parcels, processes, rank, server
 from dtcourse.launch.cluster import call as words
 from dtcourse.launch.cluster.call import Call
 from dtcourse.launch.cluster.folder import Reader, Writer, require_private
+from dtcourse.launch.cluster.meeting import Meeting
 from dtcourse.launch.failures import Failure, RankFailure
 from dtcourse.launch.interrupts import Interrupts
 
 ECHO = 3.0  # seconds in which the other nodes may still say what they saw of a failure
-MEET = 120.0  # seconds in which node 0 must have said where it listens
 
 
 class Agent:
@@ -73,7 +69,7 @@ def run(folder: Path) -> None:
     os.chdir(call.directory)
     sys.path[:] = call.path
     server.start_within()  # imports torch here, and the ranks' server is a copy of this process
-    with _Meeting(folder, node, name, call) as place:
+    with Meeting(folder, node, name, call) as place:
         try:
             answers = _answers(call, parcel, node, place, log)
         except _NodeTimeout as error:
@@ -90,7 +86,7 @@ def run(folder: Path) -> None:
     sys.exit(1)
 
 
-def _answers(call: Call, parcel: Any, node: int, place: _Meeting, log: Writer) -> dict[int, Any]:
+def _answers(call: Call, parcel: Any, node: int, place: Meeting, log: Writer) -> dict[int, Any]:
     """{rank: answer} of this node's ranks."""
     layout, asked = call.layout, call.asked
     first = node * layout.ranks_per_node
@@ -129,7 +125,7 @@ class NodeRanks(processes.Ranks):
         parcel: parcels.Sealed,
         goes_on: bool,
         interrupts: Interrupts,
-        place: _Meeting,
+        place: Meeting,
         log: Writer,
     ) -> None:
         def on_line(index: int, line: str) -> None:
@@ -141,6 +137,13 @@ class NodeRanks(processes.Ranks):
         super().__init__(settings, parcel, on_line, on_message, goes_on, interrupts)
         self.bars = _Bars(log)  # type: ignore[assignment]
         self.place, self.limit = place, settings[0].timeout
+
+    def __enter__(self) -> NodeRanks:
+        super().__enter__()
+        for member, cores in zip(self.members, _cores(len(self.members)), strict=False):
+            with suppress(ProcessLookupError):  # it died; the loop says how
+                os.sched_setaffinity(member.pid, cores)
+        return self
 
     def _timed_out(self, limit: float, stacks: dict[int, str]) -> Exception:
         finished = {self.first + index for index in self.results}
@@ -176,95 +179,19 @@ class _Bars:
         """Nothing is drawn here."""
 
 
+def _cores(ranks: int) -> list[set[int]]:
+    """Each rank's own cores, where Slurm has bound this node's task to at least one for each; else none.
+
+    Without that, all jobs of a node see all of its cores, and each job's first rank would sit on the first one.
+    """
+    if "SLURM_CPU_BIND_TYPE" not in os.environ or not hasattr(os, "sched_getaffinity"):
+        return []
+    given = sorted(os.sched_getaffinity(0))
+    each = len(given) // ranks
+    return [set(given[i * each : (i + 1) * each]) for i in range(ranks)] if each else []
+
+
 def _by_the_walls_clock(failed: list[Failure]) -> list[Failure]:
     """With times that can be compared with another node's: monotonic clocks start with their machines."""
     offset = time.time() - time.monotonic()
     return [replace(failure, when=failure.when + offset) for failure in failed]
-
-
-class _Meeting:
-    """Where the nodes meet: a TCP store that node 0 serves on the network between the nodes, and on no other.
-
-    address, port: of the store
-    interface:     the network interface of this node that leads there
-    """
-
-    def __init__(self, folder: Path, node: int, name: str, call: Call) -> None:
-        self.nodes, self._store, self._served = call.layout.nodes, None, None
-        file = folder / f"{words.MEETING}-{os.environ.get('SLURM_RESTART_COUNT', 0)}"
-        if node == 0:
-            self.address = _own_address(call.interface, name, self.nodes)
-            door = socket.create_server((self.address, 0), backlog=socket.SOMAXCONN)
-            self.port: int = door.getsockname()[1]
-            self._served = meeting.serve(door)
-            Writer(file).write((self.address, self.port))
-        else:
-            self.address, self.port = _told(file)
-        self.interface = call.interface or _interface(self.address, self.port)
-
-    def __enter__(self) -> _Meeting:
-        place = f"tcp://{self.address}:{self.port}"
-        self._store = meeting.join(place, timedelta(seconds=MEET))
-        return self
-
-    def meet(self, word: str, limit: float | None) -> None:
-        """Waits until the agents of all nodes have come to this word; at most `limit` seconds (None: a year)."""
-        store: Any = self._store
-        if store.add(f"dtcourse/{word}", 1) == self.nodes:
-            store.set(f"dtcourse/{word}/all", "1")
-        store.wait([f"dtcourse/{word}/all"], timedelta(seconds=limit or 365 * 24 * 3600))
-
-    def leave(self) -> None:
-        """Node 0 serves the store, so it waits for all others, which wait for nobody."""
-        store: Any = self._store
-        if store.add("dtcourse/left", 1) == self.nodes:
-            store.set("dtcourse/left/all", "1")
-        if self._served is not None:
-            store.wait(["dtcourse/left/all"], timedelta(seconds=MEET))
-
-    def __exit__(self, *_: object) -> None:
-        self._store = self._served = None
-
-
-def _told(file: Path) -> tuple[str, int]:
-    """Where node 0 listens, as soon as it has said so."""
-    deadline = time.monotonic() + MEET
-    reader = Reader(file)
-    while time.monotonic() < deadline:
-        with suppress(FileNotFoundError):
-            # Listing the folder makes a network file system look for new names.
-            os.listdir(file.parent)
-            for unpack in reader.new():
-                return unpack()
-        time.sleep(0.05)
-    raise RuntimeError(f"node 0 has not said where it listens in {MEET:g} s")
-
-
-def _own_address(interface: str | None, name: str, nodes: int) -> str:
-    """The address of this node that the other nodes reach."""
-    if interface is not None:
-        found = psutil.net_if_addrs()
-        for known in found.get(interface, []):
-            if known.family == socket.AF_INET:
-                return known.address
-        raise RuntimeError(
-            f"node {name} has no network interface {interface} with an IPv4 address; it has {', '.join(found)}"
-        )
-    if nodes == 1:
-        return "127.0.0.1"
-    # By the name that Slurm itself uses to reach it. The node's own idea of its name may be a loopback address.
-    asked = ["scontrol", "--oneliner", "show", "node", name]
-    shown = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
-    fields = dict(word.split("=", 1) for word in shown.split() if "=" in word)
-    return socket.gethostbyname(fields.get("NodeAddr", name))
-
-
-def _interface(address: str, port: int) -> str:
-    """The interface that leads to that address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, port))  # sends nothing: only looks up the way
-        own = probe.getsockname()[0]
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(known.address == own for known in addresses):
-            return name
-    raise RuntimeError(f"no network interface of this node has the address {own}")

@@ -14,7 +14,7 @@ from typing import Any
 
 from dtcourse.launch import environment, options, rank, serialization
 from dtcourse.launch.cluster import remote
-from dtcourse.launch.cluster.job import Record
+from dtcourse.launch.cluster.record import Record
 from dtcourse.launch.cluster.settings import Settings
 
 

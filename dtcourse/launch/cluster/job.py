@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from dtcourse.launch import failures, options, waiting
 from dtcourse.launch.cluster import call as words
 from dtcourse.launch.cluster import slurm
 from dtcourse.launch.cluster.folder import Reader, require_private
+from dtcourse.launch.cluster.record import JobFailed, Record
 from dtcourse.launch.cluster.settings import Settings
 from dtcourse.launch.messages import Bars
 from dtcourse.plural import plural
@@ -21,51 +21,6 @@ LOOK = 0.05  # seconds between two looks into the logs, at first; later half a s
 ASK = 1.0  # seconds between two questions to Slurm, at first; later ten
 ECHO = 4.0  # seconds in which the other nodes may still say what they saw of a failure
 LATE = 5.0  # seconds that what a job's nodes wrote may need to arrive, after the job is over
-
-
-class JobFailed(RuntimeError):
-    """A job ended, or never began, for a reason that lies with no rank: the cluster's, or its settings'.
-
-    .job     its number
-    .folder  where its files are
-    """
-
-    def __init__(self, message: str, job: str, folder: str) -> None:
-        super().__init__(message)
-        self.job, self.folder = job, folder
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.job, self.folder)
-
-
-@dataclass(frozen=True)
-class Record:
-    """What job.json says: enough to follow a job from another notebook."""
-
-    job: str
-    comment: (
-        str  # the job has it at Slurm too: numbers are given again when a cluster is set up anew
-    )
-    name: str
-    submitted: float  # seconds since 1970
-    layout: dict[str, Any]
-    record: bool
-    minutes: int
-    source: str
-
-    def write(self, folder: Path) -> None:
-        """Into the job's folder, whole or not at all."""
-        partial = folder / f"{words.RECORD}.partial"
-        partial.write_text(json.dumps(asdict(self), indent=1))
-        partial.replace(folder / words.RECORD)
-
-
-def read_record(folder: Path) -> Record:
-    """Of a job's folder. ValueError where there is none."""
-    try:
-        return Record(**json.loads((folder / words.RECORD).read_text()))
-    except (OSError, ValueError, TypeError):
-        raise ValueError(f"{folder} is not the folder of a job") from None
 
 
 class Job:

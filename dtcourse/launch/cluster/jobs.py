@@ -10,7 +10,8 @@ from dtcourse.launch import output
 from dtcourse.launch.cluster import remote, slurm
 from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.folder import require_private
-from dtcourse.launch.cluster.job import Job, Record, read_record
+from dtcourse.launch.cluster.job import Job
+from dtcourse.launch.cluster.record import Record, read_record
 from dtcourse.launch.run import Run
 from dtcourse.plural import plural
 

@@ -18,7 +18,8 @@ from dtcourse.launch.cluster import slurm
 from dtcourse.launch.cluster.agent import Agent
 from dtcourse.launch.cluster.call import Call
 from dtcourse.launch.cluster.folder import Writer, create
-from dtcourse.launch.cluster.job import Job, Record
+from dtcourse.launch.cluster.job import Job
+from dtcourse.launch.cluster.record import Record
 from dtcourse.launch.cluster.settings import Settings
 from dtcourse.launch.run import Run
 

@@ -47,17 +47,24 @@ class ThrowawaySlurm:
     """Slurm with `nodes` nodes of `cpus` CPUs each, in this process's environment between enter and exit.
 
     forgets: seconds after which Slurm forgets a job that is over
+    binds:   bind each task to the cores that its job was given; `cpus` may then be no more than this machine has
     inside:  a command that runs another one (unshare ...), in which the nodes live
     """
 
     def __init__(
-        self, nodes: int = 2, cpus: int = 4, forgets: int = 300, inside: Sequence[str] = ()
+        self,
+        nodes: int = 2,
+        cpus: int = 4,
+        forgets: int = 300,
+        inside: Sequence[str] = (),
+        binds: bool = False,
     ) -> None:
         if gone := missing():
             raise RuntimeError(
                 f"no Slurm can be started here: {', '.join(gone)} not found ({INSTALL})"
             )
-        self.nodes, self.cpus, self.forgets, self.inside = nodes, cpus, forgets, inside
+        self.nodes, self.cpus, self.forgets = nodes, cpus, forgets
+        self.inside, self.binds = inside, binds
         self.names = [f"n{i + 1}" for i in range(nodes)]
         self._before: dict[str, str | None] = {}
         self._keeper: subprocess.Popen[bytes] | None = None
@@ -103,6 +110,7 @@ class ThrowawaySlurm:
                 folder=self.folder,
                 nodes=nodes,
                 forgets=self.forgets,
+                binds="affinity" if self.binds else "none",
             )
         )
         (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
@@ -250,7 +258,7 @@ AuthType=auth/munge
 AuthInfo=socket={folder}/munge,cred_expire=5
 CredType=cred/munge
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/{binds}
 SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from dtcourse import launch
 from dtcourse.launch import RankFailure, RankTimeout, progress, send_message
 from dtcourse.launch.cluster import call, jobs
-from dtcourse.launch.cluster.job import JobFailed
+from dtcourse.launch.cluster.record import JobFailed
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -514,3 +514,18 @@ def test_all_launches_of_a_lesson_can_be_sent_to_the_cluster(monkeypatch):
     assert list(launch(step, 2, nodes=2)) == ["n1", "n2"]
     here = launch(step, 2, network=EmulatedNetwork(latency=1e-5, bandwidth=1e9))
     assert list(here) == [None, None], "what is emulated stays here"
+
+
+def test_ranks_have_cores_of_their_own_where_slurm_binds_the_node_s_task():
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+
+    def step():
+        return sorted(os.sched_getaffinity(0)), torch.get_num_threads()
+
+    with ThrowawaySlurm(nodes=1, cpus=2, binds=True):
+        bound = on_nodes(step, 2, nodes=1)
+        assert [len(cores) for cores, _ in bound] == [1, 1] and bound[0][0] != bound[1][0]
+        assert [threads for _, threads in bound] == [1, 1]
+    free = on_nodes(step, 2, nodes=1)
+    assert [set(cores) for cores, _ in free] == [os.sched_getaffinity(0)] * 2, "nothing is bound"

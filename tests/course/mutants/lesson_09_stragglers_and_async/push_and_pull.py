@@ -128,12 +128,12 @@ def push_and_pull(gradient, parameters, sizes, lr):
     ),
     (
         "off by one number",
-        "rank",
+        "must match the size",
         (("first = sum(sizes[:rank])", "first = sum(sizes[:rank]) + 1"),),
     ),
     (
         "who serves nothing stays away",
-        "rank",
+        "all ranks call the same collectives",
         (
             (
                 "    n = sizes[rank]\n",
@@ -142,9 +142,19 @@ def push_and_pull(gradient, parameters, sizes, lr):
         ),
     ),
     (
+        # Rank 0 comes first, so that nothing of the others can be there yet.
         "the push is never waited for",
-        "rank",
-        ((_PUSH, "dist.all_gather([pushed], gradient, async_op=True)"),),
+        "does each server hear all workers",
+        (
+            (
+                _PUSH,
+                "pushed.zero_()\n"
+                "    if rank:\n"
+                "        import time\n\n"
+                "        time.sleep(0.2)\n"
+                "    dist.all_to_all_single(pushed, gradient, [n] * p, sizes, async_op=True)",
+            ),
+        ),
     ),
 ]
 

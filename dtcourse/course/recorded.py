@@ -42,7 +42,7 @@ class Recorded:
                 known = self._known() if self.file.exists() else {}
                 self.file.parent.mkdir(exist_ok=True)
                 recording = {"date": datetime.date.today().isoformat(), "found": found}
-                text = json.dumps(known | {name: recording}, indent=1, sort_keys=True)
+                text = json.dumps(known | {name: recording}, indent=1)
                 self.file.write_text(text + "\n", encoding="utf-8")
             return found
         recording = self._known()[name]

@@ -1,6 +1,7 @@
 """Judges the exercises. It answers in sentences that teach, and a student's code cannot reach it.
 
     framework.py   Exercise, require, CheckFailed, Report: how an exercise's checks are written
+    verdicts.py    what many exercises ask: a diagnosis, a choice near the best one
     taking.py      what of a student's notebook an exercise takes: a function and what that needs
     forbidden.py   ready-made answers, which are refused
     runs.py        running an answer on ranks, and sentences for what went wrong there
@@ -32,6 +33,7 @@ from dtcourse.course.judging.framework import (
     require,
     require_close,
 )
+from dtcourse.course.judging.verdicts import require_diagnosis, require_near_best
 
 __all__ = [
     "Answer",
@@ -45,4 +47,6 @@ __all__ = [
     "number",
     "require",
     "require_close",
+    "require_diagnosis",
+    "require_near_best",
 ]

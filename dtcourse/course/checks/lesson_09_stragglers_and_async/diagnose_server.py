@@ -6,7 +6,7 @@ import random
 from functools import cache
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, require_diagnosis
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -84,19 +84,14 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
     for (case, right), got in zip(
         tried, answer.call(_said, [case for case, _ in tried]), strict=True
     ):
-        require(
-            isinstance(got, (list, tuple)) and len(got) == 2,
-            f"A diagnosis is two things, such as ('never pulls', 2); got {got!r}.",
-        )
         *_, p, wanted = case
-        require(
-            tuple(got) == right,
-            f"A server of {plural(p, 'worker')} that waits for {wanted}, which is {right!r}; you say {tuple(got)!r}. "
-            + (
-                hint
-                if right[0] != "healthy"
-                else "All is right there: each gradient that is applied is computed from the newest version, and late ones are dropped."
-            ),
+        require_diagnosis(
+            f"A server of {plural(p, 'worker')} that waits for {wanted}",
+            got,
+            right,
+            hint,
+            "All is right there: each gradient that is applied is computed from the newest version, and late ones are dropped.",
+            example=("never pulls", 2),
         )
 
 

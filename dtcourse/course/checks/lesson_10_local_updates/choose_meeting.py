@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, require, require_near_best
 
 CHOOSE = Exercise(
     "choose_meeting",
@@ -94,10 +94,7 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
             "the one after it?",
         )
         taken, (least, *_) = seconds(cluster, *got), best(cluster)
-        require(
-            taken <= 1.01 * least,
-            f"{where}: {tuple(got)!r} takes {taken * 1e3:.4g} ms per step, and the best choice takes {least * 1e3:.4g} ms. {hint}",
-        )
+        require_near_best(where, got, taken * 1e3, least * 1e3, "ms per step", hint)
 
 
 @CHOOSE.check("where ranks must stay close", points=3)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, require_diagnosis
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -85,21 +85,15 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
     tried = cases()["healthy"] + cases()[kind]
     said = answer.call(_said, [given for given, _ in tried])
     for ((_, gradients, _, period, *_), right), got in zip(tried, said, strict=True):
-        require(
-            isinstance(got, (list, tuple)) and len(got) == 2,
-            f"A diagnosis is two things, such as ('alone', 2); got {got!r}.",
-        )
         steps, p, _ = gradients.shape
-        require(
-            tuple(got) == right,
-            f"A run of {plural(p, 'rank')} and {plural(steps // period, 'round')} of {plural(period, 'step')}, which is {right!r}; you say "
-            f"{tuple(got)!r}. "
-            + (
-                hint
-                if right[0] != "healthy"
-                else "What does a right meeting make of these models, and how far apart are two records of which one is rounded to single "
-                "precision?"
-            ),
+        require_diagnosis(
+            f"A run of {plural(p, 'rank')} and {plural(steps // period, 'round')} of {plural(period, 'step')}",
+            got,
+            right,
+            hint,
+            "What does a right meeting make of these models, and how far apart are two records of which one is rounded to single "
+            "precision?",
+            example=("alone", 2),
         )
 
 

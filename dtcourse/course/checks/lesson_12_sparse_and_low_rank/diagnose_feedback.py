@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, require_diagnosis
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -69,19 +69,14 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
     tried = cases()[kind] + cases()["healthy"]
     said = answer.call(_said, [(g, sent, k) for g, sent, k, _ in tried])
     for (gradients, _, k, right), got in zip(tried, said, strict=True):
-        require(
-            isinstance(got, (list, tuple)) and len(got) == 2,
-            f"A diagnosis is two things, such as ('forgotten', 4); got {got!r}.",
-        )
         steps, n = gradients.shape
-        require(
-            tuple(got) == right,
-            f"{plural(steps, 'step')} of {n} numbers, k = {k}, which is {right!r}; you say {tuple(got)!r}. "
-            + (
-                hint
-                if right[0] != "healthy"
-                else "What does a right sender send of these gradients, and how far apart are two records of which one is rounded to single precision?"
-            ),
+        require_diagnosis(
+            f"{plural(steps, 'step')} of {n} numbers, k = {k}",
+            got,
+            right,
+            hint,
+            "What does a right sender send of these gradients, and how far apart are two records of which one is rounded to single precision?",
+            example=("forgotten", 4),
         )
 
 

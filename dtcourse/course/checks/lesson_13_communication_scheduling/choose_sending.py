@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, require, require_near_best
 
 CHOOSE = Exercise(
     "choose_sending",
@@ -86,10 +86,7 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
             f"{where}: {tuple(got)!r} is not possible. Buckets hold a number of layers that divides {layers}; there are 1 to {most} slices.",
         )
         taken, (least, *_) = seconds(cluster, *got), best(cluster)
-        require(
-            taken <= 1.01 * least,
-            f"{where}: {tuple(got)!r} takes {taken * 1e3:.4g} ms, and the best choice takes {least * 1e3:.4g} ms. {hint}",
-        )
+        require_near_best(where, got, taken * 1e3, least * 1e3, "ms", hint)
 
 
 @CHOOSE.check("where bytes count", points=3)

@@ -6,7 +6,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, require_diagnosis
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -95,18 +95,13 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
     tried = cases()[kind] + cases()["healthy"]
     said = answer.call(_said, [given for given, _ in tried])
     for ((ready, sent, _), right), got in zip(tried, said, strict=True):
-        require(
-            isinstance(got, (list, tuple)) and len(got) == 2,
-            f"A diagnosis is two things, such as ('too early', 2); got {got!r}.",
-        )
-        require(
-            tuple(got) == right,
-            f"A run of {plural(len(sent), 'rank')} and {plural(len(ready), 'layer')}, which is {right!r}; you say {tuple(got)!r}. "
-            + (
-                hint
-                if right[0] != "healthy"
-                else "What of this run would you change? Slices that are not ready cannot go first."
-            ),
+        require_diagnosis(
+            f"A run of {plural(len(sent), 'rank')} and {plural(len(ready), 'layer')}",
+            got,
+            right,
+            hint,
+            "What of this run would you change? Slices that are not ready cannot go first.",
+            example=("too early", 2),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, require_diagnosis
 from dtcourse.pipeline_parallel.actions import Schedule
 from dtcourse.pipeline_parallel.schedules import one_f_one_b
 from dtcourse.pipeline_parallel.simulate import Times, simulate
@@ -67,19 +67,13 @@ def _require(answer: Answer, cases: Cases, hint: str) -> None:
     for (events, right), got in zip(cases, said, strict=True):
         ranks = 1 + max(event[0] for event in events)
         kinds = "ZB-H1" if any(event[2] == "I" for event in events) else "1F1B"
-        require(
-            isinstance(got, (list, tuple)) and len(got) == 2,
-            f"A diagnosis is two things, such as ('slow rank', 2); got {got!r}.",
-        )
-        require(
-            tuple(got) == right,
-            f"{kinds} on {ranks} ranks, which is {right!r}; you say {tuple(got)!r}. "
-            + (hint if right[0] != "healthy" else "A rank that waits for a message is not ill. ")
-            + (
-                ""
-                if right[0] != "healthy"
-                else "In which gaps could it have gone on, and in which not?"
-            ),
+        require_diagnosis(
+            f"{kinds} on {ranks} ranks",
+            got,
+            right,
+            hint,
+            "A rank that waits for a message is not ill. In which gaps could it have gone on, and in which not?",
+            example=("slow rank", 2),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, require, require_near_best
 
 CHOOSE = Exercise(
     "choose_degrees",
@@ -79,10 +79,7 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
         )
         least = best(cluster)[0]
         assert taken is not None
-        require(
-            taken <= 1.01 * least,
-            f"{where}: {(u, r)!r} takes {taken * 1e3:.4g} ms, and the best choice takes {least * 1e3:.4g} ms. {hint}",
-        )
+        require_near_best(where, (u, r), taken * 1e3, least * 1e3, "ms", hint)
 
 
 @CHOOSE.check("in one node", points=2, needs=("check_heads",))

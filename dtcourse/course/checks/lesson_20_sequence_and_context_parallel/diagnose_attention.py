@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, require_diagnosis
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -104,19 +104,13 @@ def _require(answer: Answer, cases: list[Case], hint: str) -> None:
     # Put in any order, and told of in one: the same answer gets the same sentence.
     answers = sorted(zip(cases, said, strict=True), key=lambda one: one[0][2][0] == "healthy")
     for (given, p, right), got in answers:
-        require(
-            isinstance(got, (list, tuple)) and len(got) == 2,
-            f"A diagnosis is two things, such as ('lost block', 2); got {got!r}.",
-        )
-        ill = right[0] != "healthy"
-        require(
-            tuple(got) == right,
-            f"{plural(given[0].shape[1], 'token')} on {plural(p, 'rank')}, which is {right!r}; you say {tuple(got)!r}. "
-            + (
-                hint
-                if ill
-                else "How far apart are two outputs of which one is rounded to single precision?"
-            ),
+        require_diagnosis(
+            f"{plural(given[0].shape[1], 'token')} on {plural(p, 'rank')}",
+            got,
+            right,
+            hint,
+            "How far apart are two outputs of which one is rounded to single precision?",
+            example=("lost block", 2),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, require, require_near_best
 
 CHOOSE = Exercise(
     "choose_exchange",
@@ -75,10 +75,7 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
         way, n = got
         require(1 <= n <= most, f"{where}: 1 to {most} chunks are possible; got {n}.")
         taken, (least, *_) = seconds(cluster, way, n), best(cluster)
-        require(
-            taken <= 1.01 * least,
-            f"{where}: {(way, n)!r} takes {taken * 1e3:.4g} ms, and the best choice takes {least * 1e3:.4g} ms. {hint}",
-        )
+        require_near_best(where, (way, n), taken * 1e3, least * 1e3, "ms", hint)
 
 
 @CHOOSE.check("with much to send", points=3)

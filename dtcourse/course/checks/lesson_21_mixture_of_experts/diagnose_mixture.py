@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, require_diagnosis
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -79,19 +79,14 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
     tried = cases()[kind] + cases()["healthy"]
     said = answer.call(_said, [given for given, _, _ in tried], [sizes for _, sizes, _ in tried])
     for (given, (k, capacity, p), right), got in zip(tried, said, strict=True):
-        require(
-            isinstance(got, (list, tuple)) and len(got) == 2,
-            f"A diagnosis is two things, such as ('lost expert', 2); got {got!r}.",
-        )
         N, E = given[0].shape
-        require(
-            tuple(got) == right,
-            f"{plural(N, 'token')} on {plural(p, 'rank')}, {E} experts, k = {k}, capacity {capacity}, which is {right!r}; you say {tuple(got)!r}. "
-            + (
-                hint
-                if right[0] != "healthy"
-                else "Who comes first at an expert, and how far apart are two outputs of which one is rounded to single precision?"
-            ),
+        require_diagnosis(
+            f"{plural(N, 'token')} on {plural(p, 'rank')}, {E} experts, k = {k}, capacity {capacity}",
+            got,
+            right,
+            hint,
+            "Who comes first at an expert, and how far apart are two outputs of which one is rounded to single precision?",
+            example=("lost expert", 2),
         )
 
 

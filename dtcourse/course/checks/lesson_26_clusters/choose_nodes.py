@@ -6,7 +6,7 @@ import math
 from functools import cache
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, require, require_near_best
 
 CHOOSE = Exercise(
     "choose_nodes",
@@ -88,10 +88,7 @@ def _require(answer: Answer, works: tuple[Work, ...], hint: str) -> None:
             f"{where}: {tuple(got)!r} takes {hours:.4g} hours. How long is a segment with its save, and what do losses add?",
         )
         least, *_ = best(work)
-        require(
-            bill <= 1.01 * least,
-            f"{where}: {tuple(got)!r} costs {bill:.4g} node-hours, and the best choice {least:.4g}. {hint}",
-        )
+        require_near_best(where, got, bill, least, "node-hours", hint)
 
 
 @CHOOSE.check("where there is time", points=3)

@@ -6,7 +6,7 @@ import random
 from functools import cache
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, require_diagnosis
 
 DIAGNOSE = Exercise(
     "diagnose_job",
@@ -16,6 +16,10 @@ DIAGNOSE = Exercise(
     target="16 of 16 logs, of 2 to 4 starts",
 )
 
+RIGHT = (
+    "All is right there: a start loads what was saved last, or finds nothing, and goes on with the next step. Steps since the "
+    "last save are run again, as they must be."
+)
 Log = list[tuple[str, Any]]
 Diagnosis = tuple[str, int | None]
 KINDS = ("healthy", "never looks", "loads an old one", "skips a step")
@@ -76,21 +80,17 @@ def cases() -> dict[str, list[tuple[Log, Diagnosis]]]:
 def _require(answer: Answer, kind: str, hint: str) -> None:
     tried = cases()[kind] + cases()["healthy"]
     for (log, right), got in zip(tried, answer.call(_said, [log for log, _ in tried]), strict=True):
-        require(
-            isinstance(got, (list, tuple)) and len(got) == 2,
-            f"A diagnosis is two things, such as ('never looks', 1); got {got!r}.",
-        )
         starts = sum(what == "start" for what, _ in log)
-        early = right[1] is None or (type(got[1]) is int and got[1] < right[1])
-        require(
-            tuple(got) == right,
-            f"A job of {starts} starts, which is {right!r}; you say {tuple(got)!r}. "
-            + (
-                "All is right there: a start loads what was saved last, or finds nothing, and goes on with the next step. Steps since the last save "
-                "are run again, as they must be."
-                if early and got[0] != "healthy"
-                else hint
-            ),
+        named = got[1] if isinstance(got, (list, tuple)) and len(got) == 2 else None
+        # A start before the broken one, or any of a healthy job, is blamed: it is right, and the sentence says why.
+        blamed = type(named) is int and (right[1] is None or named < right[1])
+        require_diagnosis(
+            f"A job of {starts} starts",
+            got,
+            right,
+            RIGHT if blamed else hint,
+            RIGHT,
+            example=("never looks", 1),
         )
 
 

@@ -244,12 +244,7 @@ def last(run: dict[str, Any], quantity: str) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, and prints what it found for each method."""
-    options = results_file.parser(__doc__, RESULTS, Settings()).parse_args(arguments)
-    settings = results_file.chosen(options, Settings())
-    done = study(options.out, settings, options.seeds, options.budget)
-    results = load(options.out, settings)
-    print(*summary(results), sep="\n")
-    print(results_file.how_far(results, done))
+    results_file.command(arguments, __doc__, RESULTS, Settings(), study, load, summary, always=True)
 
 
 if __name__ == "__main__":

@@ -322,13 +322,7 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, and prints a line per method."""
-    options = results_file.parser(__doc__, RESULTS, Settings()).parse_args(arguments)
-    settings = results_file.chosen(options, Settings())
-    done = study(options.out, settings, options.seeds, options.budget)
-    results = load(options.out, settings)
-    if done:
-        print(*summary(results), sep="\n")
-    print(results_file.how_far(results, done))
+    results_file.command(arguments, __doc__, RESULTS, Settings(), study, load, summary)
 
 
 if __name__ == "__main__":

@@ -452,13 +452,10 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
         for name in results["methods"]:
             runs = of(results, deal, name)
             rate = curves.best_rate([run["losses"] for run in runs])
-            ends = [math.inf if (end := run["losses"][rate][-1]) is None else end for run in runs]
+            ends = curves.at_end([run["losses"] for run in runs], rate)
             base = base or ends
+            low, high = curves.paired_interval(ends, base)
             own, apart, meetings = ([run[part][rate] for run in runs] for part in ("own", "apart", "meetings"))  # fmt: skip
-            if len(ends) > 1 and all(map(math.isfinite, ends)):
-                low, high = curves.interval([a - b for a, b in zip(ends, base, strict=True)])
-            else:
-                low = high = math.nan
             yield (
                 f"{deal:9s} {name:33s} lr {rate:<7s} loss {statistics.median(ends):.4f} ({low:+.4f} to {high:+.4f})"
                 f"  own {statistics.median(own):.4f}  apart {statistics.median(apart):.3f}  met {statistics.median(meetings):g}"
@@ -467,13 +464,7 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, and prints a line per method."""
-    options = results_file.parser(__doc__, RESULTS, Settings()).parse_args(arguments)
-    settings = results_file.chosen(options, Settings())
-    done = study(options.out, settings, options.seeds, options.budget)
-    results = load(options.out, settings)
-    if done:
-        print(*summary(results), sep="\n")
-    print(results_file.how_far(results, done))
+    results_file.command(arguments, __doc__, RESULTS, Settings(), study, load, summary)
 
 
 if __name__ == "__main__":

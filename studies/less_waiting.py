@@ -368,10 +368,9 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
                 continue
             runs = [results["runs"][key("gradients", pace, name, seed)] for seed in range(results["seeds"])]  # fmt: skip
             rate = curves.best_rate([run["losses"] for run in runs])
-            ends = [math.inf if (end := run["losses"][rate][-1]) is None else end for run in runs]
-            base, low, high = base or ends, math.nan, math.nan
-            if len(ends) > 1 and all(map(math.isfinite, ends)):
-                low, high = curves.interval([a - b for a, b in zip(ends, base, strict=True)])
+            ends = curves.at_end([run["losses"] for run in runs], rate)
+            base = base or ends
+            low, high = curves.paired_interval(ends, base)
             stale = Counter[int]()
             for run in runs:
                 stale.update({int(s): n for s, n in run["staleness"].items()})
@@ -385,13 +384,7 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, and prints a line per method."""
-    options = results_file.parser(__doc__, RESULTS, Settings()).parse_args(arguments)
-    settings = results_file.chosen(options, Settings())
-    done = study(options.out, settings, options.seeds, options.budget)
-    results = load(options.out, settings)
-    if done:
-        print(*summary(results), sep="\n")
-    print(results_file.how_far(results, done))
+    results_file.command(arguments, __doc__, RESULTS, Settings(), study, load, summary)
 
 
 if __name__ == "__main__":

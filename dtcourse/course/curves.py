@@ -46,3 +46,15 @@ def interval(differences: Sequence[float], confidence: float = 0.95) -> tuple[fl
     half = t.ppf(0.5 + confidence / 2, n - 1) * statistics.stdev(differences) / n**0.5
     middle = statistics.mean(differences)
     return middle - half, middle + half
+
+
+def at_end(runs: Sequence[dict[str, Curve]], rate: str) -> list[float]:
+    """By seed, the loss at the last look; infinite where it is no number any more."""
+    return [math.inf if (end := run[rate][-1]) is None else end for run in runs]
+
+
+def paired_interval(values: Sequence[float], base: Sequence[float]) -> tuple[float, float]:
+    """`interval` of the differences within a seed; no numbers where there is one seed only, or an infinite value."""
+    if len(values) < 2 or not all(map(math.isfinite, (*values, *base))):
+        return math.nan, math.nan
+    return interval([a - b for a, b in zip(values, base, strict=True)])

@@ -108,6 +108,29 @@ def chosen(options: argparse.Namespace, settings: Settings) -> Settings:
     return type(settings)(**{name: getattr(options, name) for name in asdict(fields)})
 
 
+def command(
+    arguments: list[str] | None,
+    doc: str | None,
+    out: Path,
+    settings: Any,
+    study: Callable[..., bool],
+    load: Callable[..., dict[str, Any]],
+    summary: Callable[[dict[str, Any]], Iterable[str]],
+    always: bool = False,
+) -> None:
+    """A study's command: measures what is missing, and prints a line per method when nothing is (always: as far as it is).
+
+    study(out, settings, seeds, budget) says whether it is complete; load(out, settings) gives the results.
+    """
+    options = parser(doc, out, settings).parse_args(arguments)
+    settings = chosen(options, settings)
+    done = study(options.out, settings, options.seeds, options.budget)
+    results = load(options.out, settings)
+    if done or always:
+        print(*summary(results), sep="\n")
+    print(how_far(results, done))
+
+
 def how_far(results: dict[str, Any], done: bool) -> str:
     """How many runs there are, and whether that is all."""
     state = "complete" if done else "not complete: call again to go on"

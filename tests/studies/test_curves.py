@@ -30,3 +30,10 @@ def test_the_best_rate_is_that_of_the_median_seed():
 def test_the_interval_is_student_s():
     low, high = curves.interval([1.0, 2.0, 3.0])  # 2 degrees of freedom: 4.303
     assert (low, high) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5), abs=1e-3)
+
+
+def test_an_interval_of_pairs_needs_numbers_and_two_seeds():
+    assert curves.at_end([{"0.1": [3.0, 2.0]}, {"0.1": [3.0, None]}], "0.1") == [2.0, math.inf]
+    assert curves.paired_interval([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == curves.interval([1, 2, 3])
+    for values in ([1.0], [1.0, math.inf]):
+        assert all(map(math.isnan, curves.paired_interval(values, [0.0] * len(values))))

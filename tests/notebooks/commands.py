@@ -68,6 +68,16 @@ def _of_markdown(text: str) -> Iterator[str]:
     yield from re.findall(r"`([^`\n]+)`", _FENCE.sub("", text))
 
 
+def defined(path: Path, names: tuple[str, ...]) -> str:
+    """The functions of a notebook with these names, as they stand there: those that import what they use themselves."""
+    found = {}
+    for one in nbfile.code_cells(nbfile.read(path)):
+        for statement in ast.parse(one["source"]).body:
+            if isinstance(statement, ast.FunctionDef) and statement.name in names:
+                found[statement.name] = ast.get_source_segment(one["source"], statement) or ""
+    return "\n\n\n".join(found[name] for name in names) + "\n"
+
+
 def needed(path: Path, cell: str | None = None, names: tuple[str, ...] = ()) -> str:
     """The code of a notebook that a cell, or some names, stand on: the statements before it that they need, and it.
 

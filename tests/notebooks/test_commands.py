@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from dtcourse.course import grading, places, workspace
+from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
 from tests.course import rotation
-from tests.notebooks.commands import Printed, is_command, needed, printed
+from tests.notebooks.commands import Printed, defined, is_command, needed, printed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -29,6 +30,7 @@ NOTEBOOKS = [path for kind in ("lessons", "solutions") for path in places.notebo
 PRINTED = {one.command: one for path in NOTEBOOKS for one in printed(path)}
 OF_TORCHRUN = [text for text in PRINTED if "torchrun" in text or text.startswith("python ")]
 OF_STUDENTS = [text for text in PRINTED if re.fullmatch(r"dtcourse (start|check) \d\d", text)]
+OF_CLUSTER = [text for text in PRINTED if re.match(r"dtcourse (submit|jobs) ", text)]
 BENCH = "dtcourse bench collectives"
 NOT_HERE = {
     "nvidia-smi topo -m": "it prints how NVIDIA's GPUs are wired, and comes with their driver"
@@ -107,7 +109,7 @@ def finish(nodes: list[subprocess.Popen[str]]) -> str:
 @pytest.mark.parametrize("command", PRINTED)
 def test_something_here_runs_it(command):
     one = PRINTED[command]
-    known = [*OF_TORCHRUN, *OF_STUDENTS, *NOT_HERE, BENCH]
+    known = [*OF_TORCHRUN, *OF_STUDENTS, *OF_CLUSTER, *NOT_HERE, BENCH]
     assert command in known, (
         f"{one.notebook.name}, cell {one.cell}, shows `{command}`, and nothing runs it"
     )
@@ -224,6 +226,30 @@ def test_students_get_their_copies_and_their_answers(course, monkeypatch):
     out, errors = done.communicate(timeout=500)
     assert done.returncode == 1, out + errors  # nothing is written yet
     assert re.search(r"0 of \d+ exercises, 0 of \d+ points\.", out)
+
+
+@pytest.mark.slurm
+def test_jobs_are_submitted_and_followed(course, tmp_path):
+    """Lesson 26's commands, on a Slurm of two nodes: its train() is the function, and each job is followed to its end."""
+    assert OF_CLUSTER
+    (course / "train.py").write_text(
+        defined(PRINTED[OF_CLUSTER[0]].notebook, ("write_down", "train"))
+    )
+    (tmp_path / "cluster.toml").write_text(f'folder = "{tmp_path}/jobs"')
+    with ThrowawaySlurm(nodes=2, cpus=4) as slurm:
+        around = {
+            "SLURM_CONF": str(slurm.configuration),
+            "DTCOURSE_CLUSTER": str(tmp_path / "cluster.toml"),
+        }
+        submitted = [text for text in OF_CLUSTER if text.startswith("dtcourse submit ")]
+        followed = [text for text in OF_CLUSTER if text not in submitted]
+        assert submitted and [re.sub(r"\d+", "N", text) for text in followed] == ["dtcourse jobs N"]
+        for command in submitted:
+            said = finish([shell(course, command, **around)])
+            [number] = re.findall(r"^job (\d+): train\(", said, re.MULTILINE)
+            done = finish([shell(course, re.sub(r"\d+", number, followed[0]), **around)])
+            assert "rank 0 returned None" in done
+        assert (course / "checkpoint.pt").is_file()
 
 
 def test_the_benchmark_of_collectives(course):

@@ -48,15 +48,16 @@ def _sizes() -> list[tuple[Schedule, int]]:
     ]
 
 
-def _unit() -> float:
-    return random.choice((1e-3, 0.02, 3.0))
+def _units() -> list[float]:
+    """Seconds of an action, one for each of the three sizes: who takes them for parts of an action meets all of them."""
+    return random.sample((1e-3, 0.02, 3.0), 3)
 
 
 def healthy() -> Cases:
     """With messages for nothing, and with slow ones."""
     return [
-        (_events(one, Times(1.0, 0.9, 1.1, transfer=transfer), _unit()), ("healthy", None))
-        for (one, _), transfer in zip(_sizes(), (0.0, 0.4, 0.3), strict=True)
+        (_events(one, Times(1.0, 0.9, 1.1, transfer=transfer), unit), ("healthy", None))
+        for (one, _), transfer, unit in zip(_sizes(), (0.0, 0.4, 0.3), _units(), strict=True)
     ]
 
 
@@ -64,7 +65,9 @@ def _require(answer: Answer, cases: Cases, hint: str) -> None:
     cases = cases + healthy()
     random.shuffle(cases)
     said = answer.call(_said, [events for events, _ in cases])
-    for (events, right), got in zip(cases, said, strict=True):
+    # Put in any order, and told of in one: the same answer gets the same sentence.
+    answers = sorted(zip(cases, said, strict=True), key=lambda one: one[0][1][0] != "healthy")
+    for (events, right), got in answers:
         ranks = 1 + max(event[0] for event in events)
         kinds = "ZB-H1" if any(event[2] == "I" for event in events) else "1F1B"
         require_diagnosis(
@@ -81,11 +84,11 @@ def _require(answer: Answer, cases: Cases, hint: str) -> None:
 def check_slow(answer: Answer) -> None:
     """By a fifth and by much."""
     cases: Cases = []
-    for (one, ranks), factor in zip(_sizes(), (1.2, 2.0, 1.3), strict=True):
+    for (one, ranks), factor, unit in zip(_sizes(), (1.2, 2.0, 1.3), _units(), strict=True):
         slow = random.randrange(ranks)
         each = [factor if rank == slow else 1.0 for rank in range(ranks)]
         cases.append(
-            (_events(one, Times(each, each, each, transfer=0.1), _unit()), ("slow rank", slow))
+            (_events(one, Times(each, each, each, transfer=0.1), unit), ("slow rank", slow))
         )
     _require(
         answer,
@@ -98,8 +101,8 @@ def check_slow(answer: Answer) -> None:
 def check_blocking(answer: Answer) -> None:
     """The same latency, on the sender."""
     cases: Cases = [
-        (_events(one, Times(transfer=transfer, sender_waits=True), _unit()), ("sends block", None))
-        for (one, _), transfer in zip(_sizes(), (0.05, 0.4, 0.3), strict=True)
+        (_events(one, Times(transfer=transfer, sender_waits=True), unit), ("sends block", None))
+        for (one, _), transfer, unit in zip(_sizes(), (0.05, 0.4, 0.3), _units(), strict=True)
     ]
     _require(
         answer, cases, "Between which two actions of rank 0 has it nothing to wait for from others?"
@@ -110,14 +113,14 @@ def check_blocking(answer: Answer) -> None:
 def check_lost(answer: Answer) -> None:
     """A backward, or only its weights' half."""
     cases: Cases = []
-    for one, ranks in _sizes():
+    for (one, ranks), unit in zip(_sizes(), _units(), strict=True):
         rank, i = random.randrange(ranks), random.randrange(one.micro_batches)
         kind = "W" if one.name == "ZB-H1" else "B"
         if kind == "B":
             i = one.micro_batches - 1
         # On rank 0 nobody waits for a backward; on others only a W can be missing and the step still end.
         rank = 0 if kind == "B" else rank
-        events = _events(one, Times(transfer=0.1), _unit())
+        events = _events(one, Times(transfer=0.1), unit)
         left = [event for event in events if event[:1] + event[2:4] != (rank, kind, i)]
         cases.append((left, ("lost gradient", rank)))
     _require(

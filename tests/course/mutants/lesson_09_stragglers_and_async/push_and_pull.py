@@ -142,9 +142,9 @@ def push_and_pull(gradient, parameters, sizes, lr):
         ),
     ),
     (
-        # Rank 0 comes first, so that nothing of the others can be there yet.
+        # Rank 0 comes first, so that nothing of the others can be there yet; what it reads by then is chance.
         "the push is never waited for",
-        "does each server hear all workers",
+        "is off by",
         (
             (
                 _PUSH,

@@ -27,6 +27,23 @@ class Known:
 
 def known(parent: Path | None = None) -> list[Known]:
     """All jobs of the jobs' folder (by default that of cluster.toml), oldest first."""
+    return [_asked(folder, record) for folder, record in _records(parent)]
+
+
+def find(job: str, parent: Path | None = None) -> Known:
+    """The newest job of that number: clusters that were set up again count from 1 again."""
+    records = _records(parent)
+    having = [one for one in records if one[1].job == job]
+    if not having:
+        numbers = [record.job for _, record in records]
+        raise ValueError(
+            f"there is no job {job} of dtcourse; there {'are' if numbers else 'is none'} {', '.join(numbers[-8:])}".rstrip()
+        )
+    return _asked(*having[-1])
+
+
+def _records(parent: Path | None) -> list[tuple[Path, Record]]:
+    """The folders of jobs, oldest first, without a question to Slurm."""
     slurm.require()
     parent = (parent or Path(clusters.find("slurm").folder)).expanduser()
     found = []
@@ -35,21 +52,11 @@ def known(parent: Path | None = None) -> list[Known]:
             found.append((folder, read_record(folder)))
         except ValueError:  # not a job's, or one that is just being submitted
             continue
-    return [
-        Known(folder, record, slurm.state_of(record.job, record.comment)[0])
-        for folder, record in found
-    ]
+    return found
 
 
-def find(job: str, parent: Path | None = None) -> Known:
-    """The newest job of that number: clusters that were set up again count from 1 again."""
-    having = [one for one in known(parent) if one.record.job == job]
-    if not having:
-        numbers = [one.record.job for one in known(parent)]
-        raise ValueError(
-            f"there is no job {job} of dtcourse; there {'are' if numbers else 'is none'} {', '.join(numbers[-8:])}".rstrip()
-        )
-    return having[-1]
+def _asked(folder: Path, record: Record) -> Known:
+    return Known(folder, record, slurm.state_of(record.job, record.comment)[0])
 
 
 def reattach(job: str, parent: Path | None = None, stream: bool = False) -> Run:
@@ -58,7 +65,6 @@ def reattach(job: str, parent: Path | None = None, stream: bool = False) -> Run:
     Its cell may be interrupted: as in a launch, that ends the job.
     """
     one = find(job, parent)
-    require_private(one.folder)
     started = time.monotonic()
     on_line = output.show_line if stream else None
     run = remote.run_of(Job(one.folder, one.record, clusters.find("slurm"), on_line), stream)

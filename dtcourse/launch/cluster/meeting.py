@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -19,6 +18,7 @@ import psutil
 
 from dtcourse.launch import meeting
 from dtcourse.launch.cluster import call as words
+from dtcourse.launch.cluster import slurm
 from dtcourse.launch.cluster.call import Call
 from dtcourse.launch.cluster.folder import Reader, Writer
 
@@ -96,10 +96,7 @@ def _own_address(interface: str | None, name: str, nodes: int) -> str:
     if nodes == 1:
         return "127.0.0.1"
     # By the name that Slurm itself uses to reach it. The node's own idea of its name may be a loopback address.
-    asked = ["scontrol", "--oneliner", "show", "node", name]
-    shown = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
-    fields = dict(word.split("=", 1) for word in shown.split() if "=" in word)
-    return socket.gethostbyname(fields.get("NodeAddr", name))
+    return socket.gethostbyname(slurm.details("node", name).get("NodeAddr", name))
 
 
 def _interface(address: str, port: int) -> str:

@@ -158,11 +158,16 @@ def state_of(job: str, comment: str) -> tuple[str, str, str]:
     if shown:
         state, nodes, reason, said = shown[-1].split("|", 3)
     else:  # squeue shows a job that is over for a while only
-        words = _ask("scontrol", "--oneliner", "show", "job", job).split()
-        fields = dict(word.split("=", 1) for word in words if "=" in word)
+        fields = details("job", job)
         names = ("JobState", "NodeList", "Reason", "Comment")
         state, nodes, reason, said = (fields.get(name, "") for name in names)
     return (state, nodes, reason) if said == comment else ("GONE", "", "")
+
+
+def details(kind: str, name: str) -> dict[str, str]:
+    """What scontrol says of a job or a node, by its own field names; nothing of one that is not known."""
+    words = _ask("scontrol", "--oneliner", "show", kind, name).split()
+    return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def lost_nodes(nodes: str) -> list[str]:

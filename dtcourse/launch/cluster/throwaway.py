@@ -66,10 +66,10 @@ class ThrowawaySlurm:
         self.nodes, self.cpus, self.forgets = nodes, cpus, forgets
         self.inside, self.binds = inside, binds
         self.names = [f"n{i + 1}" for i in range(nodes)]
-        self._before: dict[str, str | None] = {}
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> ThrowawaySlurm:
+        self._before = os.environ.get("SLURM_CONF")
         self.folder = Path(tempfile.mkdtemp(prefix="dtcourse-slurm-"))  # 0700
         self.configuration = self.folder / "slurm.conf"
         try:
@@ -81,9 +81,7 @@ class ThrowawaySlurm:
                 env={**os.environ, "PATH": _path(), "SLURM_CONF": str(self.configuration)},
                 start_new_session=True,
             )
-            for name, value in {"SLURM_CONF": str(self.configuration)}.items():
-                self._before[name] = os.environ.get(name)
-                os.environ[name] = value
+            os.environ["SLURM_CONF"] = str(self.configuration)
             self._wait_until_up()
         except BaseException:
             self.__exit__()
@@ -149,12 +147,10 @@ class ThrowawaySlurm:
                 self._keeper.wait(20)
             except subprocess.TimeoutExpired:
                 self._keeper.kill()
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        self._before = {}
+        if self._before is None:
+            os.environ.pop("SLURM_CONF", None)
+        else:
+            os.environ["SLURM_CONF"] = self._before
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -46,13 +46,13 @@ def all_reduce(
 
     using: the module whose all_reduce is called, ours or torch.distributed
     """
-    return _AllReduce.apply(x, _linear(op), group, using)
+    return AllReduce.apply(x, _linear(op), group, using)
 
 
 def all_gather(x: Tensor, group: Any = None, using: ModuleType = ring) -> Tensor:
     """All ranks' x, one after the other along dim 0: (n, ...) gives (p n, ...)."""
     _has_rows(x, "all_gather")
-    return _AllGather.apply(x, group, using)
+    return AllGather.apply(x, group, using)
 
 
 def reduce_scatter(
@@ -65,7 +65,7 @@ def reduce_scatter(
         raise ValueError(
             f"reduce_scatter: {plural(x.shape[0], 'row')} cannot be split evenly over {plural(ranks, 'rank')}"
         )
-    return _ReduceScatter.apply(x, _linear(op), group, using)
+    return ReduceScatter.apply(x, _linear(op), group, using)
 
 
 def all_to_all(
@@ -86,17 +86,17 @@ def all_to_all(
         raise ValueError(
             "all_to_all: with input_split_sizes, output_split_sizes are needed as well"
         )
-    return _AllToAll.apply(x, receives, sends, group, using)
+    return AllToAll.apply(x, receives, sends, group, using)
 
 
 def broadcast(x: Tensor, src: int = 0, group: Any = None, using: ModuleType = tree) -> Tensor:
     """Rank src's x on every rank (src: a global rank). The others' x only says shape and dtype."""
-    return _Broadcast.apply(x, checks.root(group, src, None, "src"), group, using)
+    return Broadcast.apply(x, checks.root(group, src, None, "src"), group, using)
 
 
 def reduce(x: Tensor, dst: int = 0, group: Any = None, using: ModuleType = tree) -> Tensor:
     """The sum of all ranks' x on rank dst (a global rank), zeros on the others."""
-    return _Reduce.apply(x, checks.root(group, dst, None, "dst"), group, using)
+    return Reduce.apply(x, checks.root(group, dst, None, "dst"), group, using)
 
 
 def _has_rows(x: Tensor, name: str) -> None:
@@ -112,7 +112,8 @@ def _linear(op: Any) -> Any:
     return op
 
 
-def _function(using: ModuleType, name: str) -> Callable[..., Any]:
+def collective(using: ModuleType, name: str) -> Callable[..., Any]:
+    """The module's collective of that name, under whichever name its version has. Raises ValueError where it has none."""
     found = torch_private.collective(using, name)
     if found is None:
         raise ValueError(f"{using.__name__} has no {name}: pass using= a module that has")
@@ -124,86 +125,98 @@ def _averaged(y: Tensor, op: Any, group: Any) -> Tensor:
     return y.div_(p2p.size(group)) if name_of(op) == "AVG" else y
 
 
-class _AllReduce(torch.autograd.Function):
+class AllReduce(torch.autograd.Function):
+    """Backward of a sum for all: the sum of all ranks' gradients, for all."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, op: Any, group: Any, using: ModuleType) -> Tensor:
         ctx.rest = (op, group, using)
         y = x.clone(memory_format=torch.contiguous_format)
-        _function(using, "all_reduce")(y, op=ReduceOp.SUM, group=group)
+        collective(using, "all_reduce")(y, op=ReduceOp.SUM, group=group)
         return _averaged(y, op, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _AllReduce.apply(grad, *ctx.rest), None, None, None
+        return AllReduce.apply(grad, *ctx.rest), None, None, None
 
 
-class _AllGather(torch.autograd.Function):
+class AllGather(torch.autograd.Function):
+    """Backward of a copy to every rank: the sum of what every rank says of my part."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any, using: ModuleType) -> Tensor:
         ctx.rest = (group, using)
         y = x.new_empty((p2p.size(group) * x.shape[0], *x.shape[1:]))
-        _function(using, "all_gather_single")(y, x.contiguous(), group=group)
+        collective(using, "all_gather_single")(y, x.contiguous(), group=group)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _ReduceScatter.apply(grad, ReduceOp.SUM, *ctx.rest), None, None
+        return ReduceScatter.apply(grad, ReduceOp.SUM, *ctx.rest), None, None
 
 
-class _ReduceScatter(torch.autograd.Function):
+class ReduceScatter(torch.autograd.Function):
+    """Backward of a sum that one rank holds: its gradient, for every rank that was added up."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, op: Any, group: Any, using: ModuleType) -> Tensor:
         ctx.rest = (op, group, using)
         y = x.new_empty((x.shape[0] // p2p.size(group), *x.shape[1:]))
-        _function(using, "reduce_scatter_single")(y, x.contiguous(), op=ReduceOp.SUM, group=group)
+        collective(using, "reduce_scatter_single")(y, x.contiguous(), op=ReduceOp.SUM, group=group)
         return _averaged(y, op, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         op, group, using = ctx.rest
-        whole = _AllGather.apply(grad, group, using)
+        whole = AllGather.apply(grad, group, using)
         if name_of(op) == "AVG":
             whole = whole / p2p.size(group)
         return whole, None, None, None
 
 
-class _AllToAll(torch.autograd.Function):
+class AllToAll(torch.autograd.Function):
+    """Backward of an exchange: the exchange back, with the sizes swapped."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, receives: list[int], sends: list[int], group: Any, using: ModuleType
     ) -> Tensor:
         ctx.rest = (sends, receives, group, using)  # exchanged
         y = x.new_empty((sum(receives), *x.shape[1:]))
-        _function(using, "all_to_all_single")(y, x.contiguous(), receives, sends, group=group)
+        collective(using, "all_to_all_single")(y, x.contiguous(), receives, sends, group=group)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _AllToAll.apply(grad, *ctx.rest), None, None, None, None
+        return AllToAll.apply(grad, *ctx.rest), None, None, None, None
 
 
-class _Broadcast(torch.autograd.Function):
+class Broadcast(torch.autograd.Function):
+    """Backward of copies of the root's value: their gradients' sum, on the root."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, root: int, group: Any, using: ModuleType) -> Tensor:
         ctx.rest = (root, group, using)
         y = x.clone(memory_format=torch.contiguous_format)
-        _function(using, "broadcast")(y, group=group, group_src=root)
+        collective(using, "broadcast")(y, group=group, group_src=root)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _Reduce.apply(grad, *ctx.rest), None, None, None
+        return Reduce.apply(grad, *ctx.rest), None, None, None
 
 
-class _Reduce(torch.autograd.Function):
+class Reduce(torch.autograd.Function):
+    """Backward of a sum on the root: its gradient, for every rank."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, root: int, group: Any, using: ModuleType) -> Tensor:
         ctx.rest = (root, group, using)
         y = x.clone(memory_format=torch.contiguous_format)
-        _function(using, "reduce")(y, group=group, group_dst=root)
+        collective(using, "reduce")(y, group=group, group_dst=root)
         # What the others are left with is some partial sum, or none: nobody may depend on it.
         return y if p2p.rank(group) == root else y.zero_()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _Broadcast.apply(grad, *ctx.rest), None, None, None
+        return Broadcast.apply(grad, *ctx.rest), None, None, None

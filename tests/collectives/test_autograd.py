@@ -146,3 +146,28 @@ def test_what_has_no_gradient_says_so() -> None:
                 call()
 
     launch(step, 3, backend="gloo", device="cpu")
+
+
+def test_a_backward_is_the_forward_of_its_transpose() -> None:
+    """The classes that a lesson shows are the ones that are used: what each leaves in the graph says so."""
+
+    def step() -> list[tuple[str, str]]:
+        from dtcourse.collectives import autograd
+
+        found = []
+        for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
+            x = torch.ones(2, requires_grad=True)
+            y = getattr(autograd, name)(x)
+            (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+            found.append((type(y.grad_fn).__name__, type(grad.grad_fn).__name__))
+        return found
+
+    pairs = [
+        ("AllReduce", "AllReduce"),
+        ("AllGather", "ReduceScatter"),
+        ("ReduceScatter", "AllGather"),
+        ("AllToAll", "AllToAll"),
+        ("Broadcast", "Reduce"),
+    ]
+    expected = [(f"{there}Backward", f"{back}Backward") for there, back in pairs]
+    assert list(launch(step, 2, backend="gloo", device="cpu")) == [expected, expected]

@@ -17,7 +17,7 @@ from dtcourse.data_parallel.consistency import ReplicasDiffer, check_replicas
 from dtcourse.data_parallel.ddp import DistributedDataParallel
 from dtcourse.data_parallel.naive import average_gradients, broadcast_model
 from dtcourse.data_parallel.per_parameter import PerParameterDataParallel
-from dtcourse.data_parallel.sync_batchnorm import SyncBatchNorm
+from dtcourse.data_parallel.sync_batchnorm import SyncBatchNorm, batch_statistics
 from dtcourse.data_parallel.threads import DataParallel
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "ReplicasDiffer",
     "SyncBatchNorm",
     "average_gradients",
+    "batch_statistics",
     "broadcast_model",
     "check_replicas",
 ]

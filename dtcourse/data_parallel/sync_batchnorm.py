@@ -1,7 +1,7 @@
 """SyncBatchNorm by hand: mean and variance over the whole batch, not over each rank's part of it.
 
 Batch normalisation mixes the samples of a batch, so it is the one common layer for which "each rank its part" gives
-another result than one process. Forward all-reduces count, sum and sum of squares of each channel: 2 C + 1 numbers.
+another result than one process. Forward all-reduces count, sum and sum of squares of each channel: 2 C + 1 numbers (`batch_statistics`).
 Backward needs two sums of each channel over the whole batch again: 2 C numbers. Gradients of weight and bias stay
 local: data parallelism averages them.
 
@@ -22,30 +22,36 @@ from dtcourse.parameters.replicas import Group
 from dtcourse.torch_private import BATCH_NORM, own_buffers
 
 
+def batch_statistics(
+    x: torch.Tensor, group: Group = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean and biased variance of each channel, (C,), over the batches of all ranks, and how many values they are of.
+
+    x: (batch, C, ...), of any batch size on each rank. One all-reduce of 2 C + 1 numbers. In double precision: a
+    difference of two large sums, taken once per channel, is cheap to take well.
+    """
+    channels = x.shape[1]
+    others = [d for d in range(x.dim()) if d != 1]
+    x_wide = x.double()
+    count = x_wide.new_tensor([x.numel() / channels])
+    sums = torch.cat([x_wide.sum(others), x_wide.square().sum(others), count])
+    dist.all_reduce(sums, group=group)
+    count = sums[-1]
+    mean = sums[:channels] / count
+    variance = (sums[channels:-1] / count - mean.square()).clamp_min(0)
+    return mean, variance, count
+
+
 class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(
         context: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
         eps: float, group: Group,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-        channels = x.shape[1]
         others = [d for d in range(x.dim()) if d != 1]
-        # Double precision: a difference of two large sums, taken once a channel, is cheap to take well.
-        x_wide = x.double()
-        sums = torch.cat(
-            [
-                x_wide.sum(others),
-                x_wide.square().sum(others),
-                x_wide.new_tensor([x.numel() / channels]),
-            ]
-        )
-        dist.all_reduce(sums, group=group)
-        count = sums[-1]
-        mean = sums[:channels] / count
-        variance = (sums[channels:-1] / count - mean.square()).clamp_min(0)
+        mean, variance, count = batch_statistics(x, group)
         inverse_std = (variance + eps).rsqrt()
-
-        shape = [1, channels] + [1] * (x.dim() - 2)
+        shape = [1, x.shape[1]] + [1] * (x.dim() - 2)
         mean, variance, inverse_std = (t.to(x.dtype) for t in (mean, variance, inverse_std))
         x_hat = (x - mean.view(shape)) * inverse_std.view(shape)
         y = x_hat if weight is None else x_hat * weight.view(shape)

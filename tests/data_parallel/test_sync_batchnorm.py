@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse import launch
-from dtcourse.data_parallel import DistributedDataParallel, SyncBatchNorm
+from dtcourse.data_parallel import DistributedDataParallel, SyncBatchNorm, batch_statistics
 
 
 def whole(momentum, affine):
@@ -59,3 +59,16 @@ def test_plain_batchnorm_on_parts_is_something_else():
 
     y = train(*whole(0.1, True))[3]
     assert not torch.allclose(torch.cat([r[3] for r in launch(without, 2)]), y, atol=1e-3)
+
+
+@pytest.mark.parametrize("counts", [(5,), (1, 6), (2, 3, 4)])
+def test_the_statistics_are_those_of_all_samples(counts):
+    x = torch.randn(sum(counts), 3, 4, dtype=torch.double) * 2 - 1
+
+    def mine():
+        return batch_statistics(x.split(counts)[dist.get_rank()])
+
+    for mean, variance, count in launch(mine, len(counts)):
+        assert torch.allclose(mean, x.mean((0, 2)), atol=1e-12)
+        assert torch.allclose(variance, x.var((0, 2), unbiased=False), atol=1e-12)
+        assert count == 4 * sum(counts)

@@ -20,8 +20,9 @@ from __future__ import annotations
 import bisect
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 # Steps of a ring, in units of p - 1, for the collectives that go round one.
 _RING = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
@@ -37,6 +38,8 @@ class EmulatedNetwork:
     between:   the links between nodes, where they differ from the ones inside: (latency, bandwidth), or another
                EmulatedNetwork. Needs node_size.
     gap:       seconds for which a port is busy with a message besides its bytes (LogGP's g)
+    cables:    links of single pairs of ranks, where they differ: {(0, 1): EmulatedNetwork(...)} is the way from rank 0 to
+               rank 1 only. A port is still one: a message over a slow cable keeps it busy for as long as that takes.
     shared_ports: on the virtual clock, collectives of different groups have ports of their own (else it would depend on
                the machine which of two that are in flight at once goes first). True shares them: nearer to a cluster, and
                no longer the same time twice.
@@ -50,6 +53,10 @@ class EmulatedNetwork:
     between: EmulatedNetwork | tuple[float, float] | None = None
     gap: float = 0.0
     shared_ports: bool = False
+    cables: (
+        Mapping[tuple[int, int], EmulatedNetwork]
+        | tuple[tuple[tuple[int, int], EmulatedNetwork], ...]
+    ) = ()
 
     def __post_init__(self) -> None:
         if not (_is_number(self.latency) and 0 <= self.latency < math.inf):
@@ -62,6 +69,7 @@ class EmulatedNetwork:
             isinstance(self.node_size, int) and self.node_size >= 1
         ):
             raise ValueError(f"node_size is a number of ranks, 1 or more; got {self.node_size!r}")
+        self._check_cables()
         if self.between is None:
             return
         if self.node_size is None:
@@ -80,12 +88,30 @@ class EmulatedNetwork:
                 "the network between nodes has no nodes of its own: leave out its node_size"
             )
 
+    def _check_cables(self) -> None:
+        """Keeps them as pairs, which can be hashed and pickled."""
+        cables: dict[Any, Any] = dict(self.cables)
+        for pair, link in cables.items():
+            ranks = isinstance(pair, tuple) and len(pair) == 2 and pair[0] != pair[1]
+            if not (ranks and all(isinstance(rank, int) and rank >= 0 for rank in pair)):
+                raise ValueError(f"a cable goes from one rank to another one; got {pair!r}")
+            alone = isinstance(link, EmulatedNetwork) and link.node_size is None and not link.cables
+            if not alone:
+                raise ValueError(
+                    f"the cable {pair!r} is an EmulatedNetwork without nodes and cables of its own; got {link!r}"
+                )
+        object.__setattr__(self, "cables", tuple(sorted(cables.items(), key=lambda item: item[0])))
+        object.__setattr__(self, "_cables", cables)
+
     def crosses(self, src: int, dst: int) -> bool:
         """Whether a message from rank `src` to rank `dst` leaves its node."""
         return self.node_size is not None and src // self.node_size != dst // self.node_size
 
     def link(self, src: int, dst: int) -> EmulatedNetwork:
         """The link that carries a message from rank `src` to rank `dst` (ranks of the default group)."""
+        cables: dict[tuple[int, int], EmulatedNetwork] = self.__dict__["_cables"]
+        if (src, dst) in cables:
+            return cables[src, dst]
         if self.between is not None and self.crosses(src, dst):
             assert isinstance(self.between, EmulatedNetwork)
             return self.between

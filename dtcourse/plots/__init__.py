@@ -10,6 +10,7 @@ JupyterLab and in print), a `Table` or an `Interactive`; none of them shows anyt
 
 from dtcourse.plots import notebook as _notebook
 from dtcourse.plots.bar_pictures import bars, bytes_by_rank, memory_bars
+from dtcourse.plots.graph_pictures import graphs
 from dtcourse.plots.grid_pictures import heatmap, images
 from dtcourse.plots.interaction import Interactive, interactive, timeline_explorer
 from dtcourse.plots.line_pictures import curves, loss_curves
@@ -61,6 +62,7 @@ __all__ = [
     "fit_serial_fraction",
     "flops_text",
     "from_replay",
+    "graphs",
     "gustafson",
     "heatmap",
     "images",

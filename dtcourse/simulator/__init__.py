@@ -2,6 +2,7 @@
 
 hardware.py     published figures of accelerators and links, each with its source
 topology.py     networks as graphs: hops, bisection, oversubscription
+nodes.py        nodes as graphs of PCIe, NVLink and NVSwitch: how long traffic takes on their links
 states.py       bytes of parameters, gradients and optimizer states, for each precision and ZeRO stage
 activations.py  bytes that a Transformer's forward pass keeps, tensor by tensor
 memory.py       the plan of a step's memory from both: does it fit?

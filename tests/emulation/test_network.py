@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pickle
 import time
@@ -28,6 +29,9 @@ from dtcourse.emulation import EmulatedNetwork, clock
         ({"between": (1e-3, 1e6)}, "give node_size"),
         ({"node_size": 2, "between": 1e-3}, "between= is .latency"),
         ({"node_size": 2, "between": (-1, 1e6)}, "latency is in seconds"),
+        ({"cables": {(1, 1): EmulatedNetwork()}}, "from one rank to another one"),
+        ({"cables": {3: EmulatedNetwork()}}, "from one rank to another one"),
+        ({"cables": {(0, 1): 1e6}}, "without nodes and cables of its own"),
         ({"node_size": 2, "between": EmulatedNetwork(node_size=2)}, "no nodes of its own"),
     ],
 )
@@ -43,6 +47,16 @@ def test_links_inside_and_between_nodes():
     assert net.seconds(10**6, 0, 1) == pytest.approx(2e-3)
     assert net.seconds(10**6, 1, 2) == pytest.approx(20e-3)
     assert pickle.loads(pickle.dumps(net)) == net
+
+
+def test_a_cable_of_its_own_goes_one_way():
+    slow = EmulatedNetwork(2e-3, 1e6)
+    network = EmulatedNetwork(1e-3, 1e9, cables={(0, 2): slow}, node_size=2, between=(5e-3, 1e8))
+    assert network.link(0, 2) is slow
+    assert network.link(2, 0).bandwidth == 1e8 and network.link(0, 1).bandwidth == 1e9
+    again = pickle.loads(pickle.dumps(network))
+    assert again == network and again.link(0, 2) == slow and hash(again) == hash(network)
+    assert dataclasses.replace(network, latency=0.0).link(0, 2) is slow
 
 
 def test_collective_seconds_by_hand():

@@ -117,6 +117,8 @@ PICTURES = {
     "heatmap, 12": lambda: plots.heatmap(noise[:, :12], diverging=True, fmt="{:.2f}", yticks=list("abcd")),
     "heatmap, holes": lambda: plots.heatmap([[1.0, np.nan], [2.0, 3.0]], unit="GB/s"),
     "heatmap, 32": lambda: plots.heatmap(np.eye(32), xlabel="to rank", ylabel="from rank"),
+    "graph": lambda: plots.graphs({"a pair": ({"0": (0, 0), "switch": (1, 1)}, [("0", "switch", 10.0, 0.0)])}),
+    "graphs": lambda: plots.graphs({f"graph {n}": ({str(i): (i % 4, i // 4) for i in range(n)}, [(str(i), str(i + 1), i + 1, i) for i in range(n - 1)]) for n in (2, 4, 8)}, title="Three"),
     "images": lambda: plots.images(torch.rand(11, 1, 8, 8), torch.arange(11), predictions=[0] * 11, title="Digits"),
     "images, colour": lambda: plots.images(torch.rand(2, 3, 8, 8)),
     "ring of 2": lambda: plots.message_grid(*ring(2), title="Two ranks"),
@@ -294,6 +296,16 @@ def test_labels_at_line_ends_never_overlap(ends):
     assert all(style.contrast(t.get_color(), plots.PAPER) >= 4.5 for t in ax.texts)
 
 
+def test_graphs_draw_a_line_per_link_redder_where_it_is_busier():
+    places = {"0": (0, 0), "1": (1, 0), "2": (2, 0)}
+    links = [("0", "1", 1.0, 0.0), ("1", "2", 8.0, 2.0)]
+    idle, busy = plots.graphs({"line": (places, links)}).axes[0].get_lines()
+    assert list(idle.get_xdata()) == [0, 1] and list(busy.get_xdata()) == [1, 2]
+    assert busy.get_linewidth() > idle.get_linewidth()
+    assert style.mpl.colors.to_hex(busy.get_color()).upper() == style.VERMILION
+    assert busy.get_color() != idle.get_color()
+
+
 # --- messages
 
 
@@ -344,6 +356,10 @@ MISTAKES = {
     r"lengths \[1, 2\]": lambda: plots.bytes_by_rank({"a": [1], "b": [1, 2]}),
     "as many x as y": lambda: plots.curves({"a": ([1, 2], [1])}, xlabel="", ylabel=""),
     r"shape \(3,\)": lambda: plots.heatmap([1, 2, 3]),
+    "at least one panel": lambda: plots.graphs({}),
+    "leave out a link that is broken": lambda: plots.graphs(
+        {"a": ({"0": (0, 0), "1": (1, 0)}, [("0", "1", 0.0, 0.0)])}
+    ),
     "xticks has 1 entries for 2": lambda: plots.heatmap([[1, 2]], xticks=["a"]),
     "3 images, and 2 labels": lambda: plots.images(torch.rand(3, 8, 8), [1, 2]),
     "its step has no state after it": lambda: plots.message_grid(

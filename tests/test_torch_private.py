@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import torch_private
-from dtcourse.collectives import backend
-from dtcourse.collectives.instrumented import InstrumentedGroup
-from dtcourse.collectives.process_group import AlgorithmGroup
+from dtcourse.collectives.backend import register as backend
+from dtcourse.collectives.backend.instrumented import InstrumentedGroup
+from dtcourse.collectives.backend.process_group import AlgorithmGroup
 
 MOVED = f"torch {torch.__version__}: {{}}. See dtcourse/torch_private.py."
 
@@ -40,7 +40,7 @@ def test_process_group_has_the_methods_we_know_of():
     found = {name for name in dir(dist.ProcessGroup) if not name.startswith("__")}
     new, gone = sorted(found - known), sorted(known - found)
     assert not new, MOVED.format(
-        f"ProcessGroup has new methods {new}; if one moves data, override it in backend.py and instrumented.py "
+        f"ProcessGroup has new methods {new}; if one moves data, override it in process_group.py and instrumented.py "
         "(it runs on the inner gloo, silently) and add it to DATA_METHODS, else to OTHER_METHODS"
     )
     assert not gone, MOVED.format(f"ProcessGroup lost {gone}; callers may use another name now")

@@ -9,9 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dtcourse import launch, plots
 from dtcourse.collectives import ring
-from dtcourse.collectives.replay import Replay
 from dtcourse.events import Timeline, span
 from dtcourse.models import Transformer, TransformerConfig
+from dtcourse.profiling.replay import Replay
 
 HERE = Path(__file__).parent
 

@@ -45,14 +45,14 @@ def collectives(
 ) -> None:
     """Latency and bus bandwidth over message sizes, for every backend, algorithm and number of ranks.
 
-    Several nodes: run dtcourse.collectives.bench under torchrun on each (see `python -m dtcourse.launch --help`).
+    Several nodes: run dtcourse.profiling.collective_bench under torchrun on each (see `python -m dtcourse.launch --help`).
 
     Examples: [bold]dtcourse bench collectives --ranks 4 --backend ring --backend gloo[/bold]
     """
-    from dtcourse.collectives import backend as backends
-    from dtcourse.collectives import bench as measure
+    from dtcourse.collectives.backend import register as backends
     from dtcourse.launch import launch
     from dtcourse.launch.options import known_backend
+    from dtcourse.profiling import collective_bench as measure
 
     names = backend or ["gloo", *backends.choices()]
     for name in names:

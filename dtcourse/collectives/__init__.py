@@ -1,4 +1,24 @@
-"""Collective communication, built on send and receive alone."""
+"""Collective communication, built on send and receive alone. In the order in which to read it:
+
+p2p.py               send and receive: the only place where a message leaves a rank
+naive.py             a root that talks to each of the others in turn; all nine collectives
+tree.py              the binomial tree: log2 p rounds, for what is small
+ring.py              the ring: every link busy all the time, for what is large
+pairwise.py          all-to-all: in step s with the neighbours at distance s
+halving_doubling.py  half of the vector with one partner, a quarter with the next, ...
+double_tree.py       two trees at once, each rank a leaf in one of them
+hierarchical.py      two levels: inside a node, then between nodes
+autograd.py          collectives that gradients go back through
+
+What these share: reduce_ops.py (what is combined, and how), chunks.py (blocks, chunks, scratch memory), checks.py (mistakes
+in a call), subgroup.py (some ranks of a group, over its messages). How steps become torch.distributed's calls: forms.py,
+personal_forms.py (where each rank gets something else) and running.py. What was sent: traffic.py.
+
+wire/                what carries the messages: channel, tags, workers, guard
+backend/             the algorithms behind torch.distributed's own calls: launch(..., backend="ring")
+
+How long an algorithm takes is predicted in simulator/collective_cost.py and measured in profiling/collective_bench.py.
+"""
 
 from __future__ import annotations
 

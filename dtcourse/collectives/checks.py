@@ -199,7 +199,7 @@ def agree(group: Any, mine: Signature, timeout: timedelta | None = None) -> None
     if mode not in ("first", "always", "off"):
         raise ValueError(f'DTCOURSE_CHECK={mode!r}: it is "first", "always" or "off"')
     if mode == "off" or p2p.size(group) == 1 or p2p.channel(group).guard is not None:
-        return  # guard.py finds the same on our own groups, without asking beforehand
+        return  # wire/guard.py finds the same on our own groups, without asking beforehand
     notes = notes_of(group)
     if mode == "first" and mine.call in notes.known:
         return

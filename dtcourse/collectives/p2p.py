@@ -2,7 +2,7 @@
 
 Every algorithm of this package is built on the functions below, and on nothing else. So what a collective costs
 is counted here (`traffic`), what it did is recorded here (`events`), and an emulated link is slow here (`network`);
-channel.py does that.
+wire/channel.py does that.
 
 Ranks are *group ranks*: 0 .. size(group) - 1, whatever the ranks are in the default group.
 `group=None` is the default group. A group may be one of torch's or one of ours (`launch(fn, 4, backend="ring")`).
@@ -13,7 +13,7 @@ otherwise the two ends wait for each other. Tensors must be contiguous (rows of 
     work = p2p.isend(x, dst=1)             # returns at once; x must not change before work.wait()
     work = p2p.irecv(y, src=0)             # returns at once; y holds the message after work.wait()
     p2p.exchange(x, right, y, left)        # send and receive at the same time: what a ring does in each step
-    index = p2p.wait_any([work, other])    # whichever is over first: what a parameter server asks (arrivals.py)
+    index = p2p.wait_any([work, other])    # whichever is over first: what a parameter server asks (wire/arrivals.py)
 
 `with p2p.operation("all_reduce"):` (also a decorator) names what the messages inside belong to, for the counters.
 """
@@ -27,9 +27,9 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
 from dtcourse import torch_private
-from dtcourse.collectives.arrivals import wait_any
-from dtcourse.collectives.channel import Channel, check_message
 from dtcourse.collectives.traffic import operation
+from dtcourse.collectives.wire.arrivals import wait_any
+from dtcourse.collectives.wire.channel import Channel, check_message
 
 __all__ = [
     "exchange",

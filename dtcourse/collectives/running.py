@@ -1,7 +1,7 @@
 """How a collective is run: checked, named for the traffic counters, and with async_op=True in a thread of its own.
 
 Collectives of one group run one after the other, in the order in which they were called: each rank has one worker
-thread a group for the asynchronous ones (work.py), and a blocking collective queues behind those still under way.
+thread a group for the asynchronous ones (wire/work.py), and a blocking collective queues behind those still under way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dtcourse.collectives import checks, traffic
-from dtcourse.collectives.work import CollectiveWork, Worker
+from dtcourse.collectives.wire.work import CollectiveWork, Worker
 
 _workers: weakref.WeakKeyDictionary[Any, Worker] = weakref.WeakKeyDictionary()
 _here = threading.local()  # .inside: this thread is running a collective

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
 from dtcourse.collectives import p2p
-from dtcourse.collectives.guard import Guard
+from dtcourse.collectives.wire.guard import Guard
 
 
 class Subgroup:

@@ -8,7 +8,7 @@ often; one large bucket pays it once, and the network waits until backward ends:
     best    ready |1|2|3|4|      network  [1 ][2 3 ][4 ]
 
 The model: a bucket leaves when its last gradient is ready and the one before it has arrived, and takes what the cost model of
-its all-reduce says (collectives/cost.py: latency, gap, bandwidth). With gradients that flow evenly, r bytes a second, n in all,
+its all-reduce says (simulator/collective_cost.py: latency, gap, bandwidth). With gradients that flow evenly, r bytes a second, n in all,
 and A + s beta seconds for a bucket of s bytes, the best size is
 
     min(n, sqrt(n A r), A / (1/r - beta))
@@ -30,9 +30,9 @@ from itertools import accumulate
 
 import torch
 
-from dtcourse.collectives import cost
-from dtcourse.collectives.cost import Link
 from dtcourse.parameters.buckets import Bucket
+from dtcourse.simulator import collective_cost as cost
+from dtcourse.simulator.collective_cost import Link
 
 Seconds = Callable[[float], float]  # of an all-reduce of so many bytes
 Division = list[int]  # how many gradients each bucket holds, in the order of readiness

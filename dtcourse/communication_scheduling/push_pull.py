@@ -21,7 +21,7 @@ from torch.distributed import Work
 
 from dtcourse.collectives import p2p
 from dtcourse.collectives.chunks import TAG, blocks_of, cut, even_bounds
-from dtcourse.collectives.work import CollectiveWork, Worker
+from dtcourse.collectives.wire.work import CollectiveWork, Worker
 from dtcourse.communication_scheduling.byteps import part_bounds, shares
 from dtcourse.parameters.replicas import Group
 

@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
     # threads that lets go of a tensor while Python ends aborts the process ("terminate called without an active exception").
     import torch.distributed.nn  # noqa: F401
 
-    from dtcourse.collectives import backend as backends
+    from dtcourse.collectives.backend import register as backends
     from dtcourse.launch import rank
 
     rank.seed(number)

@@ -5,7 +5,7 @@ that moves. So the ranks are deadlocked when
 
 - each rank's main thread has slept one single sleep for seconds: the system counts how often a thread went to sleep
 - no thread sleeps for a time that it has chosen, and none has moved but those that only go round: gloo's event loop, which has found nothing to deliver, and
-  the guard of our own collectives (collectives/guard.py), which has had the time to find ranks that disagree
+  the guard of our own collectives (collectives/wire/guard.py), which has had the time to find ranks that disagree
 - the stacks say that each rank which has not returned waits in a collective, a receive or a send, and not in a sleep
 
 None of that depends on how fast the machine is. What is not recognised is left to the time limit.

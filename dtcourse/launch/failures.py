@@ -36,7 +36,7 @@ class Failure:
 
 _ECHO = re.compile(
     r"onnection (closed|reset|refused)|Broken pipe|gloo/transport|remote process exited|NCCL communicator was aborted"
-    r"|PeerFailure",  # dtcourse.collectives.guard: another rank failed in the collective
+    r"|PeerFailure",  # dtcourse.collectives.wire.guard: another rank failed in the collective
 )
 
 

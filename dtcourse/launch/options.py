@@ -163,7 +163,7 @@ def known_backend(backend: str | None) -> str | None:
     """Returns `backend`, or raises ValueError with the names that are known."""
     if backend is None or backend in TORCH_BACKENDS:
         return backend
-    from dtcourse.collectives import backend as backends
+    from dtcourse.collectives.backend import register as backends
 
     if backend not in backends.choices():
         known = ", ".join([*TORCH_BACKENDS, *backends.choices()])

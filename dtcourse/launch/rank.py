@@ -223,7 +223,7 @@ def _form_group(settings: Settings) -> None:
     ):
         dist.init_process_group(settings.backend, timeout=limit, **meeting_point)
         return
-    from dtcourse.collectives import backend
+    from dtcourse.collectives.backend import register as backend
 
     backend.form_group(
         settings.backend,

@@ -54,7 +54,11 @@ PRELOAD = [
     "sysconfig",
 ]
 # What every rank imports of the course, and those that record, or run on a backend of its own.
-OF_RANKS = ["dtcourse.launch.rank", "dtcourse.launch.launcher", "dtcourse.collectives.backend"]
+OF_RANKS = [
+    "dtcourse.launch.rank",
+    "dtcourse.launch.launcher",
+    "dtcourse.collectives.backend.register",
+]
 
 
 def _new_server() -> Any:  # its private attributes are no part of its type

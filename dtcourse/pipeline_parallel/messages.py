@@ -95,7 +95,7 @@ class Mail:
     expected: what this rank receives in a step, in order (`incoming`)
     group:    the pipeline's ranks; group rank r performs the schedule's list r
     where:    where the stages of this rank compute. What comes is put there; a GPU's tensors travel over NCCL where every
-              rank has one, else through host memory (collectives/device_transport.py)
+              rank has one, else through host memory (collectives/wire/device_transport.py)
     """
 
     def __init__(

@@ -53,7 +53,7 @@ class Chunk:
 
 
 def from_replay(replay: Any, *, powers: bool = True) -> tuple[list[Message], list[State]]:
-    """(messages, states) of a real run's `collectives.replay.Replay`, for the functions below.
+    """(messages, states) of a real run's `profiling.replay.Replay`, for the functions below.
 
         plots.message_stepper(*plots.from_replay(Replay.of(run.timeline, starts)))
 

@@ -1,10 +1,11 @@
 """Predictions before anything runs: what machines are, what links carry, what a step will take.
 
-hardware.py     published figures of accelerators and links, each with its source
-topology.py     networks as graphs: hops, bisection, oversubscription
-nodes.py        nodes as graphs of PCIe, NVLink and NVSwitch: how long traffic takes on their links
-states.py       bytes of parameters, gradients and optimizer states, for each precision and ZeRO stage
-activations.py  bytes that a Transformer's forward pass keeps, tensor by tensor
-memory.py       the plan of a step's memory from both: does it fit?
-tracing.py      the same for any module, by running its step on tensors that have no memory
+hardware.py          published figures of accelerators and links, each with its source
+collective_cost.py   how long each collective algorithm takes: latency, gap, bytes, reduction
+topology.py          networks as graphs: hops, bisection, oversubscription
+nodes.py             nodes as graphs of PCIe, NVLink and NVSwitch: how long traffic takes on their links
+states.py            bytes of parameters, gradients and optimizer states, for each precision and ZeRO stage
+activations.py       bytes that a Transformer's forward pass keeps, tensor by tensor
+memory.py            the plan of a step's memory from both: does it fit?
+tracing.py           the same for any module, by running its step on tensors that have no memory
 """

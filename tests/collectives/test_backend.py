@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from dtcourse import launch, torch_private
-from dtcourse.collectives import backend
-from dtcourse.collectives.process_group import AlgorithmGroup
+from dtcourse.collectives.backend import register as backend
+from dtcourse.collectives.backend.process_group import AlgorithmGroup
 from dtcourse.launch import RankFailure
 
 RANKS = 4

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse import launch
-from dtcourse.collectives import backend
+from dtcourse.collectives.backend import register as backend
 from dtcourse.launch import RankFailure
 
 BACKENDS = backend.choices()
@@ -19,7 +19,7 @@ LIMIT = 120.0  # a hang would end in RankTimeout
 
 def _break_algorithm(culprit, collective):
     """From now on, that collective's algorithm raises on one rank."""
-    from dtcourse.collectives import algorithms
+    from dtcourse.collectives.backend import table as algorithms
 
     original = algorithms.algorithm
 

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import device, launch
-from dtcourse.collectives import device_transport, p2p, traffic
+from dtcourse.collectives import p2p, traffic
+from dtcourse.collectives.wire import device_transport
 
 
 def _staged():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dtcourse import emulation
-from dtcourse.collectives.emulated_future import EmulatedFuture
+from dtcourse.collectives.wire.emulated_future import EmulatedFuture
 from dtcourse.emulation import EmulatedDevice, clock
 from dtcourse.emulation.clock import VirtualClock
 from dtcourse.emulation.counting import CountOperations

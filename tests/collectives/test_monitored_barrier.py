@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import launch
-from dtcourse.collectives import EmulatedNetwork, backend, traffic
+from dtcourse.collectives import EmulatedNetwork, traffic
+from dtcourse.collectives.backend import register as backend
 
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {"backend": name} for name in backend.choices()},

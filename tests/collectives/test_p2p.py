@@ -178,7 +178,7 @@ def test_a_rank_loads_nothing_heavy():
     """What form_group imports is torch.distributed and files of this package."""
     code = (
         "import sys, torch, torch.distributed, dtcourse; before = set(sys.modules)\n"
-        "from dtcourse.collectives import backend; backend.register()\n"
+        "from dtcourse.collectives.backend import register; register.register()\n"
         "print(*sorted({m.partition('.')[0] for m in set(sys.modules) - before}))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,7 +12,9 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse import launch
-from dtcourse.collectives import EmulatedNetwork, algorithms, backend
+from dtcourse.collectives import EmulatedNetwork
+from dtcourse.collectives.backend import register as backend
+from dtcourse.collectives.backend import table as algorithms
 
 RANKS = 3
 BACKENDS = backend.choices()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from dtcourse import emulation, launch
 from dtcourse.collectives import p2p
-from dtcourse.collectives.arrivals import Posted, wait_any
+from dtcourse.collectives.wire.arrivals import Posted, wait_any
 from dtcourse.emulation import EmulatedNetwork
 from dtcourse.launch import RankFailure
 

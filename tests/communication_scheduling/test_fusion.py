@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from dtcourse import emulation, launch
-from dtcourse.collectives.cost import Link
 from dtcourse.communication_scheduling.fusion import (
     AssignDivision,
     Gradient,
@@ -25,6 +24,7 @@ from dtcourse.communication_scheduling.fusion import (
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.emulation import EmulatedNetwork
 from dtcourse.parameters.reducer import Reducer
+from dtcourse.simulator.collective_cost import Link
 
 LAYERS, WIDTH = 12, 12
 NBYTES = WIDTH * WIDTH * 4

@@ -7,8 +7,8 @@ import torch
 
 from dtcourse import emulation, launch
 from dtcourse.collectives import hierarchical, ring
-from dtcourse.collectives.cost import Link, hierarchical_seconds, seconds
 from dtcourse.emulation import EmulatedNetwork
+from dtcourse.simulator.collective_cost import Link, hierarchical_seconds, seconds
 
 ELEMENTS = 1200
 INSIDE, BETWEEN = Link(alpha=1e-5, beta=1e-8), Link(alpha=1e-4, beta=1e-6)

@@ -13,7 +13,7 @@ LESSONS = sorted({one.lesson for one in exercises().values()})
     [
         "dtcourse/course/judging/runs.py",
         "dtcourse/launch/deadlock.py",
-        "dtcourse/collectives/process_group.py",
+        "dtcourse/collectives/backend/process_group.py",
         "dtcourse/events.py",
         "tests/course/test_exercises.py",
         "requirements.lock",

@@ -68,7 +68,11 @@ def step(answer):
 
 def test_who_counts_is_found():
     found = _who_counts()
-    for name in ("collectives.channel", "collectives.process_group", "collectives.work"):
+    for name in (
+        "collectives.wire.channel",
+        "collectives.backend.process_group",
+        "collectives.wire.work",
+    ):
         assert f"dtcourse.{name}" in found
     assert "dtcourse.profiling.memory_tracker" in found and len(found) > 15
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse import launch
-from dtcourse.collectives import cost
 from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
 from dtcourse.launch import RankFailure
+from dtcourse.simulator import collective_cost as cost
 
 INFINITE = float("inf")
 

@@ -381,7 +381,7 @@ def test_mistakes_are_named(message):
 
 
 def test_a_replayed_run_becomes_messages_and_states():
-    from dtcourse.collectives.replay import Move, Replay
+    from dtcourse.profiling.replay import Move, Replay
 
     replay = Replay(
         [[Move(0, 1, 1, (1.0, 1.0), 8)]],

@@ -102,7 +102,7 @@ MAY_NAME_CUDA = {
     "dtcourse/launch/options.py",  # checks launch(device="cuda") before any rank has loaded torch
     "dtcourse/launch/cluster/remote.py",  # the same, for the nodes of a cluster
     "dtcourse/launch/__main__.py",  # --device
-    "dtcourse/collectives/backend.py",  # tells torch which devices a backend serves
+    "dtcourse/collectives/backend/register.py",  # tells torch which devices a backend serves
     "dtcourse/torch_private.py",  # the same, in torch's non-public names
 }
 

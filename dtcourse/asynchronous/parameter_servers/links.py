@@ -12,7 +12,7 @@ import torch.distributed as dist
 from dtcourse import events
 from dtcourse.asynchronous.parameter_servers.roles import PULL, PUSH
 from dtcourse.collectives import p2p
-from dtcourse.collectives.arrivals import Pending
+from dtcourse.collectives.wire.arrivals import Pending
 from dtcourse.emulation import clock
 from dtcourse.parameters.replicas import Group
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from dtcourse import device
 from dtcourse.collectives import traffic
-from dtcourse.collectives.work import CollectiveWork, Worker
+from dtcourse.collectives.wire.work import CollectiveWork, Worker
 from dtcourse.emulation import clock
 from dtcourse.parameters.replicas import Group
 

@@ -32,7 +32,7 @@ def _steps_of_exchange(
     exchange_both: Any, to_left: list[torch.Tensor], to_right: list[torch.Tensor]
 ) -> list[str]:
     """What this rank does, in the order of its own program: "send" and "recv" start a message, "recv done" waits."""
-    from dtcourse.collectives.channel import Channel, Message
+    from dtcourse.collectives.wire.channel import Channel, Message
 
     steps: list[str] = []
     start, wait, is_completed = Channel._start, Message.wait, Message.is_completed

@@ -234,8 +234,8 @@ def _steps_of_backward(attach: Any) -> list[str]:
 @contextmanager
 def _watching_collectives(steps: list[str], waits: Callable[[], None]) -> Iterator[None]:
     """Notes each collective that this rank calls, and says where it waits for one."""
-    from dtcourse.collectives.instrumented import InstrumentedGroup
-    from dtcourse.collectives.work import CollectiveWork
+    from dtcourse.collectives.backend.instrumented import InstrumentedGroup
+    from dtcourse.collectives.wire.work import CollectiveWork
 
     call, wait = InstrumentedGroup._watched, CollectiveWork.wait
 

@@ -7,7 +7,7 @@
     dist.all_reduce(x)                                   # ring.all_reduce(x), on send and receive alone
     DistributedDataParallel(model)                       # its buckets travel round the ring
 
-What torch then holds is a process_group.AlgorithmGroup. algorithms.py says which algorithm it runs.
+What torch then holds is a process_group.AlgorithmGroup. table.py says which algorithm it runs.
 dist.monitored_barrier, which torch keeps for gloo, is let through to it as well (torch_private.py).
 
 One thing does not run on a group written in Python: DDP's two communication hooks that are built into its C++
@@ -26,9 +26,9 @@ import torch.distributed as dist
 
 from dtcourse import device, torch_private
 from dtcourse.collectives import traffic
-from dtcourse.collectives.algorithms import choices
-from dtcourse.collectives.instrumented import InstrumentedGroup
-from dtcourse.collectives.process_group import AlgorithmGroup
+from dtcourse.collectives.backend.instrumented import InstrumentedGroup
+from dtcourse.collectives.backend.process_group import AlgorithmGroup
+from dtcourse.collectives.backend.table import choices
 from dtcourse.emulation.cluster import EmulatedCluster
 
 __all__ = ["choices", "form_group", "register"]

@@ -26,9 +26,9 @@ import torch.distributed as dist
 
 from dtcourse import device, events, torch_private
 from dtcourse.collectives import traffic
-from dtcourse.collectives.channel import Channel
 from dtcourse.collectives.traffic import Label
-from dtcourse.collectives.work import CollectiveWork, Worker
+from dtcourse.collectives.wire.channel import Channel
+from dtcourse.collectives.wire.work import CollectiveWork, Worker
 from dtcourse.emulation import clock
 from dtcourse.emulation.network import Ports
 

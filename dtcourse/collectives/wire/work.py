@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import events, torch_private
-from dtcourse.collectives.emulated_future import EmulatedFuture
+from dtcourse.collectives.wire.emulated_future import EmulatedFuture
 from dtcourse.emulation import clock
 from dtcourse.emulation.clock import Lane
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import launch
-from dtcourse.collectives.replay import Replay
+from dtcourse.profiling.replay import Replay
 
 
 def all_reduce(elements):

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from dtcourse import device, events
-from dtcourse.collectives import device_transport, traffic
-from dtcourse.collectives.arrivals import Pending, Posted
-from dtcourse.collectives.guard import Guard
+from dtcourse.collectives import traffic
 from dtcourse.collectives.traffic import Label
+from dtcourse.collectives.wire import device_transport
+from dtcourse.collectives.wire.arrivals import Pending, Posted
+from dtcourse.collectives.wire.guard import Guard
 from dtcourse.emulation import clock
 from dtcourse.emulation.network import Ports
 
@@ -30,7 +31,7 @@ _DTYPES = {
         sorted((d for d in vars(torch).values() if isinstance(d, torch.dtype)), key=str)
     )
 }
-PICTURED = 64  # elements up to which a recorded message keeps its values, for pictures (replay.py)
+PICTURED = 64  # elements up to which a recorded message keeps its values, for pictures (profiling/replay.py)
 _HEADER = 0x48  # goes into the tag of the note that precedes a message on an emulated network
 
 

@@ -2,7 +2,7 @@
 
 `dtcourse bench collectives` launches it for every backend; on several nodes, every rank runs the same function:
 
-    torchrun ... -m dtcourse.launch --backend ring dtcourse/collectives/bench.py:main --collective all_reduce
+    torchrun ... -m dtcourse.launch --backend ring dtcourse/profiling/collective_bench.py:main --collective all_reduce
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import device, events, torch_private
-from dtcourse.collectives import cost
 from dtcourse.plural import plural
+from dtcourse.simulator import collective_cost as cost
 
 SIZES = tuple(1 << k for k in range(10, 25, 2))  # 1 KiB to 16 MiB
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
@@ -66,7 +66,7 @@ def sweep(
 
 
 def _call(collective: str, elements: int) -> Callable[[], Any]:
-    """The collective on fresh tensors; nbytes is that of the whole vector, as in cost.py."""
+    """The collective on fresh tensors; nbytes is that of the whole vector, as in collective_cost.py."""
     ranks, where = dist.get_world_size(), device.current()
     whole = torch.ones(elements, device=where)
     part = torch.ones(elements // ranks, device=where)

@@ -3,9 +3,9 @@
 """A process group of torch.distributed whose collectives are ours.
 
 It answers every call that moves data (torch_private.DATA_METHODS): what is left out would run, silently, on the inner
-group. Collectives are numbered and run in order by the group's worker (work.py). Their messages go through the group's
+group. Collectives are numbered and run in order by the group's worker (wire/work.py). Their messages go through the group's
 channel to an inner gloo (or NCCL) group, which sees nothing but send and recv. A failure on one rank raises on all
-(guard.py).
+(wire/guard.py).
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import device, events, torch_private
-from dtcourse.collectives import algorithms, arguments, traffic
-from dtcourse.collectives.channel import Channel
-from dtcourse.collectives.guard import Guard, Splits, unwatch
-from dtcourse.collectives.monitored_barrier import meet
+from dtcourse.collectives import traffic
+from dtcourse.collectives.backend import arguments, table
+from dtcourse.collectives.backend.monitored_barrier import meet
 from dtcourse.collectives.traffic import Label
-from dtcourse.collectives.work import CollectiveWork, Worker
+from dtcourse.collectives.wire.channel import Channel
+from dtcourse.collectives.wire.guard import Guard, Splits, unwatch
+from dtcourse.collectives.wire.work import CollectiveWork, Worker
 
 
 class AlgorithmGroup(dist.ProcessGroup):
@@ -89,7 +90,7 @@ class AlgorithmGroup(dist.ProcessGroup):
         def collective(number: int) -> None:
             if self.guard.failure is not None:
                 raise self.guard.failure
-            # The number and the words go into the tag of every message: see channel.py.
+            # The number and the words go into the tag of every message: see wire/channel.py.
             salt = zlib.crc32(f"{number} {what}".encode()) | 1
             begun = events.now()
             sizes = splits() if splits is not None else None
@@ -116,7 +117,7 @@ class AlgorithmGroup(dist.ProcessGroup):
         return self._worker.submit(CollectiveWork(name, tensors), collective, now, numbered=True)
 
     def _algorithm(self, collective: str) -> Callable[..., Any]:
-        return algorithms.algorithm(self.backend, collective)
+        return table.algorithm(self.backend, collective)
 
     def _root(self, options: Any) -> str:
         if not 0 <= options.rootRank < self.size():

@@ -10,9 +10,18 @@ from pathlib import Path
 import pytest
 
 from dtcourse import launch
-from dtcourse.collectives import bench, cost
-from dtcourse.collectives.cost import Link, Terms, bus_bandwidth, crossover, fit, seconds, terms
 from dtcourse.emulation import EmulatedNetwork
+from dtcourse.profiling import collective_bench as bench
+from dtcourse.simulator import collective_cost as cost
+from dtcourse.simulator.collective_cost import (
+    Link,
+    Terms,
+    bus_bandwidth,
+    crossover,
+    fit,
+    seconds,
+    terms,
+)
 
 
 @pytest.mark.parametrize("p", [2, 4, 8])

@@ -164,7 +164,7 @@ def run(
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="slurm, or a cluster.toml: run the launches that are not emulated as its jobs."
+            help="slurm, or a cluster.toml: run the launches that are not emulated as its jobs. The same as -p CLUSTER slurm."
         ),
     ] = None,
 ) -> None:
@@ -191,17 +191,12 @@ def run(
     chosen = list(dict.fromkeys(chosen))
     from dtcourse.course import execute
 
+    given = _parameters(parameter or [])
     if cluster is not None:
-        import os
-
         from dtcourse.launch.cluster import remote
-        from dtcourse.launch.launcher import CLUSTER_FOR_ALL
 
         remote.find(cluster)  # said before anything runs
-        os.environ[CLUSTER_FOR_ALL] = (
-            str(Path(cluster).resolve()) if cluster.endswith(".toml") else cluster
-        )
-    given = _parameters(parameter or [])
+        given["CLUSTER"] = str(Path(cluster).resolve()) if cluster.endswith(".toml") else cluster
     # What can be wrong with the request is said before an hour of running, not after it.
     for path in chosen:
         if given:

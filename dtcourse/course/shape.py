@@ -11,7 +11,7 @@ from dtcourse.course.normalise import staleness
 from dtcourse.course.notebook import Cell, Notebook, card, code_cells, output_text, tags
 from dtcourse.course.reproducible import REPLACEMENTS
 
-PARAMETERS = ("WORLD_SIZE", "DEVICE", "BACKEND")
+PARAMETERS = ("WORLD_SIZE", "DEVICE", "BACKEND", "CLUSTER")
 SECTIONS = ("Break it", "The real thing", "What to remember")
 IGNORED = "nbval-ignore-output"
 LONGEST = 25
@@ -127,7 +127,10 @@ def _parameters(notebook: Notebook) -> list[str]:
         missing = [name for name in PARAMETERS if name not in parameters(notebook)]
     except ValueError as error:
         return [str(error)]
-    return [f"the parameters cell does not set {', '.join(missing)}"] if missing else []
+    found = [f"the parameters cell does not set {', '.join(missing)}"] if missing else []
+    if not any("use_cluster(CLUSTER)" in "".join(cell["source"]) for cell in code_cells(notebook)):
+        found.append("no cell calls use_cluster(CLUSTER), so its launches stay on this machine")
+    return found
 
 
 def _topics(notebook: Notebook, number: str, topics: Mapping[str, str]) -> list[str]:

@@ -1,6 +1,6 @@
 """Ranks from a notebook cell: `launch(step, 4)` runs step() in four fresh processes and brings the results back.
 
-launcher.py       launch()
+launcher.py       launch(), and use_cluster(): where a notebook's launches go
 options.py        which device and backend; what a user may ask for
 processes.py      the ranks of one launch: started, watched, gone in the end
 server.py         the fork server that makes a rank start in milliseconds
@@ -23,7 +23,7 @@ cluster/          launch(..., cluster="slurm"): the same cell on the nodes of a 
 
 from dtcourse.launch import messages, server, template, waiting
 from dtcourse.launch.failures import RankFailure, RankTimeout
-from dtcourse.launch.launcher import launch
+from dtcourse.launch.launcher import launch, shared_folder, use_cluster
 from dtcourse.launch.messages import progress, send_message
 from dtcourse.launch.run import Run
 from dtcourse.launch.torchrun import torchrun_command
@@ -35,7 +35,9 @@ __all__ = [
     "launch",
     "progress",
     "send_message",
+    "shared_folder",
     "torchrun_command",
+    "use_cluster",
 ]
 
 if messages.in_notebook():  # a script that never launches pays nothing

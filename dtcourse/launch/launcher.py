@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dtcourse.emulation.cluster import EmulatedCluster, measured_again
@@ -28,9 +29,8 @@ from dtcourse.launch.interrupts import Interrupts
 from dtcourse.launch.processes import Ranks
 from dtcourse.launch.run import Run
 
-# Where launches go that name no cluster: `dtcourse run 06 --cluster slurm` runs a whole lesson there. What is emulated
-# stays here, where it takes the same emulated time.
-CLUSTER_FOR_ALL = "DTCOURSE_LAUNCH_ON"
+HERE = "here"  # launch(..., cluster=HERE): on this machine, whatever use_cluster said
+_cluster_of_all: str | None = None
 
 
 def launch(
@@ -83,7 +83,8 @@ def launch(
                 soon as it is known, and stands in run.failures. Nothing is raised then
     cluster:    "slurm" runs the same function on the nodes of a cluster, as its cluster.toml says (or give the path of
                 such a file): a job is submitted and followed, and comes back like a launch on this machine. timeout
-                counts from when the ranks have begun, not the time in the queue; Ctrl-C cancels the job
+                counts from when the ranks have begun, not the time in the queue; Ctrl-C cancels the job. "here" is
+                this machine; None is this machine too, but where use_cluster named another place
     verbose:    say in one line what was chosen
 
     Raises RankFailure if a rank raised, exited or was killed; RankTimeout at the time limit; ValueError for what
@@ -97,7 +98,9 @@ def launch(
         goes_on = options.goes_on(on_failure)
         added = {name: str(value) for name, value in (env or {}).items()}
         if cluster is None and devices is None and network is None:
-            cluster = os.environ.get(CLUSTER_FOR_ALL)
+            cluster = _cluster_of_all
+        if cluster == HERE:
+            cluster = None
         if cluster is None:
             layout = options.choose(world_size, backend, device, nodes, threads)
         else:
@@ -140,6 +143,41 @@ def launch(
     except BaseException as error:
         failures.hide_our_frames(error)
         raise
+
+
+def use_cluster(cluster: str | None) -> None:
+    """Sends every launch from now on that names no cluster to this one; None: to this machine, as at the start.
+
+    cluster: as launch takes it. ValueError where there is none.
+
+    What is emulated stays on this machine, where it takes the same emulated time. It is what a lesson's CLUSTER
+    parameter does, and so `dtcourse run 06 --cluster slurm`.
+    """
+    global _cluster_of_all
+    if cluster is not None and cluster != HERE:
+        from dtcourse.launch.cluster import remote
+
+        remote.find(cluster)
+        if cluster.endswith(".toml"):  # the notebook may change its folder later
+            cluster = os.path.abspath(cluster)
+    _cluster_of_all = cluster
+
+
+def shared_folder() -> str | None:
+    """A folder whose files all ranks see, for tempfile's `dir`: the cluster's own where use_cluster named one.
+
+    None is tempfile's usual place, which ranks on this machine see.
+
+        with tempfile.TemporaryDirectory(dir=shared_folder()) as folder:
+            launch(write_a_part, 4, folder)
+    """
+    if _cluster_of_all in (None, HERE):
+        return None
+    from dtcourse.launch.cluster import remote
+
+    folder = Path(remote.find(_cluster_of_all).folder).expanduser()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return str(folder)
 
 
 def _run_here(

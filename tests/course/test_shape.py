@@ -22,10 +22,11 @@ TEXT = """\
 
 # %% id=parameters tags=parameters
 WORLD_SIZE = 4
-DEVICE = BACKEND = None
+DEVICE = BACKEND = CLUSTER = None
 
 # %% id=one topics=02.spmd
 print(1)
+use_cluster(CLUSTER)
 
 # %% id=two topics=02.launching
 print(2)
@@ -66,6 +67,8 @@ def test_a_lesson_in_shape_has_no_faults():
         ("**Needs:** two CPU cores.", "", "what it needs"),
         ("![ranks](ranks.png)", "", "no picture"),
         ("id=parameters tags=parameters", "id=parameters", "0 cells are tagged `parameters`"),
+        ("BACKEND = CLUSTER", "BACKEND", "does not set CLUSTER"),
+        ("use_cluster(CLUSTER)", "", "its launches stay on this machine"),
         ("DEVICE = BACKEND = None", "DEVICE = None", "does not set BACKEND"),
         ("topics=02.launching", "", "no code cell teaches 02.launching"),
         ("topics=02.launching", "topics=02.launchin", "02.launchin is no topic"),

@@ -96,7 +96,7 @@ def _executor(
         QUIET,
     ]
     # What a shell exported once would lead the ranks astray; the agents say where they meet.
-    setup.append("unset MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK DTCOURSE_LAUNCH_ON")
+    setup.append("unset MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK")
     extra: dict[str, Any] = {"requeue" if requeue else "no-requeue": True}
     if settings.container:
         extra["container-image"] = settings.container

@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ import torch.distributed as dist
 from dtcourse import launch
 from dtcourse.launch import RankFailure, RankTimeout, progress, send_message
 from dtcourse.launch.cluster import call, jobs
+from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.record import JobFailed
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
 
@@ -503,17 +506,34 @@ def test_a_number_that_slurm_has_given_again_is_not_taken_for_the_old_job(tmp_pa
     assert [job.state for job in jobs.known(tmp_path / "jobs")] == ["GONE"]
 
 
-def test_all_launches_of_a_lesson_can_be_sent_to_the_cluster(monkeypatch):
+def test_all_launches_of_a_lesson_can_be_sent_to_the_cluster(cluster, request):
     from dtcourse.emulation import EmulatedNetwork
+    from dtcourse.launch import shared_folder, use_cluster
 
-    monkeypatch.setenv("DTCOURSE_LAUNCH_ON", "slurm")
+    request.addfinalizer(lambda: use_cluster(None))
+    assert shared_folder() is None
 
     def step():
         return os.environ.get("SLURMD_NODENAME")
 
+    use_cluster("slurm")
     assert list(launch(step, 2, nodes=2)) == ["n1", "n2"]
     here = launch(step, 2, network=EmulatedNetwork(latency=1e-5, bandwidth=1e9))
     assert list(here) == [None, None], "what is emulated stays here"
+    assert list(launch(step, 2, cluster="here")) == [None, None]
+    with tempfile.TemporaryDirectory(dir=shared_folder()) as folder:
+        assert list(launch(os.path.isdir, 2, folder, nodes=2)) == [True, True]
+        assert Path(folder).is_relative_to(clusters.find("slurm").folder)
+    use_cluster(None)
+    assert list(launch(step, 2)) == [None, None] and shared_folder() is None
+
+
+def test_a_cluster_that_is_none_is_refused_before_the_first_launch():
+    from dtcourse.launch import use_cluster
+
+    with pytest.raises(ValueError, match="there is no file"):
+        use_cluster("nowhere.toml")
+    assert list(launch(lambda: 1, 2)) == [1, 1]
 
 
 def test_ranks_have_cores_of_their_own_where_slurm_binds_the_node_s_task():

@@ -69,7 +69,7 @@ def test_a_lesson_in_shape_has_no_faults():
         ("id=parameters tags=parameters", "id=parameters", "0 cells are tagged `parameters`"),
         ("BACKEND = CLUSTER", "BACKEND", "does not set CLUSTER"),
         ("use_cluster(CLUSTER)", "", "its launches stay on this machine"),
-        ("DEVICE = BACKEND = None", "DEVICE = None", "does not set BACKEND"),
+        ("DEVICE = BACKEND = CLUSTER", "DEVICE = CLUSTER", "does not set BACKEND"),
         ("topics=02.launching", "", "no code cell teaches 02.launching"),
         ("topics=02.launching", "topics=02.launchin", "02.launchin is no topic"),
         ("topics=02.launching", "topics=launching", "write the topic as 02.launching"),

@@ -12,7 +12,7 @@ autograd.py          collectives that gradients go back through
 
 What these share: reduce_ops.py (what is combined, and how), chunks.py (blocks, chunks, scratch memory), checks.py (mistakes
 in a call), subgroup.py (some ranks of a group, over its messages). How steps become torch.distributed's calls: forms.py,
-personal_forms.py (where each rank gets something else) and running.py. What was sent: traffic.py.
+personal_forms.py (where each rank gets something else) and running.py. What was sent: traffic.py counts, counted.py sums.
 
 wire/                what carries the messages: channel, tags, workers, guard
 backend/             the algorithms behind torch.distributed's own calls: launch(..., backend="ring")
@@ -25,7 +25,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_LAZY = {"EmulatedNetwork": "dtcourse.emulation", "Traffic": "dtcourse.collectives.traffic"}
+_LAZY = {"EmulatedNetwork": "dtcourse.emulation", "Traffic": "dtcourse.collectives.counted"}
 
 
 def __getattr__(name: str) -> Any:

@@ -44,6 +44,59 @@ AHEAD = 2  # receives posted at a time
 # --- the two phases --------------------------------------------------------------------------------------------
 
 
+def reduce_scatter_phase(
+    chunks: Sequence[Sequence[torch.Tensor]], reduction: Reduction, group: Any
+) -> list[Work]:
+    """p - 1 steps, after which block `rank` is complete. Returns what is still being sent.
+
+    chunks: chunks[b] are the chunks of block b, views of the vector; the other blocks end as partial sums
+    """
+    rank, left, right = _neighbours(group)
+    if left == rank:  # alone
+        return []
+    # What comes from the left: the block that set out two ranks ago, the one before it, ..., at last the own.
+    incoming = _in_order(chunks, first=rank - 2)
+    arrived = arriving(_slots(incoming), left, group, TAG, AHEAD)
+    # 1. The block that sets out from here is sent as it is.
+    sending = [p2p.isend(chunk, right, group, TAG) for chunk in chunks[left]]
+    # 2. To each chunk that comes in, add this rank's part.
+    for i, (mine, partial_sum) in enumerate(zip(incoming, arrived, strict=True)):
+        reduction.combine(partial_sum, mine, out=mine)
+        # 3. Send it on, but for the own block: that has been everywhere and is complete.
+        if i < len(incoming) - len(chunks[rank]):
+            sending.append(p2p.isend(mine, right, group, TAG))
+    return sending
+
+
+def all_gather_phase(
+    chunks: Sequence[Sequence[torch.Tensor]],
+    group: Any,
+    gathered: Iterator[torch.Tensor] | None = None,
+) -> list[Work]:
+    """p - 1 steps, before which block `rank` is complete, and after which all are. Returns what is still being sent.
+
+    gathered: what `expect_blocks` returned, where the receives were posted earlier
+    """
+    rank, _, right = _neighbours(group)
+    if right == rank:  # alone
+        return []
+    gathered = expect_blocks(chunks, group) if gathered is None else gathered
+    # 1. Send the own block.
+    sending = [p2p.isend(chunk, right, group, TAG + 1) for chunk in chunks[rank]]
+    # 2. Send on whatever comes, but for the last block: it is the right neighbour's own.
+    on = sum(map(len, chunks)) - len(chunks[rank]) - len(chunks[right])
+    for i, chunk in enumerate(gathered):
+        if i < on:
+            sending.append(p2p.isend(chunk, right, group, TAG + 1))
+    return sending
+
+
+def expect_blocks(chunks: Sequence[Sequence[torch.Tensor]], group: Any) -> Iterator[torch.Tensor]:
+    """Posts the first receives of the all-gather, straight into place: the left neighbour's block comes first."""
+    rank, left, _ = _neighbours(group)
+    return arriving(_in_order(chunks, first=rank - 1), left, group, TAG + 1, AHEAD)
+
+
 def reduce_scatter_steps(
     vector: torch.Tensor,
     bounds: Sequence[int],
@@ -51,15 +104,15 @@ def reduce_scatter_steps(
     group: Any,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> None:
-    """Takes p - 1 steps, after which block `rank` of the vector is complete; the others hold partial sums."""
-    _Ring(vector, bounds, group, chunk_bytes).reduce_scatter(reduction).wait()
+    """The first phase alone: block `rank` of the vector ends complete; the others hold partial sums."""
+    wait_all(reduce_scatter_phase(_chunks(vector, bounds, chunk_bytes), reduction, group))
 
 
 def all_gather_steps(
     vector: torch.Tensor, bounds: Sequence[int], group: Any, chunk_bytes: int = CHUNK_BYTES
 ) -> None:
-    """Takes p - 1 steps, before which block `rank` is complete, and after which all are."""
-    _Ring(vector, bounds, group, chunk_bytes).expect().all_gather().wait()
+    """The second phase alone: block `rank` is there before, all blocks after."""
+    wait_all(all_gather_phase(_chunks(vector, bounds, chunk_bytes), group))
 
 
 def all_reduce_steps(
@@ -70,75 +123,37 @@ def all_reduce_steps(
     The second phase's receives are posted before the first phase begins: a complete block can come only after this
     rank has added its part to it, so its place is free by then.
     """
-    around = _Ring(x, even_bounds(len(x), p2p.size(group)), group, chunk_bytes)
-    around.expect().reduce_scatter(reduction)
-    for chunk in around.chunks[around.rank]:
+    chunks = _chunks(x, even_bounds(len(x), p2p.size(group)), chunk_bytes)
+    gathered = expect_blocks(chunks, group)
+    sending = reduce_scatter_phase(chunks, reduction, group)
+    for chunk in chunks[p2p.rank(group)]:
         reduction.finish(chunk)
-    around.all_gather().wait()
+    wait_all(sending + all_gather_phase(chunks, group, gathered))
 
 
-class _Ring:
-    """One rank of the ring, and the vector that goes round: `chunks[b]` are the chunks of block b."""
+def wait_all(sending: Sequence[Work]) -> None:
+    """Waits until all that was sent has gone, so that the vector may change again."""
+    for work in sending:
+        work.wait()
 
-    def __init__(
-        self, vector: torch.Tensor, bounds: Sequence[int], group: Any, chunk_bytes: int
-    ) -> None:
-        self.group, self.rank, self.ranks = group, p2p.rank(group), p2p.size(group)
-        self.left, self.right = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
-        self.chunks = [cut(block, chunk_bytes) for block in blocks_of(vector, bounds)]
-        self._sending: list[Work] = []
-        self._gathered: Iterator[torch.Tensor] = iter(())
 
-    def reduce_scatter(self, reduction: Reduction) -> _Ring:
-        if self.ranks == 1:
-            return self
-        # What comes from the left: the block that set out two ranks ago, the one before it, ..., at last the own.
-        own = self.chunks[self.rank]
-        incoming = self._in_order(first=self.rank - 2)
-        arrived = arriving(_slots(incoming), self.left, self.group, TAG, AHEAD)
-        # 1. The block that sets out from here is sent as it is.
-        for chunk in self.chunks[self.left]:
-            self._send(chunk, TAG)
-        # 2. To each chunk that comes in, add this rank's part.
-        for i, (mine, partial_sum) in enumerate(zip(incoming, arrived, strict=True)):
-            reduction.combine(partial_sum, mine, out=mine)
-            # 3. Send it on, but for the own block: that has been everywhere and is complete.
-            if i < len(incoming) - len(own):
-                self._send(mine, TAG)
-        return self
+def _neighbours(group: Any) -> tuple[int, int, int]:
+    """This rank, its left neighbour and its right one."""
+    rank, ranks = p2p.rank(group), p2p.size(group)
+    return rank, (rank - 1) % ranks, (rank + 1) % ranks
 
-    def expect(self) -> _Ring:
-        """Posts the first receives of the all-gather, straight into place: the left neighbour's block comes first."""
-        if self.ranks > 1:
-            incoming = self._in_order(first=self.rank - 1)
-            self._gathered = arriving(incoming, self.left, self.group, TAG + 1, AHEAD)
-        return self
 
-    def all_gather(self) -> _Ring:
-        if self.ranks == 1:
-            return self
-        # 1. Send the own block.
-        for chunk in self.chunks[self.rank]:
-            self._send(chunk, TAG + 1)
-        # 2. Send on whatever comes, but for the last block: it is the right neighbour's own.
-        on = sum(map(len, self.chunks)) - len(self.chunks[self.rank]) - len(self.chunks[self.right])
-        for i, chunk in enumerate(self._gathered):
-            if i < on:
-                self._send(chunk, TAG + 1)
-        return self
+def _chunks(
+    vector: torch.Tensor, bounds: Sequence[int], chunk_bytes: int
+) -> list[list[torch.Tensor]]:
+    return [cut(block, chunk_bytes) for block in blocks_of(vector, bounds)]
 
-    def wait(self) -> None:
-        """Waits until all that was sent has gone, so that the vector may change again."""
-        for work in self._sending:
-            work.wait()
 
-    def _in_order(self, first: int) -> list[torch.Tensor]:
-        """The chunks of p - 1 blocks: `first`, and those before it on the ring."""
-        blocks = [(first - step) % self.ranks for step in range(self.ranks - 1)]
-        return [chunk for block in blocks for chunk in self.chunks[block]]
-
-    def _send(self, chunk: torch.Tensor, tag: int) -> None:
-        self._sending.append(p2p.isend(chunk, self.right, self.group, tag))
+def _in_order(chunks: Sequence[Sequence[torch.Tensor]], first: int) -> list[torch.Tensor]:
+    """The chunks of p - 1 blocks: `first`, and those before it on the ring."""
+    ranks = len(chunks)
+    blocks = [(first - step) % ranks for step in range(ranks - 1)]
+    return [chunk for block in blocks for chunk in chunks[block]]
 
 
 # --- the ring as a chain: one root -----------------------------------------------------------------------------
@@ -154,8 +169,7 @@ def broadcast_steps(x: torch.Tensor, root: int, group: Any, chunk_bytes: int = C
     if rank != root:
         chunks = arriving(chunks, left, group, TAG, AHEAD)
     sending = [p2p.isend(c, right, group, TAG) if right != root else None for c in chunks]
-    for work in filter(None, sending):
-        work.wait()
+    wait_all([work for work in sending if work is not None])
 
 
 def reduce_steps(
@@ -178,8 +192,7 @@ def reduce_steps(
             reduction.combine(next(arrived), mine, out=sums[i])
         if rank != root:
             sending.append(p2p.isend(sums[i], right, group, TAG))
-    for work in sending:
-        work.wait()
+    wait_all(sending)
 
 
 def _slots(chunks: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

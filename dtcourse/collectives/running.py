@@ -2,17 +2,21 @@
 
 Collectives of one group run one after the other, in the order in which they were called: each rank has one worker
 thread a group for the asynchronous ones (wire/work.py), and a blocking collective queues behind those still under way.
+A backend's process group has its own such thread, in which what it calls here runs at once (`inside`); either way the
+collective is one event of the timeline (`recorded`) and one call of the traffic.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from dtcourse import events
 from dtcourse.collectives import checks, traffic
 from dtcourse.collectives.wire.work import CollectiveWork, Worker
 
@@ -35,18 +39,18 @@ def run(
     """
     label = traffic.in_operation()
 
-    def job(_: int = 0) -> None:
+    def steps_alone() -> None:
         # What a worker does still belongs to the operation that its caller was in.
         with traffic.labelled(label), traffic.operation(name):
-            before, _here.inside = getattr(_here, "inside", False), True
-            try:
-                checks.agree(group, agree)
-                steps()
-            finally:
-                _here.inside = before
+            checks.agree(group, agree)
+            steps()
 
-    if getattr(_here, "inside", False) and not async_op:  # a collective that is made of others
-        job()
+    def job(_: int = 0) -> None:
+        with inside(), recorded(name, result):
+            steps_alone()
+
+    if _is_inside() and not async_op:  # a collective that is made of others, or that a backend runs
+        steps_alone()
         return None
     worker = _workers.get(group)
     if worker is None:
@@ -57,3 +61,33 @@ def run(
         return work
     work.wait()
     return None
+
+
+@contextmanager
+def inside() -> Iterator[None]:
+    """In this thread a collective is under way: those that it calls are parts of it, and run where they are called."""
+    before, _here.inside = _is_inside(), True
+    try:
+        yield
+    finally:
+        _here.inside = before
+
+
+def _is_inside() -> bool:
+    return getattr(_here, "inside", False)
+
+
+@contextmanager
+def recorded(name: str, tensors: Sequence[torch.Tensor], **detail: Any) -> Iterator[None]:
+    """Makes what happens inside an event of the timeline: the collective, with the bytes that it is about."""
+    begun = events.now()
+    yield
+    events.add(
+        name,
+        "communication",
+        begun,
+        events.now(),
+        bytes=sum(t.numel() * t.element_size() for t in tensors),
+        lane="collectives",
+        detail={"phase": traffic.current_phase(), **detail},
+    )

@@ -1,4 +1,4 @@
-"""What the ranks sent: messages and bytes, by rank, operation, phase of the step, and peer.
+"""Counting what a rank sends: messages and bytes, by operation, phase of the step, and peer (counted.py holds the sums).
 
 Our own backends are counted message by message where `p2p` hands them to the network, so the figures are exact.
 What gloo or NCCL does inside is not visible from here: for them the wrapper in `instrumented` counts the *algorithmic*
@@ -19,205 +19,14 @@ activation checkpointing recomputes), else "forward"; `with traffic.phase("optim
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch.distributed as dist
 
 from dtcourse import torch_private
-from dtcourse.plural import plural
-
-SENT, RECEIVED = "sent", "received"
-
-
-class Row(NamedTuple):
-    """Messages that one rank exchanged with one peer in one operation.
-
-    rank, peer: ranks of the default group; peer is None where a row counts algorithmic volume
-    direction:  "sent" or "received"
-    """
-
-    rank: int
-    operation: str
-    phase: str
-    direction: str
-    peer: int | None
-    messages: int
-    bytes: int
-
-
-class Traffic:
-    """The messages of one or of all ranks. Every number is a sum over the rows that match what is given."""
-
-    def __init__(
-        self,
-        rows: Iterable[Row] = (),
-        calls: dict[tuple[int, str, str], int] | None = None,
-        algorithmic: bool = False,
-    ) -> None:
-        self.rows = list(rows)
-        self._calls = dict(calls or {})
-        self.algorithmic = algorithmic
-
-    @classmethod
-    def from_ranks(cls, records: Iterable[RankRecord | None]) -> Traffic:
-        """One Traffic from what `collect()` returned in each rank."""
-        present = [record for record in records if record is not None]
-        return cls(
-            [row for record in present for row in record.rows],
-            {key: n for record in present for key, n in record.calls.items()},
-            any(record.algorithmic for record in present),
-        )
-
-    def select(
-        self,
-        *,
-        rank: int | None = None,
-        operation: str | None = None,
-        phase: str | None = None,
-        direction: str | None = None,
-        peer: int | None = None,
-    ) -> list[Row]:
-        """The rows that match everything given."""
-        wanted = {
-            "rank": rank,
-            "operation": operation,
-            "phase": phase,
-            "direction": direction,
-            "peer": peer,
-        }
-        wanted = {name: value for name, value in wanted.items() if value is not None}
-        return [r for r in self.rows if all(getattr(r, k) == v for k, v in wanted.items())]
-
-    def bytes_sent(
-        self,
-        rank: int | None = None,
-        operation: str | None = None,
-        phase: str | None = None,
-        peer: int | None = None,
-    ) -> int:
-        """Bytes of payload sent, by one rank or by all (rank=None); peer is whom they went to."""
-        chosen = self.select(rank=rank, operation=operation, phase=phase, peer=peer, direction=SENT)
-        return sum(row.bytes for row in chosen)
-
-    def messages_sent(
-        self,
-        rank: int | None = None,
-        operation: str | None = None,
-        phase: str | None = None,
-        peer: int | None = None,
-    ) -> int:
-        chosen = self.select(rank=rank, operation=operation, phase=phase, peer=peer, direction=SENT)
-        return sum(row.messages for row in chosen)
-
-    def bytes_received(
-        self,
-        rank: int | None = None,
-        operation: str | None = None,
-        phase: str | None = None,
-        peer: int | None = None,
-    ) -> int:
-        chosen = self.select(
-            rank=rank, operation=operation, phase=phase, peer=peer, direction=RECEIVED
-        )
-        return sum(row.bytes for row in chosen)
-
-    def messages_received(
-        self,
-        rank: int | None = None,
-        operation: str | None = None,
-        phase: str | None = None,
-        peer: int | None = None,
-    ) -> int:
-        chosen = self.select(
-            rank=rank, operation=operation, phase=phase, peer=peer, direction=RECEIVED
-        )
-        return sum(row.messages for row in chosen)
-
-    def calls(
-        self, rank: int | None = None, operation: str | None = None, phase: str | None = None
-    ) -> int:
-        """How often a collective was called (a call of all four ranks counts four times unless `rank` is given)."""
-        return sum(
-            n
-            for (r, o, p), n in self._calls.items()
-            if rank in (None, r) and operation in (None, o) and phase in (None, p)
-        )
-
-    @property
-    def ranks(self) -> list[int]:
-        return sorted({row.rank for row in self.rows} | {rank for rank, _, _ in self._calls})
-
-    @property
-    def operations(self) -> list[str]:
-        """Names of the operations, in the order in which they were first used."""
-        return list(
-            dict.fromkeys([r.operation for r in self.rows] + [o for _, o, _ in self._calls])
-        )
-
-    def matrix(self) -> list[list[int]]:
-        """bytes[src][dst] over all pairs of ranks; only where messages were counted exactly."""
-        size = max([*self.ranks, *(row.peer or 0 for row in self.rows), -1]) + 1
-        counts = [[0] * size for _ in range(size)]
-        for row in self.rows:
-            if row.direction == SENT and row.peer is not None:
-                counts[row.rank][row.peer] += row.bytes
-        return counts
-
-    def table(self) -> list[dict[str, int | str]]:
-        """One dict a rank, operation and phase: for pandas, or to print."""
-        lines: dict[tuple[int, str, str], dict[str, int | str]] = {}
-        keys = [(row.rank, row.operation, row.phase) for row in self.rows] + list(self._calls)
-        for key in sorted(dict.fromkeys(keys)):
-            rank, operation, phase = key
-            lines[key] = {
-                "rank": rank,
-                "operation": operation,
-                "phase": phase,
-                "calls": self._calls.get(key, 0),
-                "messages sent": self.messages_sent(*key),
-                "bytes sent": self.bytes_sent(*key),
-                "messages received": self.messages_received(*key),
-                "bytes received": self.bytes_received(*key),
-            }
-        return list(lines.values())
-
-    def __str__(self) -> str:
-        rows = self.table()
-        if not rows:
-            return "no traffic"
-        if self.algorithmic:  # nobody has seen a message, so there is none to count
-            rows = [
-                {k: v for k, v in row.items() if "messages" not in k and "received" not in k}
-                for row in rows
-            ]
-            rows = [
-                {k.replace("bytes sent", "algorithmic bytes"): v for k, v in row.items()}
-                for row in rows
-            ]
-        cells = [list(rows[0])] + [
-            [f"{v:,}" if isinstance(v, int) else v for v in row.values()] for row in rows
-        ]
-        widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
-        text = {1, 2}  # operation and phase; all other columns are numbers
-        return "\n".join(
-            "  ".join(
-                c.ljust(w) if i in text else c.rjust(w)
-                for i, (c, w) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in cells
-        )
-
-    def __repr__(self) -> str:
-        kind = "algorithmic bytes" if self.algorithmic else "bytes"
-        messages = "" if self.algorithmic else f"{self.messages_sent():,} messages, "
-        return (
-            f"Traffic({plural(len(self.ranks), 'rank')}, {messages}"
-            f"{self.bytes_sent():,} {kind} sent: {', '.join(self.operations) or 'nothing'})"
-        )
-
+from dtcourse.collectives.counted import RECEIVED, SENT, RankRecord, Row, Traffic
 
 # --- what a message belongs to ---------------------------------------------------------------------------------
 
@@ -286,15 +95,6 @@ def labelled(label: Label | None) -> Iterator[None]:
 
 
 # --- counting, inside a rank -----------------------------------------------------------------------------------
-
-
-@dataclass
-class RankRecord:
-    """What one rank counted: plain data, to be sent to the notebook."""
-
-    rows: list[Row]
-    calls: dict[tuple[int, str, str], int] = field(default_factory=dict)
-    algorithmic: bool = False
 
 
 class Counter(Traffic):

@@ -52,7 +52,7 @@ class Run(Sequence[Any]):
         self._timeline: Timeline | None = None
         self._traffic: Any = None
         if recorded:
-            from dtcourse.collectives.traffic import Traffic
+            from dtcourse.collectives.counted import Traffic
 
             self._timeline = Timeline(e for a in answers for e in a["events"])
             self._traffic = Traffic.from_ranks([a["traffic"] for a in answers])
@@ -76,7 +76,7 @@ class Run(Sequence[Any]):
 
     @property
     def traffic(self) -> Any:
-        """What each rank sent: a `collectives.traffic.Traffic`. ValueError where nothing was recorded."""
+        """What each rank sent: a `collectives.counted.Traffic`. ValueError where nothing was recorded."""
         return self._recorded(self._traffic)
 
     @property

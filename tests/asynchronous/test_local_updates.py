@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from dtcourse import launch
 from dtcourse.asynchronous import DiLoCo, ElasticAveraging, GossipSGD, LocalSGD, mixing
 from dtcourse.collectives import traffic
+from dtcourse.collectives.counted import Traffic
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.profiling.memory_tracker import MemoryTracker
 from dtcourse.verify import CASES
@@ -261,13 +262,13 @@ def test_bytes_are_the_formulas():
         "DiLoCo": (STEPS // 3, size, 2),
     }
     for name, (meetings, each, numbers) in expected.items():
-        together = traffic.Traffic.from_ranks([found[name] for found, _ in run])
+        together = Traffic.from_ranks([found[name] for found, _ in run])
         assert together.bytes_sent() == meetings * 2 * (p - 1) * (each + 16 * numbers), name
-    together = traffic.Traffic.from_ranks([found["post-local"] for found, _ in run])
+    together = Traffic.from_ranks([found["post-local"] for found, _ in run])
     agreement = (STEPS - 4) // 2 * 48
     assert together.bytes_sent() == 2 * (p - 1) * ((4 + (STEPS - 4) // 2) * size + agreement)
     for name, graph in graphs(p).items():
-        together = traffic.Traffic.from_ranks([found["gossip", name] for found, _ in run])
+        together = Traffic.from_ranks([found["gossip", name] for found, _ in run])
         matrices = mixing.rounds(graph)
         for rank in range(p):
             destinations = [

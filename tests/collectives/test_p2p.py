@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from dtcourse import launch
 from dtcourse.collectives import p2p, traffic
+from dtcourse.collectives.counted import Traffic
 
 GROUPS = ["gloo", "ring"]
 DTYPES = [
@@ -162,7 +163,7 @@ def _labels():
 
 
 def test_messages_are_labelled_with_operation_and_phase():
-    total = traffic.Traffic.from_ranks(launch(_labels, 2))
+    total = Traffic.from_ranks(launch(_labels, 2))
     assert total.operations == ["swap"]
     assert total.bytes_sent(rank=0, phase="forward") == 12
     assert total.bytes_sent(rank=0, phase="backward") == 12

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse import launch
-from dtcourse.collectives import EmulatedNetwork, traffic
-from dtcourse.collectives.traffic import Counter, Label, RankRecord, Row, Traffic
+from dtcourse.collectives import EmulatedNetwork, ring, traffic
+from dtcourse.collectives.counted import RankRecord, Row, Traffic
+from dtcourse.collectives.traffic import Counter, Label
 
 
 def test_queries_on_rows_made_by_hand():
@@ -259,3 +260,20 @@ def test_counts_agree_with_what_the_systems_connections_received(backend):
     assert (
         counted <= received < 1.001 * counted
     )  # nothing is counted that did not travel, nor left out
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ring", "double_tree"])
+def test_a_collective_is_one_event_and_one_call_however_it_is_run(backend):
+    def both_ways():
+        x = torch.ones(1000)
+        ring.all_reduce(x)
+        ring.all_reduce(x, async_op=True).wait()
+        dist.all_reduce(x)
+
+    run = launch(both_ways, 2, backend=backend, device="cpu", record=True)
+    for rank in range(2):
+        found = [
+            e for e in run.timeline.of(rank=rank, name="all_reduce") if e.lane == "collectives"
+        ]
+        assert [e.bytes for e in found] == [4000] * 3
+        assert run.traffic.calls(rank=rank, operation="all_reduce") == 3

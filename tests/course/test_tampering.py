@@ -92,7 +92,8 @@ def test_an_answer_that_changes_who_counts_is_noticed(name, monkeypatch):
 
 @pytest.mark.parametrize("kind", [property, types.FunctionType, classmethod, type])
 def test_no_kind_of_member_is_left_out(kind, monkeypatch):
-    from dtcourse.collectives.traffic import Counter, Traffic
+    from dtcourse.collectives.counted import Traffic
+    from dtcourse.collectives.traffic import Counter
 
     where = {
         property: (Counter, "rows", property(lambda self: [])),

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtcourse import device, events, torch_private
-from dtcourse.collectives import traffic
+from dtcourse import device, torch_private
+from dtcourse.collectives import running, traffic
 from dtcourse.collectives.backend import arguments, table
 from dtcourse.collectives.backend.monitored_barrier import meet
 from dtcourse.collectives.traffic import Label
@@ -92,27 +92,19 @@ class AlgorithmGroup(dist.ProcessGroup):
                 raise self.guard.failure
             # The number and the words go into the tag of every message: see wire/channel.py.
             salt = zlib.crc32(f"{number} {what}".encode()) | 1
-            begun = events.now()
             sizes = splits() if splits is not None else None
             self.guard.begin(f"call {number} of the group's collectives", what, sizes)
             try:
-                with traffic.labelled(Label(name, phase, salt)):
+                with (
+                    running.inside(),
+                    running.recorded(name, tensors, phase=phase, backend=self.backend),
+                    traffic.labelled(Label(name, phase, salt)),
+                ):
                     steps()
             except BaseException as error:
                 raise self.guard.fail(error, name) from None
             finally:
                 self.guard.end()
-            nbytes = sum(t.numel() * t.element_size() for t in tensors)
-            detail = {"phase": phase, "backend": self.backend}
-            events.add(
-                name,
-                "communication",
-                begun,
-                events.now(),
-                bytes=nbytes,
-                lane="collectives",
-                detail=detail,
-            )
 
         return self._worker.submit(CollectiveWork(name, tensors), collective, now, numbered=True)
 

@@ -11,6 +11,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "naive": ("naive",),
     "ring": ("ring", "tree", "pairwise", "naive"),
     "tree": ("tree", "ring", "pairwise", "naive"),
+    "double_tree": ("double_tree", "tree", "ring", "pairwise", "naive"),
     "halving_doubling": ("halving_doubling", "tree", "ring", "pairwise", "naive"),
     "hierarchical": ("hierarchical", "tree", "ring", "pairwise", "naive"),
 }

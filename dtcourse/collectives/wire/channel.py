@@ -9,6 +9,7 @@ its buffer, and says nothing when it is shorter. NCCL has no tags: there, such m
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -24,13 +25,6 @@ from dtcourse.collectives.wire.guard import Guard
 from dtcourse.emulation import clock
 from dtcourse.emulation.network import Ports
 
-# Numbers for dtypes, the same in every process.
-_DTYPES = {
-    dtype: number
-    for number, dtype in enumerate(
-        sorted((d for d in vars(torch).values() if isinstance(d, torch.dtype)), key=str)
-    )
-}
 PICTURED = 64  # elements up to which a recorded message keeps its values, for pictures (profiling/replay.py)
 _HEADER = 0x48  # goes into the tag of the note that precedes a message on an emulated network
 
@@ -105,7 +99,8 @@ class Channel:
         label = traffic.in_operation()
         salt = label.salt if label is not None else 0
         if wire is None:
-            wire = hash((tag, salt, tensor.numel(), _DTYPES[tensor.dtype])) & 0x3FFFFFFF
+            words = f"{tag} {salt} {tensor.numel()} {tensor.dtype}"
+            wire = zlib.crc32(words.encode()) & 0x3FFFFFFF
         emulated = clock.installed()
         ports = None if emulated is None else emulated.ports()
         if emulated is not None and not emulated.arrival_decides and peer is None:

@@ -34,8 +34,8 @@ class Results(Sequence):
 
     @property
     def traffic(self) -> Any:
-        """A dtcourse.collectives.traffic.Traffic (record=True)."""
-        from dtcourse.collectives.traffic import Row, Traffic
+        """A dtcourse.collectives.counted.Traffic (record=True)."""
+        from dtcourse.collectives.counted import Row, Traffic
 
         rows = [Row(*row) for row in self.traffic_rows]
         calls = {(rank, operation, phase): n for rank, operation, phase, n in self.traffic_calls}

@@ -70,21 +70,11 @@ def choose(
         )
     from dtcourse import device as devices
 
-    whole_number("world_size", world_size, "the number of ranks to start")
-    whole_number("nodes", nodes, "the number of nodes to lay the ranks out as")
-    whole_number("threads", threads, "the number of threads a rank computes with")
+    check_numbers(world_size, nodes, threads)
     if world_size % nodes:
         raise ValueError(f"{world_size} ranks cannot be laid out as {nodes} nodes of equal size")
-    if device not in (None, "cpu", "cuda"):
-        raise ValueError(
-            f'device is "cpu", "cuda" or None (whatever the machine has); got {device!r}'
-        )
     gpus = devices.count()
-    if device == "cuda" and gpus == 0:
-        raise ValueError(
-            'device="cuda" was asked for, and this machine shows no GPU: use device="cpu"'
-        )
-    kind = device or devices.available()
+    kind = device_kind(device, gpus, devices.available(), "this machine shows no GPU")
     if backend == "nccl" and (kind == "cpu" or world_size > gpus):
         raise ValueError(
             f'backend="nccl" needs a GPU for every rank: {world_size} asked for, {gpus} on this machine. '
@@ -98,6 +88,27 @@ def choose(
         backend=known_backend(backend) or devices.default_backend(world_size, kind),
         threads=threads,
     )
+
+
+def check_numbers(world_size: Any, nodes: Any, threads: Any) -> None:
+    """Raises ValueError unless these are whole numbers of at least 1."""
+    whole_number("world_size", world_size, "the number of ranks to start")
+    whole_number("nodes", nodes, "the number of nodes to lay the ranks out as")
+    whole_number("threads", threads, "the number of threads a rank computes with")
+
+
+def device_kind(device: Any, gpus: int, usual: str, none: str) -> str:
+    """What the ranks compute on, "cpu" or "cuda". ValueError for another name, or a GPU where there is none.
+
+    gpus:  of the machine, or of a node
+    usual: where device is None
+    none:  why there is no GPU, as a clause of a sentence
+    """
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f'device is "cpu", "cuda" or None (whatever there is); got {device!r}')
+    if device == "cuda" and gpus == 0:
+        raise ValueError(f'device="cuda" was asked for, and {none}: use device="cpu"')
+    return device or usual
 
 
 def whole_number(name: str, value: Any, meaning: str) -> None:

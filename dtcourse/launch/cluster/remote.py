@@ -36,18 +36,11 @@ def layout_on(
 
     NCCL where each rank has a GPU of its own, else gloo.
     """
-    options.whole_number("world_size", world_size, "the number of ranks to start")
-    options.whole_number("nodes", nodes, "the number of nodes")
-    options.whole_number("threads", threads, "the number of threads a rank computes with")
+    options.check_numbers(world_size, nodes, threads)
     nodes = settings.nodes_for(world_size, nodes)
     gpus = settings.gpus_per_node
-    if device not in (None, "cpu", "cuda"):
-        raise ValueError(f'device is "cpu", "cuda" or None (what the cluster has); got {device!r}')
-    if device == "cuda" and not gpus:
-        raise ValueError(
-            f'device="cuda" was asked for, and {settings.source} has gpus_per_node = 0'
-        )
-    kind = device or ("cuda" if gpus else "cpu")
+    usual, none = "cuda" if gpus else "cpu", f"{settings.source} has gpus_per_node = 0"
+    kind = options.device_kind(device, gpus, usual, none)
     own_gpu = kind == "cuda" and world_size // nodes <= gpus
     if backend == "nccl" and not own_gpu:
         raise ValueError(

@@ -11,9 +11,8 @@ from dtcourse.launch.cluster import slurm
 from dtcourse.launch.cluster.probe import probe
 from dtcourse.plural import plural
 
-CLOCKS = (
-    0.5  # seconds by which nodes' clocks may differ: events and failures are put in order by them
-)
+# Seconds by which nodes' clocks may differ: events and failures are put in order by them.
+CLOCKS = 0.5
 MOST = 16  # nodes that are tried where nobody says how many
 
 

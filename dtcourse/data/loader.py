@@ -51,9 +51,8 @@ class ResumableLoader:
             if batch_size is None or batch_size < 1:
                 raise ValueError(f"batch_size is at least 1; got {batch_size}")
             self._loader = DataLoader(dataset, batch_size, sampler=sampler, **options)
-        self._over = (
-            False  # the epoch has been read to its end here, not in the run that was resumed
-        )
+        # The epoch has been read to its end here, not in the run that was resumed.
+        self._over = False
 
     def __len__(self) -> int:
         """Batches that are left in this epoch."""

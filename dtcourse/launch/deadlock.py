@@ -29,9 +29,8 @@ from dtcourse.launch import failures
 
 LOOK = 0.5  # seconds between two looks
 STILL = 1.5  # seconds without a move
-ROUNDS = (
-    9  # of every thread that goes round: more than 2 s of the guard's ticks, who needs 7 of them
-)
+# Of every thread that goes round: more than 2 s of the guard's ticks, who needs 7 of them.
+ROUNDS = 9
 
 _Key = tuple[int, int]  # a process and one of its threads
 _wanted: ContextVar[bool] = ContextVar("dtcourse_deadlocks_found_early", default=False)

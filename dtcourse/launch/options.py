@@ -15,9 +15,8 @@ from dtcourse.plural import plural
 TORCH_BACKENDS = ("gloo", "nccl", "mpi")
 
 NO_LIMIT = 1e9  # seconds; a longer time limit is none
-FILES_PER_RANK = (
-    5  # a channel, its output, its stacks, a sentinel, and the pipe that tells it that we live
-)
+# A channel, its output, its stacks, a sentinel, and the pipe that tells it that we live.
+FILES_PER_RANK = 5
 SPARE_FILES = 24  # the server, the store, and what a launch opens for a moment
 MANY_FILES = 1000  # more left than this: not worth counting those that are open
 

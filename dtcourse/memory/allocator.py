@@ -61,9 +61,8 @@ class CachingAllocator:
         self.expandable = expandable
         self.allocated = self.reserved = 0
         self.peak_allocated = self.peak_reserved = 0
-        self.requests_to_device = (
-            0  # each would be a cudaMalloc: the slow thing that caching avoids
-        )
+        # Each would be a cudaMalloc: the slow thing that caching avoids.
+        self.requests_to_device = 0
         self._free: set[Block] = set()
         self._segments: dict[int, Block] = {}  # number -> first block
 

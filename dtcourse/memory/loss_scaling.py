@@ -31,9 +31,8 @@ from dtcourse.torch_private import check_finite_and_multiply_
 class _Progress:
     """How far this step is for one optimizer."""
 
-    overflow: torch.Tensor | None = (
-        None  # 1.0 where a gradient was not finite; None before unscale_
-    )
+    # 1.0 where a gradient was not finite; None before unscale_.
+    overflow: torch.Tensor | None = None
     stepped: bool = False
 
 

@@ -149,9 +149,8 @@ class OwnerReducer(Reducer):
         used: UsedParameters,
     ) -> None:
         self.rank = optimizer.rank
-        self.synchronises = (
-            True  # decided when a gradient comes: a forward may have several backwards
-        )
+        # Decided when a gradient comes: a forward may have several backwards.
+        self.synchronises = True
         assign = partial(in_buckets, owner=optimizer.owner.__getitem__, bucket_bytes=bucket_bytes)
         super().__init__(
             names, optimizer.process_group, None, assign, used, gradient_as_bucket_view=False

@@ -168,9 +168,8 @@ def test_the_losses_are_the_papers():
     assert only_z.auxiliary_loss.item() == pytest.approx(expected)
 
     moe = built("top 2", balancing=0.5, z=0.25)
-    moe.capacity_factor = (
-        0.5  # what is dropped counts as well: it is the gate's wish that is to be balanced
-    )
+    # What is dropped counts as well: it is the gate's wish that is to be balanced.
+    moe.capacity_factor = 0.5
     x = torch.randn(N, D, dtype=torch.double)
     moe(x)
     routing = moe.gate(x)

@@ -1,8 +1,10 @@
-"""The checks of lesson 04: the ring under PyTorch's DDP, an algorithm chosen by its cost, recursive doubling."""
+"""The checks of lesson 04: a ring both ways under DDP, costs, recursive doubling, a diagnosis, a decision."""
 
 # In the order of the notebook.
 EXERCISES = (
-    "ring_under_ddp",
+    "two_way_ring",
     "choose_algorithm",
     "recursive_doubling",
+    "diagnose_all_reduce",
+    "choose_broadcast",
 )

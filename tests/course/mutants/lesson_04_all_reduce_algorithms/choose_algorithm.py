@@ -102,33 +102,34 @@ def crossover(ranks, alpha, beta):
 
 ACCEPTED = [
     (
-        "rounds by bits, and the least of a table",
+        "rounds by bits in seconds, and the least of a table",
         (
-            ("math.ceil(math.log2(ranks))", "(ranks - 1).bit_length()"),
             (
-                "return min(usable(ranks), key=lambda name: seconds(name, nbytes, ranks, alpha, beta))",
-                "times = {name: seconds(name, nbytes, ranks, alpha, beta) for name in usable(ranks)}\n"
+                "    rounds = math.ceil(math.log2(ranks))\n    terms",
+                "    rounds = (ranks - 1).bit_length()\n    terms",
+            ),
+            (
+                "return min(usable, key=lambda name: seconds(name, nbytes, ranks, alpha, beta))",
+                "times = {name: seconds(name, nbytes, ranks, alpha, beta) for name in usable}\n"
                 "    return sorted(times, key=times.get)[0]",
             ),
         ),
     ),
     (
         "where straight lines cross",
-        (
-            ("    mine, moved = terms", "    far = 1e15\n    mine, moved = terms"),
-            (
-                "    for other in usable(ranks):\n        messages, vectors = terms(other, ranks)\n"
-                "        if messages < mine:  # it starts ahead; the ring catches up where it moves less\n"
-                "            saved = (vectors - moved) * beta\n"
-                "            sizes.append((mine - messages) * alpha / saved if saved else math.inf)\n",
-                "    for other in set(usable(ranks)) - {'ring'}:\n"
-                "        ahead, end = (\n"
-                "            seconds('ring', n, ranks, alpha, beta) - seconds(other, n, ranks, alpha, beta)\n"
-                "            for n in (0, far)\n"
-                "        )\n"
-                "        if ahead > 0:\n"
-                "            sizes.append(far * ahead / (ahead - end) if end < 0 else math.inf)\n",
-            ),
-        ),
+        _SECONDS
+        + _CHOOSE
+        + """
+def crossover(ranks, alpha, beta):
+    far, sizes = 1e15, [0.0]
+    for other in ["tree"] + (["doubling"] if ranks & (ranks - 1) == 0 else []):
+        ahead, end = (
+            seconds("ring", n, ranks, alpha, beta) - seconds(other, n, ranks, alpha, beta)
+            for n in (0, far)
+        )
+        if ahead > 0:
+            sizes.append(far * ahead / (ahead - end) if end < 0 else math.inf)
+    return max(sizes)
+""",
     ),
 ]

@@ -1,4 +1,4 @@
-"""PyTorch's DDP on your own ring."""
+"""PyTorch's DDP on a ring that goes both ways round."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from torch import nn
 
 from dtcourse.course.judging import Answer, Exercise, require
 from dtcourse.course.judging.forbidden import ALGORITHMS
+from dtcourse.emulation import EmulatedNetwork
 from dtcourse.plural import plural
 
 RING = Exercise(
-    "ring_under_ddp",
+    "two_way_ring",
     lesson="04",
-    title="PyTorch's DDP on your own ring",
-    takes=("ring_all_reduce", "ring_hook"),
-    target="right at 1 to 5 ranks and any length; exactly 2 (p - 1)/p n bytes a rank; DDP's weights equal gloo's to 1e-10",
+    title="A ring both ways round, under PyTorch's DDP",
+    takes=("two_way_all_reduce", "ring_hook"),
+    target="right at 1 to 5 ranks and any length; exactly (p - 1)/p n bytes to each neighbour, in 2 (p - 1) rounds; DDP's weights to 1e-10",
     forbidden=(
         *ALGORITHMS,
         "torch.distributed.algorithms.ddp_comm_hooks",
@@ -24,12 +25,20 @@ RING = Exercise(
 )
 
 
-def _ring(ring_all_reduce: Any, _: Any, vectors: list[torch.Tensor]) -> torch.Tensor:
+def _ring(two_way_all_reduce: Any, _: Any, vectors: list[torch.Tensor]) -> torch.Tensor:
     import torch.distributed as dist
 
     mine = vectors[dist.get_rank()].clone()
-    ring_all_reduce(mine)
+    two_way_all_reduce(mine)
     return mine
+
+
+def _seconds(two_way_all_reduce: Any, hook: Any, vectors: list[torch.Tensor]) -> float:
+    """On a network whose messages take one second each, and nothing else any time: rounds on the critical path."""
+    from dtcourse import emulation
+
+    _ring(two_way_all_reduce, hook, vectors)
+    return emulation.now()
 
 
 def _ddp(
@@ -79,7 +88,7 @@ def check_ring_sum(answer: Answer) -> None:
 @RING.check("any length: not divided by p, and shorter than p", points=2)
 def check_ring_lengths(answer: Answer) -> None:
     """Blocks of unequal and of no length."""
-    for ranks, elements in ((3, 16), (4, 1003), (4, 3), (5, 1)):
+    for ranks, elements in ((3, 16), (4, 1003), (4, 3), (5, 1), (2, 7)):
         _sums(answer, ranks, elements)
 
 
@@ -90,7 +99,7 @@ def check_ring_large(answer: Answer) -> None:
 
 
 @RING.check(
-    "exactly 2 (p - 1)/p n bytes, to the right neighbour, by send and receive alone",
+    "exactly (p - 1)/p n bytes to each neighbour, by send and receive alone",
     points=3,
     needs=("check_ring_sum",),
 )
@@ -105,25 +114,40 @@ def check_ring_volume(answer: Answer) -> None:
             not used,
             f"It calls {', '.join(used)}. Build it from send and receive (and their non-blocking forms) alone.",
         )
-        exact = 2 * (ranks - 1) * 240 * 8
+        exact = (ranks - 1) * 240 * 8
         for rank in range(ranks):
             sent = run.traffic.bytes_sent(rank=rank)
+            to = {peer: run.traffic.bytes_sent(rank=rank, peer=peer) for peer in range(ranks)}
+            right, left = to[(rank + 1) % ranks], to[(rank - 1) % ranks]
+            where = f"On {plural(ranks, 'rank')}, rank {rank}"
             require(
-                sent == exact,
-                f"On {plural(ranks, 'rank')}, rank {rank} sends {sent:,} bytes of a vector of {elements * 8:,}; the ring sends "
-                f"2 (p - 1) blocks, {exact:,} bytes, on every rank. "
-                + (
-                    "Does one rank do the work of all, or does more than one block go in a step?"
-                    if sent > exact
-                    else "Who sends what this rank does not?"
-                ),
+                sent == right + left,
+                f"{where} sends {sent - right - left:,} bytes to others than its two neighbours.",
             )
-            right = run.traffic.bytes_sent(rank=rank, peer=(rank + 1) % ranks)
             require(
-                right == sent,
-                f"On {plural(ranks, 'rank')}, rank {rank} sends {sent - right:,} bytes to others than its right neighbour, rank "
-                f"{(rank + 1) % ranks}. On a ring all traffic goes one way round.",
+                sent <= 2 * exact,
+                f"{where} sends {sent:,} bytes of a vector of {elements * 8:,}; two rings send {2 * exact:,} together. Does "
+                "one rank do the work of all, or does more than one block go each way in a step?",
             )
+            require(
+                right == left == exact,
+                f"{where} sends {right:,} bytes to the right and {left:,} to the left, of a vector of {elements * 8:,}; {exact:,} "
+                "go each way. Which half of the vector travels which way round?",
+            )
+
+
+@RING.check("both ways at the same time: 2 (p - 1) rounds", points=2, needs=("check_ring_volume",))
+def check_ring_rounds(answer: Answer) -> None:
+    """On the virtual clock: the same on every machine, and nobody sleeps."""
+    for ranks in (3, 5):
+        vectors = [torch.randn(20 * ranks) for _ in range(ranks)]
+        network = EmulatedNetwork(latency=1.0)
+        passed = round(max(answer.run(_seconds, ranks, vectors, network=network, clock="virtual")))
+        require(
+            passed <= 2 * (ranks - 1),
+            f"With {plural(ranks, 'rank')} the last one has the sum after {passed} messages, one after the other; "
+            f"{2 * (ranks - 1)} are enough. Does the second half wait for the first?",
+        )
 
 
 @RING.check("PyTorch's DDP trains on it, with gloo's weights", points=3)

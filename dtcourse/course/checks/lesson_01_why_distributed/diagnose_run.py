@@ -1,0 +1,119 @@
+"""Records of one step of data parallelism: which run is broken, and how."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.plural import plural
+
+DIAGNOSE = Exercise(
+    "diagnose_run",
+    lesson="01",
+    title="Which run is broken, and how?",
+    takes=("diagnose_run",),
+    target="18 of 18 runs, of 3 to 5 ranks",
+)
+
+Given = tuple[Tensor, Tensor, Tensor, float]
+Case = tuple[Given, tuple[str, int | None]]
+# Ranks, numbers, learning rate; the rank that is at fault, where one is.
+SIZES = ((3, 12, 0.1, 1), (4, 40, 0.5, 3), (5, 20, 0.02, 2))
+
+
+def _said(diagnose_run: Any, given: list[Given]) -> Any:
+    return [diagnose_run(*one) for one in given]
+
+
+def recorded(size: tuple[int, int, float, int], kind: str) -> Given:
+    """Weights (p, n) before one step of SGD, each rank's own gradient, weights after it: all as single precision has them."""
+    p, n, lr, odd = size
+    make = torch.Generator().manual_seed(p)
+    start = torch.randn(n, generator=make, dtype=torch.double)
+    # Shares of one batch: what they have in common is larger than what they differ by.
+    common = torch.randn(n, generator=make, dtype=torch.double)
+    gradients = common + 0.2 * torch.randn(p, n, generator=make, dtype=torch.double)
+    before = start.repeat(p, 1)
+    if kind == "other start":
+        before[odd] += 0.05 * torch.randn(n, generator=make, dtype=torch.double)
+    if kind == "same share":
+        gradients[odd] = gradients[0]
+    taken = gradients.mean(0).repeat(p, 1)
+    if kind == "not averaged":
+        taken = gradients
+    elif kind == "summed":
+        taken = p * taken
+    elif kind == "left out":
+        taken = gradients[[rank for rank in range(p) if rank != odd]].mean(0).repeat(p, 1)
+    # The same sums, added in another order on each rank.
+    noise = 1 + 1e-7 * torch.randn(p, n, generator=make, dtype=torch.double)
+    before, gradients, after = before.float(), (gradients * noise).float(), before - lr * taken
+    return before, gradients, after.float(), lr
+
+
+@cache
+def cases() -> dict[str, list[Case]]:
+    """Three runs of each kind, always the same ones."""
+    found: dict[str, list[Case]] = {}
+    for kind in ("healthy", "other start", "same share", "not averaged", "summed", "left out"):
+        for size in SIZES:
+            at = size[3] if kind in ("other start", "same share", "left out") else None
+            found.setdefault(kind, []).append((recorded(size, kind), (kind, at)))
+    return found
+
+
+def _require(answer: Answer, kind: str, hint: str) -> None:
+    tried = cases()["healthy"] + cases()[kind]
+    said = answer.call(_said, [given for given, _ in tried])
+    for ((before, *_), right), got in zip(tried, said, strict=True):
+        require_diagnosis(
+            f"A run of {plural(len(before), 'rank')}",
+            got,
+            right,
+            hint,
+            "What does a right step make of these weights? Two ranks add in another order, and numbers of 32 bits are rounded: how "
+            "near is equal?",
+            example=("left out", 2),
+        )
+
+
+@DIAGNOSE.check("a rank that began with other weights", points=2)
+def check_start(answer: Answer) -> None:
+    """The same gradient, added to something else."""
+    _require(
+        answer, "other start", "Which ranks have the same weights before the step, and which one has not?"
+    )  # fmt: skip
+
+
+@DIAGNOSE.check("two ranks that read the same share", points=2)
+def check_share(answer: Answer) -> None:
+    """The step is healthy, and some images count twice."""
+    _require(
+        answer, "same share", "Shares of one batch have gradients that are alike. When are they equal, and on which rank is that a mistake?"
+    )  # fmt: skip
+
+
+@DIAGNOSE.check("no average", points=2)
+def check_average(answer: Answer) -> None:
+    """Every rank goes its own way."""
+    _require(answer, "not averaged", "By what did each rank's weights change, divided by the learning rate?")  # fmt: skip
+
+
+@DIAGNOSE.check("a sum for a mean", points=2)
+def check_sum(answer: Answer) -> None:
+    """In the right direction, and too far."""
+    _require(
+        answer, "summed", "All ranks agree. How long is their step, in means of the gradients?"
+    )
+
+
+@DIAGNOSE.check("a rank whose gradient is left out", points=2)
+def check_left_out(answer: Answer) -> None:
+    """All ranks agree, on the mean of the others."""
+    _require(
+        answer, "left out", "All ranks agree, on nearly the right step. Of which ranks' gradients is it the mean?"
+    )  # fmt: skip

@@ -59,15 +59,17 @@ def _performed(ranks_per_run: Any, cases: tuple[Case, ...]) -> list[tuple[Any, f
             dist.new_group(list(range(i * size, (i + 1) * size))) for i in range(side_by_side)
         ]
         gradient = torch.ones(round(transfer * 1e3) * NUMBERS, dtype=torch.double)
-        dist.barrier()
-        start = emulation.now()
+        start = torch.tensor(emulation.now(), dtype=torch.double)
+        dist.all_reduce(start, dist.ReduceOp.MAX)
+        begin = start.item() + 1.0  # by then every rank has heard of it
+        emulation.sleep(begin - emulation.now())
         mine = range(rank // size, runs, side_by_side) if rank < size * side_by_side else ()
         for _ in mine:
             emulation.sleep(compute / size)
             if size > 1:
                 dist.all_reduce(gradient, group=groups[rank // size])
             emulation.sleep(repeated)
-        found.append((size, emulation.now() - start))
+        found.append((size, emulation.now() - begin))
     return found
 
 

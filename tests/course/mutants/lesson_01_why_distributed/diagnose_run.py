@@ -36,12 +36,12 @@ MUTANTS = [
     (
         "the learning rate is forgotten",
         "how near is equal",
-        (("moved = (before - after) / lr", "moved = before - after"),),
+        (("(before - after) / lr", "before - after"),),
     ),
     (
-        "the rank that is left out still divides",
+        "the rank before it",
         "Of which ranks' gradients",
-        ((_OUT, "(p * mean - gradients[rank]) / p"),),
+        ((_OUT, "(p * mean - gradients[rank - 1]) / (p - 1)"),),
     ),
     (
         "a name without a place",

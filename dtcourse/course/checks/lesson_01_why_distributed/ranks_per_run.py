@@ -48,7 +48,8 @@ def _performed(ranks_per_run: Any, cases: tuple[Case, ...]) -> list[tuple[Any, f
 
     from dtcourse import emulation
 
-    rank, found = dist.get_rank(), []
+    rank = dist.get_rank()
+    found: list[tuple[Any, float]] = []
     for runs, ranks, compute, repeated, latency, transfer in cases:
         size = ranks_per_run(runs, ranks, compute, repeated, latency, transfer)
         if not (type(size) is int and 1 <= size <= ranks):

@@ -1,8 +1,10 @@
-"""The checks of lesson 03: an all-gather on a budget, moments in one message, a transpose over the network."""
+"""The checks of lesson 03: all-gather both ways, moments in one message, a transpose's gradient, a decision, a diagnosis."""
 
 # In the order of the notebook.
 EXERCISES = (
-    "all_gather_on_a_budget",
+    "all_gather_both_ways",
     "mean_and_variance",
     "transpose",
+    "choose_collectives",
+    "diagnose_calls",
 )

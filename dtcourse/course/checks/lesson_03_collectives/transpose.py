@@ -1,4 +1,4 @@
-"""A matrix transposed over the network."""
+"""A matrix transposed over the network, and the gradient back through it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from dtcourse.plural import plural
 TRANSPOSE = Exercise(
     "transpose",
     lesson="03",
-    title="A matrix transposed over the network",
+    title="A matrix transposed over the network, and its gradient",
     takes=("transpose",),
-    target="exact at 2, 3 and 4 ranks; each rank sends (p - 1)/p of its rows, not a byte more",
-    forbidden=(*ALGORITHMS,),
+    target="exact at 2, 3 and 4 ranks, gradients too; each rank sends (p - 1)/p of its rows, and as much in backward",
+    forbidden=(
+        *ALGORITHMS,
+        "torch.distributed.nn",
+        "torch.distributed._functional_collectives",
+        "torch.distributed.tensor",
+    ),
 )
 
 
@@ -24,10 +29,22 @@ def _transpose(transpose: Any, matrix: torch.Tensor) -> torch.Tensor:
     import torch.distributed as dist
 
     rows = matrix.chunk(dist.get_world_size())[dist.get_rank()].clone()
-    return transpose(rows).contiguous()
+    return transpose(rows).detach().contiguous()
 
 
-@TRANSPOSE.check("rank r has row block r of the transposed matrix", points=4)
+def _gradient(transpose: Any, matrix: torch.Tensor, weights: torch.Tensor) -> torch.Tensor | None:
+    """The gradient of this rank's rows; the loss is the sum of weights * transposed ** 2 over all ranks."""
+    import torch.distributed as dist
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    rows = matrix.chunk(size)[rank].clone().requires_grad_()
+    result = transpose(rows)
+    if result.requires_grad:
+        (weights.chunk(size)[rank] * result.square()).sum().backward()
+    return rows.grad
+
+
+@TRANSPOSE.check("rank r has row block r of the transposed matrix", points=3)
 def check_transposed(answer: Answer) -> None:
     """Not square, so that a mistake in the shapes shows."""
     for ranks in (2, 3, 4):
@@ -47,18 +64,42 @@ def check_transposed(answer: Answer) -> None:
             )
 
 
+@TRANSPOSE.check("gradients come back to their rows", points=3, needs=("check_transposed",))
+def check_gradient(answer: Answer) -> None:
+    """Against one process that has the whole matrix."""
+    for ranks in (2, 3):
+        matrix = torch.randn(2 * ranks, 3 * ranks, dtype=torch.double)
+        weights = torch.randn(3 * ranks, 2 * ranks, dtype=torch.double)
+        run = answer.run(_gradient, ranks, matrix, weights)
+        expected = (2 * matrix * weights.t()).chunk(ranks)
+        for rank in range(ranks):
+            where = f"with {plural(ranks, 'rank')}, rank {rank}'s rows"
+            require(
+                run[rank] is not None,
+                f"{where} have no gradient: PyTorch does not go back through dist's calls by itself. Which class of torch.autograd lets you write "
+                "a backward?",
+            )
+            require(
+                torch.allclose(run[rank], expected[rank], rtol=1e-12, atol=1e-12),
+                f"{where} have another gradient than in one process, by up to {(run[rank] - expected[rank]).abs().max():.3g}. "
+                "The backward of a collective is its transpose: what is the transpose of a transpose, and on which rank does each number land?",
+            )
+
+
 @TRANSPOSE.check("nothing travels that nobody needs", points=2, needs=("check_transposed",))
 def check_transpose_volume(answer: Answer) -> None:
-    """(p - 1) / p of the rank's own rows."""
+    """(p - 1) / p of the rank's own rows, and as much in backward."""
     ranks = 4
     matrix = torch.randn(8 * ranks, 6 * ranks)
-    # "naive" sends each block straight to whom it is for; a tree's scatter hands on what others need.
-    run = answer.run(_transpose, ranks, matrix, backend="naive", record=True)
     budget = matrix.numel() * 4 // ranks * (ranks - 1) // ranks
-    for rank in range(ranks):
-        sent = run.traffic.bytes_sent(rank=rank)
-        require(
-            sent <= budget,
-            f"rank {rank} sends {sent:,} bytes; what others need of its rows is {budget:,}. "
-            "Which collective sends each rank only its own part?",
-        )
+    # "naive" sends each block straight to whom it is for; a tree's scatter hands on what others need.
+    there = answer.run(_transpose, ranks, matrix, backend="naive", record=True)
+    both = answer.run(_gradient, ranks, matrix, torch.ones(6 * ranks, 8 * ranks), backend="naive", record=True)  # fmt: skip
+    for run, times, way in ((there, 1, "forward"), (both, 2, "forward and backward")):
+        for rank in range(ranks):
+            sent = run.traffic.bytes_sent(rank=rank)
+            require(
+                sent <= times * budget,
+                f"rank {rank} sends {sent:,} bytes in {way}; what others need is {times * budget:,}. "
+                "Which collective sends each rank only its own part?",
+            )

@@ -1,0 +1,95 @@
+"""Each rank's calls of collectives, in order: which rank's differ from the others', and how."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+
+DIAGNOSE = Exercise(
+    "diagnose_calls",
+    lesson="03",
+    title="Which rank's calls differ?",
+    takes=("diagnose_calls",),
+    target="16 of 16 runs, of 3 to 6 ranks",
+)
+
+RIGHT = (
+    "All is right there: every rank makes the same calls in the same order. A line may be called again and again, and a root's calls "
+    "have the line of its own branch."
+)
+KINDS = ("healthy", "leaves one out", "another order", "another shape")
+Call = tuple[str, int, str]  # collective, elements, the line that called it
+Run = list[list[Call]]
+Diagnosis = tuple[str, int | None]
+# ranks, calls, and the rank at fault
+SIZES = ((3, 6, 0), (4, 9, 3), (5, 12, 2), (6, 7, 0))
+
+
+def _said(diagnose_calls: Any, runs: list[Run]) -> list[Any]:
+    return [diagnose_calls([list(calls) for calls in run]) for run in runs]
+
+
+def run_of(kind: str, ranks: int, calls: int, culprit: int) -> Run:
+    """A run in which `culprit` differs."""
+    chance = random.Random(f"{kind} {ranks} {calls} {culprit}")
+    # Two all-reduces of one number one after the other, as of a loss and a count; before and after them, other calls.
+    names = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+    same: list[Call] = [
+        (chance.choice(names), chance.choice((64, 256, 4096)), f"train.py:{40 + i % 4}")
+        for i in range(calls - 2)
+    ]
+    place = chance.randrange(len(same) + 1)
+    same[place:place] = [("all_reduce", 1, "train.py:51"), ("all_reduce", 1, "train.py:52")]
+    run = [list(same) for _ in range(ranks)]
+    # The root of a broadcast calls it from a line of its own.
+    run[1] = [(n, e, "train.py:60" if n == "broadcast" else line) for n, e, line in run[1]]
+    mine = run[culprit]
+    if kind == "leaves one out":
+        del mine[chance.choice((place, len(mine) - 1))]
+    elif kind == "another order":
+        # Two of one shape; on an even number of ranks, one of them and the call before or after both.
+        other = place + 1 if ranks % 2 else (place - 1 if place else 2)
+        at = place if ranks % 2 or place else 1
+        mine[at], mine[other] = mine[other], mine[at]
+    elif kind == "another shape":
+        at = chance.choice([i for i in range(calls) if i not in (place, place + 1)])
+        mine[at] = (mine[at][0], mine[at][1] - 1, mine[at][2])
+    return run
+
+
+@cache
+def cases() -> dict[str, list[tuple[Run, Diagnosis]]]:
+    """Four runs of each kind, always the same ones."""
+    return {
+        kind: [(run_of(kind, *size), (kind, None if kind == "healthy" else size[-1])) for size in SIZES]
+        for kind in KINDS
+    }  # fmt: skip
+
+
+def _require(answer: Answer, kind: str, hint: str) -> None:
+    tried = cases()[kind] + cases()["healthy"]
+    for (run, right), got in zip(tried, answer.call(_said, [run for run, _ in tried]), strict=True):
+        require_diagnosis(
+            f"A run of {len(run)} ranks", got, right, hint, RIGHT, example=("another order", 2)
+        )
+
+
+@DIAGNOSE.check("a rank that leaves a call out", points=2)
+def check_left_out(answer: Answer) -> None:
+    """The others wait for ever."""
+    _require(answer, "leaves one out", "How many calls does each rank make, and which number do most ranks have?")  # fmt: skip
+
+
+@DIAGNOSE.check("a rank with another order", points=3)
+def check_order(answer: Answer) -> None:
+    """Two all-reduces of one shape: wrong numbers in silence."""
+    _require(answer, "another order", "Collective and shape are the same on all ranks there: what else is known of a call?")  # fmt: skip
+
+
+@DIAGNOSE.check("a rank with another shape", points=2)
+def check_shape(answer: Answer) -> None:
+    """One element less."""
+    _require(answer, "another shape", "Is it the order, or the number of elements of one call?")

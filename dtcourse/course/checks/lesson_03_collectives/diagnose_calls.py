@@ -72,8 +72,15 @@ def cases() -> dict[str, list[tuple[Run, Diagnosis]]]:
 def _require(answer: Answer, kind: str, hint: str) -> None:
     tried = cases()[kind] + cases()["healthy"]
     for (run, right), got in zip(tried, answer.call(_said, [run for run, _ in tried]), strict=True):
+        # The root of the broadcasts is blamed for its line: it is right, and the sentence says why.
+        root = isinstance(got, (list, tuple)) and tuple(got) == ("another order", 1)
         require_diagnosis(
-            f"A run of {len(run)} ranks", got, right, hint, RIGHT, example=("another order", 2)
+            f"A run of {len(run)} ranks",
+            got,
+            right,
+            RIGHT if root else hint,
+            RIGHT,
+            example=("another order", 2),
         )
 
 

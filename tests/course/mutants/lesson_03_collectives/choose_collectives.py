@@ -26,14 +26,14 @@ MUTANTS = [
     ("gathers before it sums", _SEVERAL, ((('yield "all_gather", ("", columns, summed), (sizes[rows] - 1) * holds', 'yield "all_gather", ("", columns, summed), 0.01 * holds')),)),
     ("stops before the end", "Which mark is still to change", (("    return best[after][1]\n", "    return best[after][1][:-1]\n"),)),
     ("a name alone", "a plan is a list of", _HEAD + '    return "all_gather"\n'),
-    ("all-reduce that cuts", "What does it do to the marks", (('yield "all_reduce", (rows, columns, "")', 'yield "all_reduce", (rows or summed, columns, "")'),)),
+    ("all-reduce that cuts", "What does it do to the marks", (('yield "reduce_scatter", (summed, columns, "")', 'yield "all_reduce", (summed, columns, "")'),)),
 ]  # fmt: skip
 
 NOTHING = [("no step", _HEAD + "    return []\n")]
 
 ACCEPTED = [
     (
-        "the cheapest of all plans of up to four steps",
+        "the cheapest of all plans of up to five steps",
         (
             (
                 "    return best[after][1]\n",
@@ -42,7 +42,7 @@ ACCEPTED = [
     def go(marks, sent, plan):
         if marks == after:
             found.append((sent, len(plan), plan))
-        elif len(plan) < 4:
+        elif len(plan) < 5:
             for name, there, more in steps(marks):
                 go(there, sent + more, [*plan, (name, there)])
 

@@ -38,7 +38,7 @@ MUTANTS = [
     (
         "backward stays on its rank",
         "on which rank does each number land",
-        ((_BACK, "            return grad.reshape(grad.shape[1], grad.shape[0])\n"),),
+        ((_BACK, "            return grad.reshape(grad.shape[1] // dist.get_world_size(), -1)\n"),),
     ),
     (
         "divided by the number of ranks",

@@ -26,6 +26,50 @@ def names() -> list[str]:
     return [torch.cuda.get_device_properties(i).name for i in range(count())]
 
 
+def visible_gpus(num_gpus: int) -> list[int]:
+    """The GPUs of a node of `num_gpus` that this process sees, by CUDA_VISIBLE_DEVICES: its cuda:0, cuda:1, ...
+
+    As CUDA reads the variable: all where it is not set; else those listed, in that order, up to the first index that
+    the node does not have. Names such as GPU-5f3a are a real node's, and are refused.
+    """
+    said = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if said is None:
+        return list(range(num_gpus))
+    seen: list[int] = []
+    for word in said.split(",") if said.strip() else []:
+        try:
+            index = int(word)
+        except ValueError:
+            raise ValueError(
+                f"CUDA_VISIBLE_DEVICES={said!r} names GPUs; list them by number, from 0 to {num_gpus - 1}"
+            ) from None
+        if index in seen:
+            return []  # CUDA shows none where one is listed twice
+        if not 0 <= index < num_gpus:
+            break
+        seen.append(index)
+    return seen
+
+
+def require_gpu(index: int, num_gpus: int | None = None) -> torch.device:
+    """The device cuda:`index`, where this process sees so many GPUs.
+
+    num_gpus: how many it sees; None counts them
+
+    Raises
+    ------
+    ValueError
+        If it sees too few.
+    """
+    num_gpus = count() if num_gpus is None else num_gpus
+    if not 0 <= index < num_gpus:
+        seen = (
+            "no GPU" if num_gpus == 0 else f"{num_gpus} GPU{'s' * (num_gpus > 1)}, from cuda:0 on"
+        )
+        raise ValueError(f"cuda:{index} was asked for, and this process sees {seen}")
+    return torch.device("cuda", index)
+
+
 def for_rank(local_rank: int, kind: str | None = None) -> torch.device:
     """The device of a node's local rank: its own GPU where there are enough, a shared one where not, else the CPU.
 
@@ -48,7 +92,7 @@ def for_rank(local_rank: int, kind: str | None = None) -> torch.device:
 def use(device: torch.device) -> None:
     """Makes `device` this process's current one, so that "cuda" alone means it."""
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device if device.index is None else require_gpu(device.index))
 
 
 def current() -> torch.device:

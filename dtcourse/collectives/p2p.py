@@ -87,13 +87,9 @@ def exchange(
     tag: int = 0,
 ) -> None:
     """Send to `dst` and receive from `src` at the same time; `dst` and `src` may be the same rank."""
-    end = channel(group)
-    _check(send_tensor, dst, end, "dst")
-    _check(recv_tensor, src, end, "src")
-    receiving = end.irecv(
-        recv_tensor, src, tag
-    )  # posted first, so that the message finds its buffer
-    sending = end.isend(send_tensor, dst, tag)
+    # Posted first, so that the message finds its buffer.
+    receiving = irecv(recv_tensor, src, group, tag)
+    sending = isend(send_tensor, dst, group, tag)
     receiving.wait()
     sending.wait()
 

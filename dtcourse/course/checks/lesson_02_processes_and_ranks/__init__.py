@@ -1,4 +1,4 @@
-"""The checks of lesson 02: strangers number themselves, a halo exchange, a broadcast tree, the groups of a grid."""
+"""The checks of lesson 02: numbering, halo exchange, broadcast tree, groups of a grid, a hang, ranks placed on nodes."""
 
 # In the order of the notebook.
 EXERCISES = (
@@ -6,4 +6,6 @@ EXERCISES = (
     "exchange_both",
     "tree_broadcast",
     "grid_groups",
+    "diagnose_hang",
+    "place_ranks",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -19,6 +20,9 @@ GRID = Exercise(
         "torch.distributed.init_device_mesh",
         "torch.distributed.device_mesh",
         "torch.distributed.DeviceMesh",
+        "torch.distributed.new_subgroups",
+        "torch.distributed.new_subgroups_by_enumeration",
+        "torch.distributed.split_group",
     ),
 )
 
@@ -41,11 +45,17 @@ def _grid(grid_groups: Any, columns: int) -> Any:
                     )
         return new_group(ranks, *args, **kwargs)
 
-    dist.new_group = watched
-    try:
+    def ready_made(*args: Any, **kwargs: Any) -> Any:
+        raise CheckFailed(
+            "Your groups come from a DeviceMesh, which makes all of them by itself; this exercise asks for dist.new_group. Which "
+            "groups does a grid have, and in which order does every rank make them?"
+        )
+
+    with (
+        mock.patch.object(dist, "new_group", watched),
+        mock.patch("torch.distributed.device_mesh.DeviceMesh.__init__", ready_made),
+    ):
         groups = tuple(grid_groups(columns))
-    finally:
-        dist.new_group = new_group
     if len(groups) != 2 or any(dist.get_rank(group) < 0 for group in groups if group is not None):
         raise CheckFailed(
             f"With {world_size} ranks and {columns} columns, rank {dist.get_rank()} should get two groups that it is a member of: its row, then its column."

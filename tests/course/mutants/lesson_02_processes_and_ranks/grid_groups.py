@@ -16,6 +16,26 @@ def _grid(body: str) -> str:
 
 MUTANTS = [
     (
+        "PyTorch's mesh, by a name that no text shows",
+        "which order does every rank make them",
+        _grid("""
+make = getattr(getattr(dist, "device_" + "mesh"), "init_device_" + "mesh")
+mesh = make("cpu", (world_size // columns, columns))
+return mesh.get_group(1), mesh.get_group(0)
+"""),
+    ),
+    (
+        "PyTorch's sub-groups from a list",
+        "this exercise asks you to write that yourself",
+        _grid("""
+rows = [list(range(start, start + columns)) for start in range(0, world_size, columns)]
+below = [list(range(start, world_size, columns)) for start in range(columns)]
+row, _ = dist.new_subgroups_by_enumeration(rows)
+column, _ = dist.new_subgroups_by_enumeration(below)
+return row, column
+"""),
+    ),
+    (
         "only the members call new_group",
         "in the same order, its own or not",
         _grid("""

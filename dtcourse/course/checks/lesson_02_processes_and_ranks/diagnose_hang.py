@@ -44,8 +44,14 @@ LEFT: tuple[tuple[list[State], Diagnosis], ...] = (
     ([("send", 3), ("recv", 0), RETURNED, ("send", 2), RUNS], ("left", 2)),
 )
 NAMES: tuple[tuple[list[State], Diagnosis], ...] = (
-    ([("new_group", 2), ("new_group", 1)] * 2, ("names", (1, 3))),
-    ([("new_group", 3)] * 2 + [("new_group", 2), ("new_group", 3)], ("names", (2,))),
+    (
+        [("new_group", 2), ("new_group", 1), ("new_group", 2), ("new_group", 1)],
+        ("names", (1, 3)),
+    ),
+    (
+        [("new_group", 3), ("new_group", 3), ("new_group", 2), ("new_group", 3)],
+        ("names", (2,)),
+    ),
     ([("new_group", 1), ("new_group", 2)], ("names", (0,))),
     (
         [("new_group", 2), ("new_group", 4), RUNS, ("new_group", 2), ("new_group", 2)],

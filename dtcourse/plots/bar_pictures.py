@@ -187,6 +187,7 @@ def bars(
     highlight: str | Sequence[str] | None = None,
     reference: float | None = None,
     xlabel: str = "",
+    log: bool = False,
     title: str | None = None,
 ) -> Picture:
     """A bar a value, with the value written beside it.
@@ -195,6 +196,7 @@ def bars(
     errors: half-lengths of the error lines, where values are single
     highlight: the labels that the picture is about; the rest is grey
     reference: a dashed line to compare with
+    log: a logarithmic scale, for values above 0 that differ by factors
     """
     not_empty(values, "{'label': value}")
     repeats = [np.atleast_1d(np.asarray(v, dtype=float)) for v in values.values()]
@@ -205,6 +207,8 @@ def bars(
     if errors:
         spans = np.array([errors.get(label, 0.0) for label in values])
         low, high = middle - spans, middle + spans
+    if log and not low.min() > 0:
+        raise ValueError(f"a logarithmic scale has no place for {low.min():g}")
     wanted = {highlight} if isinstance(highlight, str) else set(highlight or ())
     picture, ax = figure(
         height=1.1 + 0.42 * len(values), title=title,
@@ -226,8 +230,14 @@ def bars(
     ax.set_yticks(y, list(map(str, values)))
     ax.set_ylim(len(values) - 0.45, -0.55)
     most = max(high.max(), reference or 0, 0)
-    ax.set_xlim(min(0, low.min() * 1.05), most * 1.17 or 1)
+    if log:
+        ax.set_xscale("log")
+        unit_axis(ax, "x", unit, True)
+        least = low.min() / 2
+        ax.set_xlim(least, most * (most / least) ** 0.17)
+    else:
+        ax.set_xlim(min(0, low.min() * 1.05), most * 1.17 or 1)
+        unit_axis(ax, "x", unit, False)
     ax.grid(False, axis="y")
-    unit_axis(ax, "x", unit, False)
     ax.set_xlabel(xlabel)
     return picture

@@ -34,7 +34,7 @@ def graphs(
         most = max((busy for *_, busy in links), default=0.0) or 1.0
         for a, b, rate, busy in sorted(links, key=lambda link: link[3]):
             ends = np.array([places[a], places[b]], dtype=float)
-            width = 1.5 + 1.1 * math.log2(rate / min(rates))
+            width = 1.5 + 0.8 * math.log2(rate / min(rates))
             ax.plot(
                 *ends.T, color=between(IDLE, VERMILION, busy / most), lw=width, marker="", zorder=1
             )

@@ -112,6 +112,7 @@ PICTURES = {
     "curves, counts": lambda: plots.curves(points={"GPT": ([1e8, 1e11], [1e20, 3e23])}, xlabel="parameters", ylabel="work", log_x=True, log_y=True, x_unit="count", y_unit="flops"),
     "curves, plain": lambda: plots.curves({"a": ([1, 2, 3], [1, 4, 9]), "b": ([1, 2, 3], [1, 4, 8.9])}, xlabel="x", ylabel="y"),
     "bars": lambda: plots.bars({"ours": [0.15, 0.16, 0.2], "torch.multiprocessing.spawn": [8, 9, 14], "other": 17}, unit="seconds", highlight="ours", reference=1.0, xlabel="launch"),
+    "bars, logarithmic": lambda: plots.bars({"slow": 1.4, "middle": 0.11, "fast": 0.00194}, unit="seconds", log=True, title="A factor of hundreds"),
     "bars, below zero": lambda: plots.bars({"a": -2.0, "b": 1.0}, errors={"a": 0.3}),
     "heatmap": lambda: plots.heatmap(np.arange(16).reshape(4, 4) << 20, xlabel="to", ylabel="from", unit="bytes", title="Who sends to whom"),
     "heatmap, 12": lambda: plots.heatmap(noise[:, :12], diverging=True, fmt="{:.2f}", yticks=list("abcd")),
@@ -356,6 +357,7 @@ MISTAKES = {
     r"lengths \[1, 2\]": lambda: plots.bytes_by_rank({"a": [1], "b": [1, 2]}),
     "as many x as y": lambda: plots.curves({"a": ([1, 2], [1])}, xlabel="", ylabel=""),
     r"shape \(3,\)": lambda: plots.heatmap([1, 2, 3]),
+    "no place for 0": lambda: plots.bars({"a": 0.0, "b": 1.0}, log=True),
     "at least one panel": lambda: plots.graphs({}),
     "leave out a link that is broken": lambda: plots.graphs(
         {"a": ({"0": (0, 0), "1": (1, 0)}, [("0", "1", 0.0, 0.0)])}

@@ -1,8 +1,8 @@
-"""The checks of lesson 05: a link from measurements, bus bandwidth, the number of spines."""
+"""The checks of lesson 05: a hidden link measured, a matrix of times read, ranks placed."""
 
 # In the order of the notebook.
 EXERCISES = (
-    "fit_link",
-    "bus_bandwidth",
-    "spines_needed",
+    "measure_link",
+    "diagnose_times",
+    "place_ranks",
 )

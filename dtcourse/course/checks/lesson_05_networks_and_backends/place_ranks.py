@@ -1,0 +1,132 @@
+"""Ranks on the GPUs of a machine: the shortest communication of a step, measured."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from typing import Any
+
+from dtcourse.course.judging import Answer, Exercise, require, require_near_best
+from dtcourse.emulation import EmulatedNetwork
+
+PLACE = Exercise(
+    "place_ranks",
+    lesson="05",
+    title="Place the ranks",
+    takes=("place_ranks",),
+    target="a step's communication, measured, in at most 1.01 times the best placement's, on 4 machines of 8 GPUs",
+)
+
+RANKS, LATENCY = 8, 2e-6
+# GPUs in the order in which the machine counts them, for each machine.
+SHUFFLED = (5, 2, 7, 0, 3, 6, 1, 4)
+# Bytes that each pair and each ring all-reduces.
+Sizes = tuple[int, int]
+HEAVY_PAIRS: Sizes = (4_000_000, 1_000_000)
+HEAVY_RINGS: Sizes = (400_000, 4_000_000)
+
+
+def _placed(place_ranks: Any, given: list[Any]) -> Any:
+    return [[int(gpu) for gpu in place_ranks(*one)] for one in given]
+
+
+def _step(place_ranks: Any, pair_bytes: int, ring_bytes: int) -> float:
+    """In a rank: the seconds of both all-reduces. The placement is in the network already."""
+    import torch
+    import torch.distributed as dist
+
+    from dtcourse import emulation
+
+    rank = dist.get_rank()
+    pairs = [dist.new_group([i, i + 1]) for i in range(0, RANKS, 2)]
+    rings = [dist.new_group(list(range(side, RANKS, 2))) for side in (0, 1)]
+    start = emulation.now()
+    dist.all_reduce(torch.ones(pair_bytes // 4), group=pairs[rank // 2])
+    dist.all_reduce(torch.ones(ring_bytes // 4), group=rings[rank % 2])
+    return emulation.now() - start
+
+
+@cache
+def machine(name: str) -> tuple[tuple[float, ...], ...]:
+    """GB/s from each GPU to each other one."""
+    import networkx
+
+    from dtcourse.simulator import nodes, topology
+    from dtcourse.simulator.hardware import links
+
+    if name == "two boards":  # four GPUs each, 64 GB/s between any two of a board, one tenth across
+        graph = networkx.complete_graph(RANKS)
+        for a, b in graph.edges:
+            graph.edges[a, b]["bandwidth"] = 64e9 if a // 4 == b // 4 else 6.4e9
+        graph = networkx.relabel_nodes(graph, {i: f"GPU {i}" for i in range(RANKS)})
+        networkx.set_node_attributes(graph, "host", "kind")
+        net = topology.Topology(name, graph)
+    else:
+        net = nodes.nvlink_mesh(links()["NVLink2 V100"].bandwidth)
+        if name == "mesh, hurt":
+            net = nodes.broken(net, "GPU 0", "GPU 4", left=2.5e9)
+    network = nodes.emulated(net, [f"GPU {i}" for i in SHUFFLED], LATENCY)
+    return tuple(
+        tuple(0.0 if i == j else network.link(i, j).bandwidth / 1e9 for j in range(RANKS))
+        for i in range(RANKS)
+    )
+
+
+def seconds(rates: Any, sizes: Sizes, gpus: Any) -> float:
+    """Of a step: the slowest pair of all, then the slower ring; latencies left out."""
+    pair_bytes, ring_bytes = sizes
+    pair = max(pair_bytes / rates[gpus[i]][gpus[i + 1]] for i in range(0, RANKS, 2))
+    sides = (gpus[0::2], gpus[1::2])
+    narrow = min(rates[side[i]][side[(i + 1) % 4]] for side in sides for i in range(4))
+    return (pair + 1.5 * ring_bytes / narrow) / 1e9
+
+
+@cache
+def best(name: str, sizes: Sizes) -> tuple[int, ...]:
+    """By trying them all."""
+    rates = machine(name)
+    return min(itertools.permutations(range(RANKS)), key=lambda gpus: seconds(rates, sizes, gpus))
+
+
+def measured(answer: Answer, name: str, sizes: Sizes, gpus: Any) -> float:
+    """Milliseconds of a step of ranks that are placed so."""
+    rates = machine(name)
+    cables = {
+        (i, j): EmulatedNetwork(LATENCY, 1e9 * rates[gpus[i]][gpus[j]])
+        for i, j in itertools.permutations(range(RANKS), 2)
+    }
+    network = EmulatedNetwork(LATENCY, cables=cables)
+    run = answer.run(_step, RANKS, *sizes, backend="ring", network=network, clock="virtual")
+    return 1e3 * max(run[rank] for rank in range(RANKS))
+
+
+def _require(answer: Answer, name: str, sizes: Sizes, hint: str) -> None:
+    rates = [list(row) for row in machine(name)]
+    (got,) = answer.call(_placed, [(rates, *sizes)])
+    where = f"Machine {name!r}, {sizes[0] / 1e6:g} MB per pair and {sizes[1] / 1e6:g} MB per ring"
+    require(
+        sorted(got) == list(range(RANKS)),
+        f"{where}: a placement names each of the {RANKS} GPUs once, that of rank 0 first; got {got!r}.",
+    )
+    taken = measured(answer, name, sizes, got)
+    least = measured(answer, name, sizes, best(name, sizes))
+    require_near_best(where, got, taken, least, "ms", hint)
+
+
+@PLACE.check("pairs that say much", points=3)
+def check_pairs(answer: Answer) -> None:
+    """A whole machine."""
+    _require(answer, "mesh", HEAVY_PAIRS, "Which two GPUs does each pair sit on, and which links are left for the two rings?")  # fmt: skip
+
+
+@PLACE.check("rings that say much", points=3)
+def check_rings(answer: Answer) -> None:
+    """The same machine, another job."""
+    _require(answer, "mesh", HEAVY_RINGS, "What is the narrowest link of each ring, its last one back to its first included?")  # fmt: skip
+
+
+@PLACE.check("two boards, and a broken cable", points=4)
+def check_others(answer: Answer) -> None:
+    """Where one link is much slower than all others."""
+    for name in ("two boards", "mesh, hurt"):
+        _require(answer, name, HEAVY_PAIRS, "Does anybody use the slowest links who need not? `rates` says which they are.")  # fmt: skip

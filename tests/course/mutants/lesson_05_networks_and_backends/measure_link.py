@@ -36,9 +36,9 @@ def measure_link():
         "the machine's clock",
         "is it the emulated clock",
         (
-            ("    seconds = {}\n", "    seconds, clock = {}, __import__('time').monotonic\n"),
-            ("start = emulation.now()", "start = clock()"),
-            ("= emulation.now() - start", "= clock() - start"),
+            ("    seconds = {}\n", "    import time\n\n    seconds = {}\n"),
+            ("start = emulation.now()", "start = time.monotonic()"),
+            ("= emulation.now() - start", "= time.monotonic() - start"),
         ),
     ),
     ("the round trip's latency", "Is it one message's time", ((" / rate_back) / 2", " / rate_back)"),)),
@@ -48,13 +48,14 @@ def measure_link():
         (
             (
                 "            dist.send(ping, 1)\n            dist.recv(pong, 1)\n",
-                "            work = [dist.isend(ping, 1), dist.irecv(pong, 1)]\n            seconds[there, back] = emulation.now() - start\n"
-                "            [one.wait() for one in work]\n",
+                "            dist.isend(ping, 1).wait()\n            seconds[there, back] = emulation.now() - start\n            dist.recv(pong, 1)\n",
             ),
             (
-                "        seconds[there, back] = emulation.now() - start\n    empty",
-                "        seconds.setdefault((there, back), 1e-9 * (there + back))\n    empty",
+                "        seconds[there, back] = emulation.now() - start\n",
+                "        seconds.setdefault((there, back), 0.0)\n",
             ),
+            ("/ (seconds[large, small] - empty)", "/ max(1e-9, seconds[large, small] - empty)"),
+            ("/ (seconds[small, large] - empty)", "/ max(1e-9, seconds[small, large] - empty)"),
         ),
     ),
     ("directions exchanged", "the other way round", (("return alpha, rate_there, rate_back", "return alpha, rate_back, rate_there"),)),

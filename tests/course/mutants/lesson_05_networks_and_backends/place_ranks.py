@@ -2,7 +2,7 @@
 
 MUTANTS = [
     ("as they are counted", "and the best choice takes", "\ndef place_ranks(rates, pair_bytes, ring_bytes):\n    return list(range(8))\n"),
-    ("pairs alone", "which links are left for the two rings", (("        return pair + 2 * 3 / 4 * ring_bytes / narrow", "        return pair"),)),
+    ("pairs alone", "its last one back to its first", (("        return pair + 2 * 3 / 4 * ring_bytes / narrow", "        return pair"),)),
     ("rings alone", "Which two GPUs does each pair sit on", (("        return pair + 2 * 3 / 4 * ring_bytes / narrow", "        return -narrow"),)),
     ("the worst", "and the best choice takes", (("list(min(", "list(max("),)),
     ("an open chain", "its last one back to its first", (("for i in range(4)", "for i in range(1, 4)"), ("        return pair +", "        return 0.1 * pair +"))),

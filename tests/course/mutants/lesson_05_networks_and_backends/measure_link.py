@@ -47,12 +47,12 @@ def measure_link():
         "is the message there when the clock stops",
         (
             (
-                "            dist.send(ping, 1)\n            dist.recv(pong, 1)\n",
-                "            dist.isend(ping, 1).wait()\n            seconds[there, back] = emulation.now() - start\n            dist.recv(pong, 1)\n",
-            ),
-            (
                 "        seconds[there, back] = emulation.now() - start\n",
                 "        seconds.setdefault((there, back), 0.0)\n",
+            ),
+            (
+                "            dist.send(ping, 1)\n            dist.recv(pong, 1)\n",
+                "            dist.isend(ping, 1).wait()\n            seconds[there, back] = emulation.now() - start\n            dist.recv(pong, 1)\n",
             ),
             ("/ (seconds[large, small] - empty)", "/ max(1e-9, seconds[large, small] - empty)"),
             ("/ (seconds[small, large] - empty)", "/ max(1e-9, seconds[small, large] - empty)"),

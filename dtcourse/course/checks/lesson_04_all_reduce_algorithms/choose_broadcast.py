@@ -59,7 +59,7 @@ def _broadcasts(_: Any, nbytes: int, choices: list[tuple[str, int]]) -> list[flo
     import torch.distributed as dist
 
     from dtcourse import emulation
-    from dtcourse.collectives import tree
+    from dtcourse.collectives import p2p, tree
 
     rank, size, taken = dist.get_rank(), dist.get_world_size(), []
     for start, (route, chunks) in enumerate(choices, 1):
@@ -71,9 +71,9 @@ def _broadcasts(_: Any, nbytes: int, choices: list[tuple[str, int]]) -> list[flo
             sending = []
             for chunk in x.tensor_split(chunks):
                 if rank:
-                    dist.recv(chunk, rank - 1)
+                    p2p.recv(chunk, rank - 1)
                 if rank < size - 1:
-                    sending.append(dist.isend(chunk, rank + 1))
+                    sending.append(p2p.isend(chunk, rank + 1))
             for work in sending:
                 work.wait()
         assert not x.any()

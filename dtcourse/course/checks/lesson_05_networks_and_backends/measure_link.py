@@ -39,7 +39,7 @@ def _measured(measure_link: Any, late: float) -> Any:
 
 def _found(answer: Answer, late: float = 0.0) -> list[tuple[str, tuple[float, ...], list[float]]]:
     """In words, what is right, and what was said, for each link."""
-    found = []
+    found: list[tuple[str, tuple[float, ...], list[float]]] = []
     for latency, gap, there, back in LINKS:
         network = EmulatedNetwork(
             latency, there, gap=gap, cables={(1, 0): EmulatedNetwork(latency, back, gap=gap)}

@@ -57,14 +57,14 @@ def size(group: ProcessGroup | None = None) -> int:
 def isend(tensor: torch.Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> Work:
     """Start sending `tensor` to group rank `dst`. The tensor must stay unchanged until `wait()` returns."""
     end = channel(group)
-    _check(tensor, dst, end, "dst")
+    check_message(tensor, end.rank)
     return end.isend(tensor, dst, tag)
 
 
 def irecv(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None, tag: int = 0) -> Work:
     """Start receiving from group rank `src` into `tensor`, which holds the message after `wait()`."""
     end = channel(group)
-    _check(tensor, src, end, "src")
+    check_message(tensor, end.rank)
     return end.irecv(tensor, src, tag)
 
 
@@ -120,12 +120,3 @@ def channel(group: ProcessGroup | None = None) -> Channel:
         ranks = dist.get_process_group_ranks(group)
         known = _channels[group] = Channel(group, group.rank(), ranks, gpu=on_gpu)
     return known
-
-
-def _check(tensor: torch.Tensor, peer: int, end: Channel, role: str) -> None:
-    if not 0 <= peer < end.size or peer == end.rank:
-        raise ValueError(
-            f"{role}={peer} on rank {end.rank} of a group of {end.size}: "
-            f"it must be another rank of the group, 0 to {end.size - 1}"
-        )
-    check_message(tensor, end.rank)

@@ -184,3 +184,15 @@ def test_a_rank_loads_nothing_heavy():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(out.stdout.split()) <= {"dtcourse", "_queue", "queue", "json", "_json", "contextlib"}
+
+
+@pytest.mark.parametrize("options", [{"backend": "ring"}, {"backend": "gloo", "record": True}])
+def test_a_rank_outside_the_group_is_refused_in_torchs_own_calls_too(options):
+    """gloo itself ends the process there."""
+
+    def to_nobody():
+        for call in (dist.isend, dist.irecv, dist.send, dist.recv):
+            with pytest.raises(ValueError, match=r"(dst|src)=7 on rank \d of a group of 2"):
+                call(torch.ones(3), 7)
+
+    launch(to_nobody, 2, device="cpu", **options)

@@ -95,6 +95,12 @@ class Channel:
     ) -> Any:
         if self.guard is not None and self.guard.failure is not None:
             raise self.guard.failure
+        # gloo does not look: a rank that there is not ends the process.
+        if peer is not None and (not 0 <= peer < self.size or peer == self.rank):
+            raise ValueError(
+                f"{'dst' if kind == 'send' else 'src'}={peer} on rank {self.rank} of a group of {self.size}: "
+                f"it must be another rank of the group, 0 to {self.size - 1}"
+            )
         begun = events.now()
         label = traffic.in_operation()
         salt = label.salt if label is not None else 0

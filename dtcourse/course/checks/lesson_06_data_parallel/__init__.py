@@ -1,8 +1,10 @@
-"""The checks of lesson 06: DDP with buckets, accumulation of uneven micro-batches, SyncBatchNorm both ways."""
+"""The checks of lesson 06: DDP with buckets, uneven micro-batches, SyncBatchNorm both ways, a diagnosis, a decision."""
 
 # In the order of the notebook.
 EXERCISES = (
     "ddp_with_buckets",
     "accumulate_uneven",
     "sync_batch_norm",
+    "diagnose_training",
+    "choose_step",
 )

@@ -22,7 +22,7 @@ DDP = Exercise(
     lesson="06",
     title="DDP with buckets",
     takes=("attach",),
-    target="gradients to 1e-6; one all-reduce a bucket; the first one under way while backward still computes",
+    target="gradients to 1e-6; one all-reduce per bucket; the first one under way while backward still computes",
     forbidden=(
         "torch.nn.parallel",
         "dtcourse.data_parallel",
@@ -161,7 +161,7 @@ def check_gradients(answer: Answer) -> None:
         _same(answer, "net", ranks, bucket_bytes, hint)
 
 
-@DDP.check("one all-reduce a bucket, with exactly its bytes", points=2)
+@DDP.check("one all-reduce per bucket, with exactly its bytes", points=2)
 def check_messages(answer: Answer) -> None:
     """Counted, on a backend that sees every message."""
     for bucket_bytes in (0, 500, 1 << 20):

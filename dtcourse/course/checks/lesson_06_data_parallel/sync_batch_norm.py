@@ -121,5 +121,6 @@ def check_sync_messages(answer: Answer) -> None:
         sent = run.traffic.bytes_sent()
         require(
             sent <= most,
-            f"{sent:,} bytes are sent by {ranks} ranks; 2 C + 1 numbers forward and 2 C backward need {most:,}. Which sums are enough?",
+            f"{sent:,} bytes are sent by {ranks} ranks; 2 C + 1 numbers forward and 2 C backward need {most:,}. Which sums are enough? "
+            "Does the count travel back, which has no gradient?",
         )

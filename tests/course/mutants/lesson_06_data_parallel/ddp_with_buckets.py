@@ -140,6 +140,38 @@ def attach(model, bucket_bytes):
             ),
         ),
     ),
+    (
+        "the lesson's own buckets and hooks, frozen parameters left out",
+        "in one and the same order, whatever",
+        """
+def attach(model, bucket_bytes):
+    buckets, full = [], True
+    for p in reversed([p for p in model.parameters() if p.requires_grad]):
+        buckets += [[]] if full else []
+        buckets[-1].append(p)
+        full = sum(q.nbytes for q in buckets[-1]) >= bucket_bytes
+    missing, sent = [len(bucket) for bucket in buckets], []
+
+    def my_ready(i):
+        missing[i] -= 1
+        if missing[i] == 0:
+            flat = torch.cat([p.grad.flatten() for p in buckets[i]]) / dist.get_world_size()
+            sent.append((buckets[i], flat, dist.all_reduce(flat, async_op=True)))
+
+    def finish():
+        for bucket, flat, work in sent:
+            work.wait()
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+                p.grad.copy_(part.view_as(p))
+        missing[:] = [len(bucket) for bucket in buckets]
+        sent.clear()
+
+    for i, bucket in enumerate(buckets):
+        for p in bucket:
+            p.register_post_accumulate_grad_hook(lambda p, i=i: my_ready(i))
+    return finish
+""",
+    ),
 ]
 
 NOTHING = [

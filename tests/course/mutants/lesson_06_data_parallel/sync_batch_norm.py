@@ -144,6 +144,24 @@ class Gathered(torch.autograd.Function):
         return x_gradient, own[1], own[0], None
 """,
     ),
+    (
+        "autograd sends the count back, too",
+        "Does the count travel back",
+        """
+def sync_batch_norm(x, weight, bias, eps):
+    from torch.distributed.nn.functional import all_reduce
+
+    channels = x.shape[1]
+    others = [d for d in range(x.dim()) if d != 1]
+    shape = [1, channels] + [1] * (x.dim() - 2)
+    count = x.new_tensor([x.numel() / channels])
+    sums = all_reduce(torch.cat([x.sum(others), x.square().sum(others), count]))
+    mean = sums[:channels] / sums[-1]
+    variance = sums[channels:-1] / sums[-1] - mean.square()
+    x_hat = (x - mean.view(shape)) / (variance + eps).sqrt().view(shape)
+    return x_hat * weight.view(shape) + bias.view(shape)
+""",
+    ),
 ]
 
 NOTHING = [
@@ -165,8 +183,8 @@ ACCEPTED = [
                 "sums = torch.cat([count, x.sum(others), x.square().sum(others)])",
             ),
             (
-                "        mean = sums[:channels] / sums[-1]\n",
-                "        mean = sums[1 : 1 + channels] / sums[0]\n",
+                "mean = sums[:channels] / sums[-1]\n",
+                "mean = sums[1 : 1 + channels] / sums[0]\n",
             ),
             ("sums[channels:-1] / sums[-1] - mean", "sums[1 + channels :] / sums[0] - mean"),
             ("weight / std, sums[-1])", "weight / std, sums[0])"),
@@ -184,8 +202,8 @@ ACCEPTED = [
                 "sums = torch.cat([x.double().sum(others), x.double().square().sum(others), count.double()])",
             ),
             (
-                "        std = (variance + eps).sqrt()\n",
-                "        mean, std = mean.to(x.dtype), (variance + eps).sqrt().to(x.dtype)\n",
+                "std = (variance + eps).sqrt()\n",
+                "mean, std = mean.to(x.dtype), (variance + eps).sqrt().to(x.dtype)\n",
             ),
             ("weight / std, sums[-1])", "weight / std, sums[-1].to(x.dtype))"),
         ),

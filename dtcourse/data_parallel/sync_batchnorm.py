@@ -27,8 +27,8 @@ def batch_statistics(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Mean and biased variance of each channel, (C,), over the batches of all ranks, and how many values they are of.
 
-    x: (batch, C, ...), of any batch size on each rank. One all-reduce of 2 C + 1 numbers. In double precision: a
-    difference of two large sums, taken once per channel, is cheap to take well.
+    x: (batch, C, ...), of any batch size on each rank. One all-reduce: sums, sums of squares, the count. In double
+    precision: a difference of two large sums, taken once per channel, is cheap to take well.
     """
     channels = x.shape[1]
     others = [d for d in range(x.dim()) if d != 1]

@@ -78,8 +78,8 @@ def defined(path: Path, names: tuple[str, ...]) -> str:
     return "\n\n\n".join(found[name] for name in names) + "\n"
 
 
-def needed(path: Path, cell: str | None = None, names: tuple[str, ...] = ()) -> str:
-    """The code of a notebook that a cell, or some names, stand on: the statements before it that they need, and it.
+def needed(path: Path, cell: str) -> str:
+    """The code of a notebook that a cell stands on: the statements before it that it needs, and it.
 
     A statement is needed if it binds a name that a needed one reads. What statements do to objects besides is not
     seen: good enough for definitions and parameters, which is what commands are made of.
@@ -92,7 +92,7 @@ def needed(path: Path, cell: str | None = None, names: tuple[str, ...] = ()) -> 
             statements.append((one["id"], statement, text or ""))
         if one["id"] == cell:
             break
-    wanted = set(names)
+    wanted: set[str] = set()
     taken: list[str] = []
     for where, statement, text in reversed(statements):
         if where == cell or _bound(statement) & wanted:

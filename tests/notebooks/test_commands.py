@@ -39,8 +39,7 @@ NOT_HERE = {
 # What a command prints when it has done its work, by the function or script that it runs. Once, whatever the nodes.
 SAYS = {
     "build/01-train.pkl": r"^tensor\(\[",
-    "build/02-token-ring.pkl": r"^\[0, 0(, 1, 1)?\]$",
-    "train.py:token_ring": r"^\[0, 0\]$",
+    "build/02-token-ring.pkl": r"^\[0, 0, 1, 1\]$",
     "lessons/scripts/06_data_parallel.py": r"^epoch 1: loss \d\.\d+, \d+ right$",
     "lessons/scripts/06_single_device.py": r"^epoch 1: loss \d\.\d+, \d+ right$",
 }
@@ -175,17 +174,12 @@ def prepare(course: Path, one: Printed, target: str) -> None:
     """Makes the file that a command starts, as its reader has it by then: by the lesson's own code."""
     if target.startswith("lessons/"):
         return
-    if target.endswith(".pkl"):  # the cell that prints the command writes it
-        code = needed(one.notebook, one.cell)
-        done = shell(course, shlex.join([sys.executable, "-c", code]))
-        said = [shlex.split(line) for line in finish([done]).splitlines() if is_command(line)]
-        assert (
-            shlex.split(one.command) in said
-        )  # quoted otherwise where the folder's name has a space
-        assert (course / target).is_file()
-        return
-    file, _, function = target.partition(":")  # "put the function into a file of its own"
-    (course / file).write_text(needed(one.notebook, names=(function,)))
+    code = needed(one.notebook, one.cell)  # the cell that prints the command writes the file
+    done = shell(course, shlex.join([sys.executable, "-c", code]))
+    said = [shlex.split(line) for line in finish([done]).splitlines() if is_command(line)]
+    # Quoted otherwise where the folder's name has a space.
+    assert shlex.split(one.command) in said
+    assert (course / target).is_file()
 
 
 def tasks_of_srun(command: str) -> list[tuple[str, dict[str, str]]]:

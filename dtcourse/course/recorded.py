@@ -1,6 +1,7 @@
 """What cells found on a system that a reader may not have, shown again there, and said to be so.
 
-    on_slurm = Recorded("26-clusters", live=not throwaway.missing())
+    slurm, why = throwaway.start()
+    on_slurm = Recorded("26-clusters", why)
     found = on_slurm("tasks", tasks)     # tasks(); without a Slurm, what it returned when the lesson was recorded
 
 What a function returns is plain data (what JSON holds). With DTCOURSE_RECORD=1 in the environment it is written down,
@@ -23,20 +24,19 @@ VARIABLE = "DTCOURSE_RECORD"
 class Recorded:
     """The recordings of one lesson.
 
-    live: whether the functions can run here
-    system: what they need, for the line that says that nothing ran
+    why: in one sentence, why the functions cannot run here; None where they can
     """
 
-    def __init__(self, lesson: str, live: bool, system: str = "Slurm") -> None:
+    def __init__(self, lesson: str, why: str | None) -> None:
         self.file = places.home() / "lessons" / "recorded" / f"{lesson}.json"
-        self.live, self.system = live, system
+        self.why = why
 
     def __call__(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         """function(*args), or what it returned when it was recorded under that name; always as JSON gives it back.
 
         KeyError where it never was.
         """
-        if self.live:
+        if self.why is None:
             found = json.loads(json.dumps(function(*args)))
             if os.environ.get(VARIABLE):
                 known = self._known() if self.file.exists() else {}
@@ -47,8 +47,8 @@ class Recorded:
             return found
         recording = self._known()[name]
         what = (function.__doc__ or function.__name__).strip().splitlines()[0]
-        print(f"Not run: no {self.system} here. It would do this: {what}")
-        print(f"What follows was recorded on {recording['date']}.")
+        print(f"Not run: {self.why.rstrip('.')}.")
+        print(f"What follows was recorded on {recording['date']}, by: {what}")
         return recording["found"]
 
     def _known(self) -> dict[str, Any]:

@@ -67,7 +67,8 @@ def run(folder: Path) -> None:
         # submitit has this signal requeue a job that Slurm is about to end. A launch ends with its notebook's patience.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     os.chdir(call.directory)
-    sys.path[:] = call.path
+    # The notebook's, and then this Python's own: a container has its packages elsewhere.
+    sys.path[:] = dict.fromkeys([*call.path, *sys.path])
     server.start_within()  # imports torch here, and the ranks' server is a copy of this process
     with Meeting(folder, node, name, call) as place:
         try:

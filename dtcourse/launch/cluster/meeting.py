@@ -96,7 +96,8 @@ def _own_address(interface: str | None, name: str, nodes: int) -> str:
     if nodes == 1:
         return "127.0.0.1"
     # By the name that Slurm itself uses to reach it. The node's own idea of its name may be a loopback address.
-    return socket.gethostbyname(slurm.details("node", name).get("NodeAddr", name))
+    known = os.environ.get("DTCOURSE_HEAD") or slurm.details("node", name).get("NodeAddr", name)
+    return socket.gethostbyname(known)
 
 
 def _interface(address: str, port: int) -> str:

@@ -50,7 +50,8 @@ class Settings:
     memory_per_node: GB; None leaves it to the cluster's default
     gpus_per_node:   0 runs the ranks on CPUs
     interface:       the network interface between the nodes; None finds the one that leads to the other nodes
-    container:       an image for the nodes, where Slurm has the pyxis plugin (--container-image)
+    container:       an image for the ranks, where Slurm has the pyxis plugin (srun's --container-image); `python` is
+                     the image's own
     modules:         environment modules to load first
     setup:           lines of shell to run first
     python:          Python on the nodes; None takes the notebook's own path
@@ -226,7 +227,7 @@ cpus_per_rank = 1
 # memory_per_node = 32          # GB
 gpus_per_node = 0
 # interface = "ib0"             # without it, the interface that leads to the other nodes is found
-# container = "docker://pytorch/pytorch"   # needs Slurm's pyxis plugin
+# container = "pytorch/pytorch" # needs Slurm's pyxis plugin; python = "python" then, and the course in the image
 # modules = ["cuda/12.8"]
 # setup = ["source /opt/course/bin/activate"]
 # python = "/opt/course/bin/python"

@@ -34,6 +34,12 @@ OVER = {
 # One thread while the agent imports, or it could not split off the ranks' server (server.start_within).
 QUIET = "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1"
 
+# Node 0's address, asked for before a container hides Slurm's commands (meeting.py reads it).
+HEAD = (
+    "export DTCOURSE_HEAD="
+    "$(scontrol --oneliner show node $SLURMD_NODENAME | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')"
+)
+
 
 def require() -> None:
     """RuntimeError where there is no Slurm to submit to."""
@@ -90,16 +96,20 @@ def _executor(
     executor = SlurmExecutor(
         folder, python=shlex.quote(settings.python) if settings.python else None
     )
-    setup = [
-        *(f"module load {shlex.quote(module)}" for module in settings.modules),
-        *settings.setup,
-        QUIET,
-    ]
+    setup = [*_loaded(settings.modules), *settings.setup, QUIET]
     # What a shell exported once would lead the ranks astray; the agents say where they meet.
     setup.append("unset MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK")
     extra: dict[str, Any] = {"requeue" if requeue else "no-requeue": True}
-    if settings.container:
-        extra["container-image"] = settings.container
+    contained = settings.container is not None
+    extra |= {
+        name: value
+        for name, value in settings.options.items()
+        if not (contained and _of_container(name))
+    }
+    # One node's end is all nodes' end: the others would wait for its ranks.
+    srun_args = ["--kill-on-bad-exit=1", *_contained(settings)]
+    if contained:
+        setup.append(HEAD)
     asked = {
         "job_name": name,
         "comment": folder.name,
@@ -114,12 +124,60 @@ def _executor(
         if settings.memory_per_node is None
         else f"{round(settings.memory_per_node * 1024)}M",
         "setup": setup,
-        # One node's end is all nodes' end: the others would wait for its ranks.
-        "srun_args": ["--kill-on-bad-exit=1"],
-        "additional_parameters": {**extra, **settings.options},
+        "srun_args": srun_args,
+        "additional_parameters": extra,
     }
     executor.update_parameters(**{key: value for key, value in asked.items() if value is not None})
     return executor
+
+
+def _loaded(modules: list[str]) -> list[str]:
+    """Lines of shell that load environment modules, or end the job with a sentence."""
+    if not modules:
+        return []
+    # A batch script is no login shell: it has `module` only where the notebook's shell had exported it.
+    lines = ['type module > /dev/null 2>&1 || . "$MODULESHOME/init/bash"']
+    for module in modules:
+        sentence = f"`module load {module}` failed (`modules` in cluster.toml)"
+        lines.append(
+            f"module load {shlex.quote(module)} || {{ echo {shlex.quote(sentence)} >&2; exit 1; }}"
+        )
+    return lines
+
+
+def _contained(settings: Settings) -> list[str]:
+    """srun's options for a container, as pyxis reads them; the job's folder and this one are seen inside.
+
+    They are srun's and not sbatch's: pyxis would run the batch script itself in the container, where no srun is.
+    """
+    if not settings.container:
+        return []
+    seen = [os.path.abspath(os.path.expanduser(settings.folder)), os.getcwd()]
+    mounts = [f"{folder}:{folder}" for folder in dict.fromkeys(seen)]
+    options = {name: value for name, value in settings.options.items() if _of_container(name)}
+    if "container-mounts" in options:
+        mounts.append(options.pop("container-mounts"))
+    asked = {"container-image": settings.container, "container-mounts": ",".join(mounts), **options}
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in asked.items()]
+
+
+def _of_container(option: str) -> bool:
+    return option.startswith(("container-", "no-container-"))
+
+
+def asked_by_hand(settings: Settings) -> list[str]:
+    """What a command of Slurm's (srun, sbatch) that somebody types has to say for a job to be taken on this cluster."""
+    named = {
+        "partition": settings.partition,
+        "account": settings.account,
+        "time": settings.minutes,
+        **{name: value for name, value in settings.options.items() if not _of_container(name)},
+    }
+    return [
+        f"--{name}" if value is True else f"--{name}={value}"
+        for name, value in named.items()
+        if value is not None
+    ]
 
 
 def _refusal(error: Exception, settings: Settings) -> str:

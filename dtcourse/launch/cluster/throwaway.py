@@ -15,6 +15,7 @@ from __future__ import annotations
 import getpass
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,11 +32,27 @@ import psutil
 NEEDED = ("slurmctld", "slurmd", "sbatch", "srun", "munged")
 INSTALL = "apt-get install -y --no-install-recommends slurm-wlm munge"
 UP = 30.0  # seconds that it may take to come up
+# In its folder: the keeper is told that all is up; it says which daemon ended before that.
+UP_FILE, ENDED_FILE = "up", "ended"
 
 
 def missing() -> list[str]:
     """The programs that are not here."""
     return [name for name in NEEDED if shutil.which(name, path=_path()) is None]
+
+
+def start(nodes: int = 2, cpus: int = 4) -> tuple[ThrowawaySlurm | None, str | None]:
+    """A Slurm that is up and None; or None and, in one sentence, why there is none. For those who go on without."""
+    if gone := missing():
+        return None, f"there is no Slurm here: {', '.join(gone)} not found"
+    try:
+        return ThrowawaySlurm(nodes, cpus).__enter__(), None
+    except (
+        RuntimeError,
+        OSError,
+        KeyError,
+    ) as error:  # KeyError: the user has no name here (getpass)
+        return None, str(error).splitlines()[0]
 
 
 def _path() -> str:
@@ -124,6 +141,7 @@ class ThrowawaySlurm:
                 asked = ["sinfo", "--noheader", "--Node", "--partition=all", "--format=%N %t"]
                 shown = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
                 if sum(line.endswith(" idle") for line in shown.splitlines()) == self.nodes:
+                    (self.folder / UP_FILE).touch()
                     return
             time.sleep(0.05)
         logs = "".join(
@@ -131,7 +149,11 @@ class ThrowawaySlurm:
             for path in sorted((self.folder / "log").iterdir())
             for line in path.read_text(errors="replace").splitlines()[-3:]
         )
-        raise RuntimeError(f"Slurm did not come up on this machine. The ends of its logs:{logs}")
+        ended = self.folder / ENDED_FILE
+        why = ended.read_text() if ended.exists() else f"its nodes were not idle after {UP:g} s"
+        raise RuntimeError(
+            f"Slurm did not come up on this machine: {why}\nThe ends of its logs:{logs}"
+        )
 
     def kill_node(self, name: str) -> None:
         """Ends a node as a power cut would: its daemon, and every process of its jobs."""
@@ -167,20 +189,48 @@ def _free_ports(count: int) -> list[int]:
 # --- the keeper --------------------------------------------------------------------------------------------------
 
 
+class _Ended(Exception):
+    """A daemon ended before all was up, or nobody wants them any more."""
+
+
 def _keep(folder: Path, names: list[str]) -> None:
-    """Starts the daemons, and ends them when nobody holds our standard input any more."""
+    """Starts the daemons, and ends them when nobody holds our standard input any more, or one fails to come up."""
     configuration = folder / "slurm.conf"
     log = folder / "log"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    started: list[subprocess.Popen[bytes]] = []
+    started: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(name: str, *command: str) -> None:
         with open(log / f"{name}.out", "wb") as file:
-            started.append(
-                subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-            )
+            try:
+                started[name] = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+                )
+            except OSError as error:
+                (folder / ENDED_FILE).write_text(f"{name} cannot be run ({error.strerror})")
+                raise _Ended from None
+
+    def wait(until: Callable[[], bool]) -> None:
+        while not until():
+            if select.select([sys.stdin.fileno()], [], [], 0.02)[0]:
+                raise _Ended
+            for name, daemon in started.items():
+                if (code := daemon.poll()) is not None:
+                    said = _last_line(log, name)
+                    (folder / ENDED_FILE).write_text(f"{name} ended with exit code {code}{said}")
+                    raise _Ended
+
+    def listens() -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return True
+        return False
 
     munge = folder / "munge"
+    port = next(
+        int(line.split("=")[1])
+        for line in configuration.read_text().splitlines()
+        if line.startswith("SlurmctldPort")
+    )
     try:
         start(
             "munged",
@@ -197,33 +247,40 @@ def _keep(folder: Path, names: list[str]) -> None:
                 f"--seed-file={munge}.seed",
             ),
         )
-        while not munge.exists() and started[0].poll() is None:
-            time.sleep(0.01)
+        wait(munge.exists)
         start("slurmctld", "slurmctld", "-D", "-i", "-c", "-f", str(configuration))
         for name in names:
             start(f"slurmd-{name}", "slurmd", "-D", "-N", name, "-f", str(configuration))
-        port = next(
-            int(line.split("=")[1])
-            for line in configuration.read_text().splitlines()
-            if line.startswith("SlurmctldPort")
-        )
-        while started[1].poll() is None:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
-                (folder / "listening").touch()
-                break
-            time.sleep(0.02)
+        wait(listens)
+        (folder / "listening").touch()
+        wait((folder / UP_FILE).exists)
         sys.stdin.buffer.read()
+    except _Ended:
+        pass
     finally:
         for process in _processes_of(folder):
             with suppress(psutil.Error):
                 process.kill()  # jobs and their steps, which are nobody's children
-        for daemon in reversed(started):
+        for daemon in reversed(started.values()):
             daemon.terminate()
-        for daemon in started:
+        for daemon in started.values():
             try:
                 daemon.wait(5)
             except subprocess.TimeoutExpired:
                 daemon.kill()
+
+
+def _last_line(log: Path, name: str) -> str:
+    """The last thing that a daemon said, for the end of a sentence."""
+    files = [log / f"{name}.out", log / f"{name.removeprefix('slurmd-')}.log"]
+    lines = [
+        line.strip()
+        for file in files
+        if file.exists()
+        for line in file.read_text(errors="replace").splitlines()
+        if line.strip()
+    ]
+    return f", and said: {lines[-1]}" if lines else ""
 
 
 def _processes_of(folder: Path, node: str | None = None) -> list[psutil.Process]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import torch.distributed as dist
 
 from dtcourse import launch
 from dtcourse.launch import RankFailure, RankTimeout, progress, send_message
-from dtcourse.launch.cluster import call, jobs
+from dtcourse.launch.cluster import call, jobs, slurm, throwaway
 from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.record import JobFailed
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
@@ -549,3 +550,156 @@ def test_ranks_have_cores_of_their_own_where_slurm_binds_the_node_s_task():
         assert [threads for _, threads in bound] == [1, 1]
     free = on_nodes(step, 2, nodes=1)
     assert [set(cores) for cores, _ in free] == [os.sched_getaffinity(0)] * 2, "nothing is bound"
+
+
+# --- modules and containers: how clusters bring software to their nodes ------------------------------------------------
+
+MODULE = """
+module() {
+    [ "$1" = load ] && [ -d "$MODULESHOME/known/$2" ] || { echo "ERROR: Unable to locate $2" >&2; return 1; }
+    export "LOADED=$LOADED $2" "PATH=$MODULESHOME/known/$2:$PATH"
+}
+"""
+
+
+@pytest.fixture(params=["an exported function", "its init script"])
+def modules(request, tmp_path, monkeypatch):
+    """Environment modules as a job finds them: `module` is a function of the shell that submits, or only MODULESHOME."""
+    home = tmp_path / "modules"
+    for name in ("gcc/13", "cuda/12.8"):
+        (home / "known" / name).mkdir(parents=True)
+        tool = home / "known" / name / "which-software"
+        tool.write_text(f"#!/bin/sh\necho {name}\n")
+        tool.chmod(0o755)
+    monkeypatch.setenv("MODULESHOME", str(home))
+    if request.param == "an exported function":
+        monkeypatch.setenv("BASH_FUNC_module%%", "()" + MODULE.strip().removeprefix("module()"))
+    else:
+        (home / "init").mkdir()
+        (home / "init" / "bash").write_text(MODULE)
+
+
+def test_modules_are_loaded_in_their_order_before_the_ranks_start(settings, modules):
+    def step():
+        found = subprocess.run(["which-software"], capture_output=True, text=True, check=True)
+        return os.environ["LOADED"].split(), found.stdout.strip()
+
+    settings.write_text(settings.read_text() + 'modules = ["gcc/13", "cuda/12.8"]\n')
+    # The one that was loaded last stands first in the PATH.
+    assert list(on_nodes(step, 2)) == [(["gcc/13", "cuda/12.8"], "cuda/12.8")] * 2
+
+
+def test_a_module_that_is_not_there_ends_the_job_with_a_sentence(settings, modules):
+    settings.write_text(settings.read_text() + 'modules = ["gcc/13", "cuda/99"]\n')
+    with pytest.raises(JobFailed) as caught:
+        on_nodes(lambda: 1, 2)
+    assert "Unable to locate cuda/99" in str(caught.value)
+    assert "`module load cuda/99` failed (`modules` in cluster.toml)" in str(caught.value)
+
+
+# Reads srun's options as pyxis documents them, and runs the task where nothing can be seen but the image and the
+# mounts: bubblewrap stands for enroot. The image is this machine's own software.
+PYXIS = """#!{python}
+import json, os, sys
+
+words, kept, options = sys.argv[1:], [], {{}}
+command = words.index({python!r})
+for word in words[:command]:
+    if word.startswith("--container-"):
+        name, _, value = word.partition("=")
+        options[name] = value
+    else:
+        kept.append(word)
+with open({calls!r}, "a") as file:
+    print(json.dumps(options), file=file)
+inside = ["bwrap", "--dev", "/dev", "--proc", "/proc"]
+for folder in {image!r}:
+    inside += ["--ro-bind", folder, folder]
+for mount in options["--container-mounts"].split(","):
+    inside += ["--bind", *mount.split(":")]
+os.execv({srun!r}, [{srun!r}, *kept, *inside, "--", *words[command:]])
+"""
+
+
+def test_a_container_sees_its_image_and_the_folders_of_the_job(settings, tmp_path, monkeypatch):
+    if subprocess.run(["bwrap", "--ro-bind", "/", "/", "true"], check=False).returncode:
+        pytest.skip("bubblewrap may not make a namespace here")
+    here, data, outside = (tmp_path / name for name in ("here", "data", "outside"))
+    for folder in (here, data, outside, tmp_path / "bin"):
+        folder.mkdir()
+    monkeypatch.chdir(here)
+    root = Path(call.__file__).parents[3]
+    image = {"/usr", "/bin", "/lib", "/lib64", "/etc", sys.prefix, sys.base_prefix, str(root)}
+    image = sorted(folder for folder in image if os.path.exists(folder))
+    srun = shutil.which("srun")
+    calls = str(tmp_path / "calls")
+    stand_in = tmp_path / "bin" / "srun"
+    stand_in.write_text(PYXIS.format(python=sys.executable, calls=calls, image=image, srun=srun))
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    settings.write_text(
+        settings.read_text()
+        + f'container = "example/course:1"\n[options]\ncontainer-mounts = "{data}:{data}"\n'
+    )
+
+    def step(*folders):
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return total.item(), os.getcwd(), [os.path.isdir(folder) for folder in folders]
+
+    found = list(on_nodes(step, 4, str(data), str(outside)))
+    assert found == [(4.0, str(here), [True, False])] * 4
+    jobs_folder = tmp_path / "jobs"
+    mounts = f"{jobs_folder}:{jobs_folder},{here}:{here},{data}:{data}"
+    [asked] = map(json.loads, Path(calls).read_text().splitlines())
+    assert asked == {"--container-image": "example/course:1", "--container-mounts": mounts}
+
+
+# --- a Slurm that does not come up -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("daemon", "does", "sentence"),
+    [
+        (
+            "slurmctld",
+            "echo 'fatal: Incorrect permissions on state save loc' >&2; exit 1",
+            "slurmctld ended with exit code 1, and said: fatal: Incorrect permissions on state save loc",
+        ),
+        (
+            "munged",
+            "echo 'munged: Error: Failed to check keyfile' >&2; exit 3",
+            "munged ended with exit code 3, and said: munged: Error: Failed to check keyfile",
+        ),
+        ("slurmd", "exit 1", "slurmd-n1 ended with exit code 1"),
+    ],
+)
+def test_a_slurm_that_does_not_come_up_says_why_at_once(
+    tmp_path, monkeypatch, daemon, does, sentence
+):
+    broken = tmp_path / "bin" / daemon
+    broken.parent.mkdir()
+    broken.write_text(f"#!/bin/sh\n{does}\n")
+    broken.chmod(0o755)
+    before = os.environ["SLURM_CONF"]
+    monkeypatch.setenv("PATH", f"{broken.parent}:{os.environ['PATH']}")
+    slurm, why = throwaway.start(nodes=1)
+    assert slurm is None and why == f"Slurm did not come up on this machine: {sentence}"
+    assert os.environ["SLURM_CONF"] == before
+
+
+def test_a_slurm_that_is_not_installed_is_said(monkeypatch):
+    monkeypatch.setattr(throwaway, "NEEDED", ("sbatch", "no-such-program"))
+    assert throwaway.start() == (None, "there is no Slurm here: no-such-program not found")
+
+
+def test_what_a_command_by_hand_has_to_say_is_taken_by_this_slurm(settings):
+    settings.write_text(
+        'partition = "urgent"\nminutes = 3\nmodules = ["x"]\n'
+        '[options]\nexclusive = true\ncontainer-name = "x"\n'
+    )
+    asked = slurm.asked_by_hand(clusters.find("slurm"))
+    assert asked == ["--partition=urgent", "--time=3", "--exclusive"]
+    show = ["sh", "-c", "squeue --noheader --jobs=$SLURM_JOB_ID --format='%P %l'"]
+    done = subprocess.run(["srun", *asked, *show], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["urgent", "3:00"]

@@ -1,9 +1,11 @@
-"""Where there is no Slurm, lesson 26 shows what was recorded: it says so, and shows what the committed run shows."""
+"""Where a cell of lesson 26 cannot run, it says why in one sentence, and shows what the committed run shows."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 
 import papermill
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from dtcourse.course import notebook as nbfile
 from dtcourse.course import places
 from dtcourse.course.recorded import VARIABLE, Recorded
+from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
 
 LESSON = places.home() / "lessons" / "26-clusters.ipynb"
 
@@ -24,23 +27,72 @@ def text_of(cell) -> str:
     )
 
 
-@pytest.mark.notebooks
-@pytest.mark.slow
-def test_a_lesson_without_slurm_says_so_and_shows_what_slurm_would(tmp_path):
-    executed = tmp_path / "executed.ipynb"
-    papermill.execute_notebook(
-        LESSON, executed, {"SLURM": False}, kernel_name="python3", progress_bar=False
-    )
-    here = {cell.get("id"): cell for cell in nbfile.read(executed)["cells"]}
-    said = 0
+LINES = re.compile(
+    r"^Not run: (.*)\n^What follows was recorded on 20\d\d-\d\d-\d\d, by: .*\n?", re.M
+)
+
+
+def executed(tmp_path, **parameters):
+    """{reason: ids of the cells that were not run for it}; every cell shows what the committed run shows."""
+    out = tmp_path / "executed.ipynb"
+    papermill.execute_notebook(LESSON, out, parameters, kernel_name="python3", progress_bar=False)
+    here = {cell.get("id"): cell for cell in nbfile.read(out)["cells"]}
+    said: dict[str, set[str]] = {}
     for cell in nbfile.read(LESSON)["cells"]:
         if cell["cell_type"] != "code" or "nbval-ignore-output" in nbfile.tags(cell):
             continue
         shown = text_of(here[cell["id"]])
-        without = re.sub(r"^Not run: .*\n?|^What follows was recorded .*\n?", "", shown, flags=re.M)
-        said += shown != without
-        assert without.split() == text_of(cell).split(), cell["id"]
-    assert said >= 8
+        for reason in LINES.findall(shown):
+            said.setdefault(reason, set()).add(cell["id"])
+        assert LINES.sub("", shown).split() == text_of(cell).split(), cell["id"]
+    return said
+
+
+@pytest.mark.notebooks
+@pytest.mark.slow
+def test_a_lesson_without_slurm_says_so_and_shows_what_slurm_would(tmp_path):
+    [(reason, cells)] = executed(tmp_path, SLURM=False).items()
+    assert reason == "SLURM is False in the parameters cell." and len(cells) >= 8
+
+
+@pytest.mark.notebooks
+@pytest.mark.slow
+@pytest.mark.slurm
+def test_a_lesson_whose_slurm_does_not_come_up_says_why_and_shows_what_slurm_would(
+    tmp_path, monkeypatch
+):
+    broken = tmp_path / "bin" / "slurmctld"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\necho 'fatal: Unable to bind listen port: in use' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{broken.parent}:{os.environ['PATH']}")
+    [(reason, cells)] = executed(tmp_path).items()
+    assert reason == (
+        "Slurm did not come up on this machine: slurmctld ended with exit code 1, and said: "
+        "fatal: Unable to bind listen port: in use."
+    )
+    assert len(cells) >= 8
+
+
+@pytest.mark.notebooks
+@pytest.mark.slow
+@pytest.mark.slurm
+def test_a_lesson_runs_on_the_reader_s_own_cluster_but_for_what_needs_idle_nodes(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "cluster.toml").write_text(
+        f'folder = "{tmp_path}/jobs"\npartition = "all"\nminutes = 5\n'
+    )
+    monkeypatch.setenv("DTCOURSE_CLUSTER", str(tmp_path / "cluster.toml"))
+    with ThrowawaySlurm(nodes=2, cpus=4):
+        [(reason, cells)] = executed(tmp_path, CLUSTER="slurm").items()
+        number = subprocess.run(
+            ["sbatch", "--parsable", "--wrap=true"], capture_output=True, text=True, check=True
+        ).stdout
+    assert reason.startswith("it needs two idle nodes of four CPUs each")
+    assert cells == {"array-run", "gang-run", "resources-run", "elastic"}
+    assert int(number) >= 12, "the cells' jobs were this cluster's"
+    assert list((tmp_path / "jobs").glob("lesson-26-*")), "its files lie where the nodes see them"
 
 
 def test_what_was_found_is_written_down_and_read_again(tmp_path, monkeypatch, capsys):

@@ -28,7 +28,7 @@ def text_of(cell) -> str:
 
 
 LINES = re.compile(
-    r"^Not run: (.*)\n^What follows was recorded on 20\d\d-\d\d-\d\d, by: .*\n?", re.M
+    r"^Not run: (.*)\n+^What follows was recorded on 20\d\d-\d\d-\d\d, by: .*\n?", re.M
 )
 
 

@@ -293,6 +293,11 @@ def make_subclass(kind: type, tensor: torch.Tensor) -> Any:
     return torch.Tensor._make_subclass(kind, tensor)
 
 
+def dtensor_like(dtensor: Any, local: torch.Tensor) -> Any:
+    """A DTensor laid out as `dtensor` is, of another local part; DTensor.from_local would work its layout out anew."""
+    return type(dtensor)(local, dtensor._spec, requires_grad=False)
+
+
 def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The indices and values of a sparse tensor, coalesced or not; none of another layout."""
     return (tensor._indices(), tensor._values()) if tensor.is_sparse else ()

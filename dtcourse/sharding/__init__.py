@@ -6,13 +6,17 @@ In the order in which to read them:
     exchange.py        parameters and gradients between their owners and everybody
     zero1.py           ZeroRedundancyOptimizer: optimizer states on their owner (P_os)
     zero2.py           ShardedDataParallel: gradients on their owner as well (P_os+g)
-    flat_parameter.py  parameters laid end to end, of which each rank keeps an equal part
+    gathered_parameters.py   parameters that are gathered together, and this rank's part of them
+    flat_parameter.py        cut as one run of elements; dtensor_parameters.py: each cut by its rows
     unit.py            what is gathered, freed and reduced together; schedule.py says when
-    fully_shard.py     fully_shard: parameters as well (P_os+g+p), in PyTorch's shape; hooks.py and policies.py go with it
+    sharded_module.py  what a module becomes; hooks.py, policies.py, whole_model.py and stale.py go with it
+    fully_shard.py     fully_shard: parameters as well (P_os+g+p), as DTensors, in PyTorch's shape
+    fully_sharded_data_parallel.py   FullyShardedDataParallel: the same, flat
     state_dict.py      the sharded model's state, whole; checkpoint.py: in parts, on disk (dtcourse/checkpoint)
 """
 
 from dtcourse.sharding.fully_shard import FSDPModule, fully_shard
+from dtcourse.sharding.fully_sharded_data_parallel import FullyShardedDataParallel
 from dtcourse.sharding.policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from dtcourse.sharding.state_dict import full_gradients, full_state_dict, load_full_state_dict
 from dtcourse.sharding.zero1 import ZeroRedundancyOptimizer
@@ -21,6 +25,7 @@ from dtcourse.sharding.zero2 import ShardedDataParallel
 __all__ = [
     "CPUOffloadPolicy",
     "FSDPModule",
+    "FullyShardedDataParallel",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
     "ShardedDataParallel",

@@ -37,9 +37,8 @@ class Hooks:
         self._left: list[
             list[Left]
         ] = []  # by the forwards that are running: a module may call itself
-        for flat in unit.flats:
-            if flat.trains:
-                flat.on_gradient(self._gradient_is_ready)
+        for group in unit.groups:
+            group.on_gradient(self._gradient_is_ready)
         module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._after_forward, always_call=True)
 
@@ -103,7 +102,7 @@ class Hooks:
         if torch.is_grad_enabled():
             raise ValueError(
                 f"create_graph=True: a second backward through {name} would need its parameters after they are freed. "
-                "fully_shard computes first derivatives only; leave create_graph out, or keep this module unsharded."
+                "Sharded modules compute first derivatives only; leave create_graph out, or keep this module unsharded."
             )
         self.schedule.comes_to(self.unit, around)
         self.schedule.before_backward(self.unit)

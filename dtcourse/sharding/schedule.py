@@ -7,8 +7,8 @@
 
 While a unit computes, the next one is on its way, so its all-gather costs no time where the network is fast enough. The order
 of a forward is learnt in the first one, which fetches nothing ahead; a backward goes through it from the end. At most
-two units are in memory, one in use and one coming (and the units around them, whose modules contain theirs). A flat of
-gradients is waited for when the next unit's are ready, so one of them at a time is on its way.
+two units are in memory, one in use and one coming (and the units around them, whose modules contain theirs). A unit's
+gradients are waited for when the next unit's are ready, so those of one at a time are on their way.
 
 Hooks call this: enter and leave from a module's forward, before_backward and after_backward from autograd.
 """
@@ -212,7 +212,7 @@ class Schedule:
             return
         now.waiting -= 1
         if now.waiting == 0 and self._may_leave_early(unit):
-            unit.free()  # before its flat of gradients takes memory
+            unit.free()  # before its gradients take memory on their way
             self.after_backward(unit)
 
     def _may_leave_early(self, unit: Unit) -> bool:
@@ -244,10 +244,10 @@ class Schedule:
             self._passed = self._inner_first([*self._passed, unit])
 
     def gradients_are_ready(self, unit: Unit) -> None:
-        """All of a unit's gradients are in its flats: they leave, beside the backward of the other units."""
+        """All of a unit's gradients are there: they leave, beside the backward of the other units."""
         if unit.sync:
             self.progress[unit].unsent = False
-            for reduction in self._reductions:  # one flat of gradients at a time
+            for reduction in self._reductions:  # one unit's gradients at a time
                 reduction.finish_scatter()
         unit.pack_gradients()
         if unit.sync:
@@ -290,7 +290,7 @@ class Schedule:
             return
         beside = [
             other for other in self.units
-            if other.state != SHARDED and other not in self.progress[unit].around and not other.stays and other.flats
+            if other.state != SHARDED and other not in self.progress[unit].around and not other.stays and other.groups
         ]  # fmt: skip
         if len(beside) < 2:
             unit.start_gather()
@@ -301,7 +301,7 @@ class Schedule:
         self._called_back, self._ahead, self._passed = False, None, []
         for unit in self.units:
             if not unit.kept_by_user:
-                unit.free()  # before flats of gradients take memory
+                unit.free()  # before gradients on their way take memory
         for unit in self._inner_first(self.units):
             if self.progress[unit].in_backward:
                 self.after_backward(unit)

@@ -24,7 +24,7 @@ from dtcourse.torch_private import FOREACH_NORMS, as_plain_tensors
 
 @dataclass(frozen=True)
 class Place:
-    """One parameter's place in the flat."""
+    """One parameter's place in the whole."""
 
     name: str
     shape: torch.Size
@@ -32,6 +32,7 @@ class Place:
     end: int
     holders: tuple[tuple[nn.Module, str], ...]
     """The modules and attributes that hold it: several for a tied parameter."""
+    trains: bool = True
 
 
 # What needs a whole parameter. On a part of one it fails with a message about shapes, or returns a wrong result.

@@ -1,4 +1,4 @@
-"""What was built before fully_shard and still holds the parameters as they were: optimizers, and losses of earlier forwards.
+"""What was built before sharding and still holds the parameters as they were: optimizers, and losses of earlier forwards.
 
 Neither fails by itself: the optimizer would update tensors that the model no longer uses, the loss would give its gradients
 to them. Replaced parameters are marked, and whoever meets the mark says so. So is an optimizer's state that was loaded
@@ -27,7 +27,7 @@ def retire(original: nn.Parameter, name: str) -> None:
 
 def _backward_of_old_forward(original: torch.Tensor) -> None:
     raise RuntimeError(
-        f"backward reached {original._sharded_as} as it was before fully_shard: this loss comes from a forward that ran "  # type: ignore[attr-defined]
+        f"backward reached {original._sharded_as} as it was before it was sharded: this loss comes from a forward that ran "  # type: ignore[attr-defined]
         "before sharding. Run the sharded model's forward first."
     )
 
@@ -61,7 +61,7 @@ def _optimizer_will_step(optimizer: torch.optim.Optimizer, args: Any, keywords: 
     stale = [p._sharded_as for p in parameters if hasattr(p, "_sharded_as")]
     if stale:
         raise ValueError(
-            f"this optimizer was built before fully_shard: it holds {plural(len(stale), 'parameter')} that the model no longer uses "
+            f"this optimizer was built before the model was sharded: it holds {plural(len(stale), 'parameter')} that the model no longer uses "
             f"({', '.join(stale[:3])}{', ...' if len(stale) > 3 else ''}). Shard the model first, then build the optimizer."
         )
 

@@ -3,7 +3,7 @@
     whole = full_state_dict(model)               # on every rank, or on the first only; loads into the plain model
     load_full_state_dict(model, whole)           # from a plain model, from another number of ranks: all the same
 
-Whole tensors are gathered one flat at a time. Loading checks all names, shapes and dtypes before it changes anything, on
+Whole tensors are gathered one flat, or one DTensor, at a time. Loading checks all names, shapes and dtypes before it changes anything, on
 all ranks together: if one rank refuses, all do. For models that no single rank can hold, see checkpoint.py.
 """
 
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dtcourse.parameters.agreement import on_any_rank, raise_on_all_ranks
 from dtcourse.sharding.flat_parameter import FlatParameter
@@ -31,7 +32,7 @@ class Entry(NamedTuple):
     names: list[str]
     """By which the model knows it: several where tied."""
     parameter: nn.Parameter
-    """What this rank keeps: its part, shape (n,), or the whole."""
+    """What this rank keeps: its part of a flat, shape (n,), a DTensor, or the whole."""
     shape: torch.Size
     """Of the whole."""
     unit: Unit | None = None
@@ -46,6 +47,10 @@ class Entry(NamedTuple):
 
     def kept_of(self, whole: torch.Tensor) -> torch.Tensor:
         """What this rank keeps of something in the whole parameter's shape."""
+        if isinstance(self.parameter, DTensor):
+            mesh, placements = self.parameter.device_mesh, self.parameter.placements
+            whole = whole.to(mesh.device_type)
+            return distribute_tensor(whole, mesh, placements, src_data_rank=None)
         if self.flat is None:
             return whole
         return whole.reshape(-1)[self.start() :][: self.parameter.numel()]
@@ -66,9 +71,11 @@ def entries(model: nn.Module) -> list[Entry]:
     if not units:
         raise ValueError(f"{type(model).__name__} is not sharded: apply fully_shard to it first")
     for unit in units:
-        for flat in unit.flats:
-            for place, parameter in zip(flat.places, flat.sharded, strict=True):
-                entry = Entry(names(place.holders), parameter, place.shape, unit, flat, place)
+        for group in unit.groups:
+            for place, parameter in zip(group.places, group.sharded, strict=True):
+                entry = Entry(names(place.holders), parameter, place.shape)
+                if isinstance(group, FlatParameter):
+                    entry = entry._replace(unit=unit, flat=group, place=place)
                 found.append(entry)
                 sharded.update(place.holders)
     others: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
@@ -85,16 +92,18 @@ def gather_flats(
     """Each parameter with the whole of what its ranks keep parts of: shape as the parameter's, on the CPU.
 
     part: this rank's part of something shaped like the parameter, shape (n,); None where there is none on any rank.
-          The whole for a parameter that is in no unit
+          The whole for a parameter that is in no unit; a DTensor for one that is one
     only_first: the first rank alone gets the whole; None elsewhere
 
-    One all-gather per flat, of n + padding elements in the dtype of the parts.
+    One all-gather per flat, of n + padding elements in the dtype of the parts, or per DTensor.
     """
     wanted = not only_first or dist.get_rank() == 0
     by_flat: dict[tuple[Unit, FlatParameter], list[Entry]] = {}
     for entry in entries(model):
         if entry.unit is None or entry.flat is None:
             value = part(entry)
+            if isinstance(value, DTensor):
+                value = value.full_tensor()
             yield entry, value.cpu().clone() if value is not None and wanted else None
         else:
             by_flat.setdefault((entry.unit, entry.flat), []).append(entry)
@@ -103,11 +112,11 @@ def gather_flats(
         present = on_any_rank([p is not None for p in parts], unit.ranks.shard, unit.device)
         dtype = next((p.dtype for p in parts if p is not None), flat.dtype)
         mine = torch.zeros(flat.part, dtype=dtype, device=unit.device)
-        for place, piece in zip(flat.places, parts, strict=True):
-            a, b = flat.mine(place)
+        for index, piece in enumerate(parts):
+            a, b = flat.mine(index)
             if piece is not None:
                 mine[a:b].copy_(piece)
-        whole = torch.empty(flat.padded, dtype=dtype, device=mine.device)
+        whole = torch.empty(flat.size_of_whole, dtype=dtype, device=mine.device)
         all_gather_single(whole, mine, group=unit.ranks.shard)
         for entry, place, exists in zip(group, flat.places, present, strict=True):
             if exists and wanted:

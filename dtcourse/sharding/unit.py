@@ -20,24 +20,25 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse import device, events
-from dtcourse.sharding.flat_parameter import FlatParameter
+from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
 from dtcourse.sharding.policies import MixedPrecisionPolicy, Ranks, is_offload
-from dtcourse.torch_private import all_gather_single, reduce_scatter_single, version_of
+from dtcourse.torch_private import all_gather_single, reduce_scatter_single
 
 SHARDED, GATHERING, WHOLE = "sharded", "gathering", "whole"
-Named = tuple[str, nn.Parameter, tuple[tuple[nn.Module, str], ...]]
 
 
 class Unit:
     """Parameters of `module` that no inner unit has; there may be none, where the module only holds units.
 
     named: those parameters, tied ones once, each with all its holders
+    layout: how they are cut
     """
 
     def __init__(
         self,
         module: nn.Module,
         named: Sequence[Named],
+        layout: type[GatheredParameters],
         ranks: Ranks,
         reshard_after_forward: bool | None,
         mp_policy: MixedPrecisionPolicy,
@@ -50,32 +51,34 @@ class Unit:
         self.device = device.current()
         self.offloaded = is_offload(offload_policy)
         self.pinned = self.offloaded and offload_policy.pin_memory and device.is_gpu(self.device)
-        p, me = dist.get_world_size(ranks.shard), dist.get_rank(ranks.shard)
-        by_kind: dict[tuple[torch.dtype, bool], list[Named]] = {}
+        by_kind: dict[Any, list[Named]] = {}
         for item in named:
-            by_kind.setdefault((item[1].dtype, item[1].requires_grad), []).append(item)
+            by_kind.setdefault(layout.kind(item[1]), []).append(item)
         dtypes = mp_policy.param_dtype, mp_policy.reduce_dtype
-        self.flats: list[FlatParameter] = []
-        for group in by_kind.values():
-            flat = FlatParameter(group, p, me, *dtypes, self.device)
-            flat.keep(self._from_rank_0(flat, [parameter for _, parameter, _ in group]))
-            flat.show_shard()
-            self.flats.append(flat)
+        self.groups: list[GatheredParameters] = []
+        for alike in by_kind.values():
+            group = layout(alike, ranks, *dtypes, self.device)
+            originals = {name: parameter for name, parameter, _ in alike}
+            group.keep(self._from_rank_0(group, [originals[p.name] for p in group.places]))
+            group.show_shard()
+            self.groups.append(group)
 
-        self.trains = sum(len(flat.places) for flat in self.flats if flat.trains)
-        self.freezes = any(not flat.trains for flat in self.flats)
+        self.trains = sum(group.trains for group in self.groups)
+        self.freezes = any(not place.trains for group in self.groups for place in group.places)
 
         self.state = SHARDED
         self.kept_by_user = False  # gathered by unshard(): only the user, or a forward, frees it
-        self._arriving: list[tuple[Any, torch.Tensor]] = []
+        self._arriving: list[tuple[GatheredParameters, Any, torch.Tensor, torch.Tensor]] = []
         self.gathered: list[int] = []  # which versions of the shards are, or were last, the whole
 
-    def _from_rank_0(self, flat: FlatParameter, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _from_rank_0(
+        self, group: GatheredParameters, parameters: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
         """This rank's part of the first rank's parameters: every rank starts as that one did."""
-        shard = torch.empty(flat.part, dtype=flat.dtype, device=self.device)
+        shard = torch.empty(group.part, dtype=group.dtype, device=self.device)
         parts = None
         if dist.get_rank(self.ranks.shard) == 0:
-            parts = list(flat.pack(parameters).split(flat.part))
+            parts = list(group.pack(parameters).split(group.part))
         dist.scatter(shard, parts, group=self.ranks.shard, group_src=0)
         if self.ranks.replicate is not None:
             dist.broadcast(shard, group=self.ranks.replicate, group_src=0)
@@ -87,9 +90,8 @@ class Unit:
     def rename(self, name: str) -> None:
         """The name of the unit in its model, for events and errors."""
         self.name = name or self.name
-        for flat in self.flats:
-            for parameter in (*flat.sharded, *flat.views):
-                parameter.unit_name = self.name  # type: ignore[attr-defined]
+        for group in self.groups:
+            group.rename(self.name)
 
     @property
     def stays(self) -> bool:
@@ -98,8 +100,8 @@ class Unit:
 
     @property
     def whole_bytes(self) -> int:
-        """Bytes of the gathered parameters, padding included."""
-        return sum(flat.padded * flat.compute_dtype.itemsize for flat in self.flats)
+        """Bytes of the gathered parameters, padding included where they keep it."""
+        return sum(group.size_of_whole * group.compute_dtype.itemsize for group in self.groups)
 
     # --- parameters -------------------------------------------------------------------------------------------
 
@@ -108,29 +110,31 @@ class Unit:
         if self.state != SHARDED:
             return
         self.state = GATHERING
-        self.gathered = [version_of(flat.shard) for flat in self.flats]
-        if self.flats:
+        self.gathered = [group.version() for group in self.groups]
+        if self.groups:
             events.instant(f"gather {self.name}", "memory", bytes=self.whole_bytes)
         with torch.no_grad():
-            for flat in self.flats:
-                flat.check(self.name)
+            for group in self.groups:
+                group.check(self.name)
                 # A copy where storage and computation differ in dtype or device; the shard itself where not.
-                part = flat.shard.to(self.device, flat.compute_dtype, non_blocking=self.pinned)
-                work = all_gather_single(
-                    flat.allocate(), part, group=self.ranks.shard, async_op=True
-                )
-                self._arriving.append((work, part))
+                part = group.shard.to(self.device, group.compute_dtype, non_blocking=self.pinned)
+                room = group.room()
+                work = all_gather_single(room, part, group=self.ranks.shard, async_op=True)
+                self._arriving.append((group, work, part, room))
 
     def finish_gather(self) -> None:
         """Waits until the parameters are whole, and puts them into the module."""
         self.start_gather()
         if self._arriving:
             with events.span(f"wait for {self.name}", "wait"):
-                for work, _ in self._arriving:
+                for _, work, *_ in self._arriving:
                     work.wait()
+        with torch.no_grad():
+            for group, _, _, room in self._arriving:
+                group.unpack(room)
         self._arriving.clear()
-        for flat in self.flats:
-            flat.show_whole()
+        for group in self.groups:
+            group.show_whole()
         self.state = WHOLE
 
     def hide(self) -> None:
@@ -138,8 +142,8 @@ class Unit:
 
         Between forward and backward, model.parameters() are then what an optimizer and zero_grad() are meant to see.
         """
-        for flat in self.flats:
-            flat.show_shard()
+        for group in self.groups:
+            group.show_shard()
 
     def free(self) -> None:
         """Puts the shards back into the module, and gives the memory of the whole back."""
@@ -147,26 +151,25 @@ class Unit:
         if self.state == SHARDED:
             return
         self.finish_gather()  # what is under way must have landed before its memory goes
-        for flat in self.flats:
-            flat.show_shard()
-            flat.free()
+        for group in self.groups:
+            group.show_shard()
+            group.free()
         self.state = SHARDED
-        if self.flats:
+        if self.groups:
             events.instant(f"free {self.name}", "memory", bytes=self.whole_bytes)
 
     # --- gradients --------------------------------------------------------------------------------------------
 
     def pack_gradients(self) -> None:
-        """Puts what backward has brought into the flats, divided by all ranks."""
+        """Puts what backward has brought to where it is sent from, divided by all ranks."""
         with torch.no_grad():
-            for flat in self.flats:
-                if flat.trains:
-                    flat.pack_gradients(1.0 / self.ranks.size)
+            for group in self.groups:
+                group.pack_gradients(1.0 / self.ranks.size)
 
     def start_reduce(self) -> list[Reduction]:
         """Starts to sum the gradients over the ranks. They leave this unit: the next backward finds it empty."""
-        flats = [flat for flat in self.flats if flat.trains]
-        return [Reduction(flat, self.ranks, self.name) for flat in flats]
+        trained = [group for group in self.groups if group.trains]
+        return [Reduction(group, self.ranks, self.name) for group in trained]
 
 
 def units_in(module: nn.Module) -> list[Unit]:
@@ -175,13 +178,13 @@ def units_in(module: nn.Module) -> list[Unit]:
 
 
 class Reduction:
-    """The mean gradients of one flat, on their way to the ranks' parts."""
+    """The mean gradients of what is gathered together, on their way to the ranks' parts."""
 
-    def __init__(self, flat: FlatParameter, ranks: Ranks, name: str) -> None:
-        self.flat, self.ranks, self.name = flat, ranks, name
-        gradients, self.arrived = flat.take_gradients()
+    def __init__(self, parameters: GatheredParameters, ranks: Ranks, name: str) -> None:
+        self.parameters, self.ranks, self.name = parameters, ranks, name
+        gradients, self.arrived = parameters.take_gradients()
         self._gradients: torch.Tensor | None = gradients  # must live until it is sent
-        self.part = torch.empty(flat.part, dtype=gradients.dtype, device=gradients.device)
+        self.part = gradients.new_empty(parameters.reduced_part)
         self._work = reduce_scatter_single(self.part, gradients, group=ranks.shard, async_op=True)
 
     def release_early(self) -> None:
@@ -209,4 +212,4 @@ class Reduction:
         if self._work is not None:
             self._work.wait()
         with torch.no_grad():
-            self.flat.add_gradient(self.part, self.arrived)
+            self.parameters.add_gradient(self.part, self.arrived)

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtcourse.sharding.gathered_parameters import Named
 from dtcourse.sharding.policies import Ranks
-from dtcourse.sharding.unit import Named
 from dtcourse.torch_private import own_buffers, own_parameters
 
 

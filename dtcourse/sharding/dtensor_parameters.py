@@ -1,0 +1,176 @@
+"""A unit's parameters, of each of which every rank keeps some rows: a DTensor, cut on dim 0.
+
+    weight (5, 2)     bias (5,)       2 ranks: 3 rows each, the last one of rank 1 padding
+
+    rank 0   w00 w01 w10 w11 w20 w21   b0 b1 b2       part: what goes into the all-gather
+    rank 1   w30 w31 w40 w41  -   -    b3 b4  -
+
+Rows of a matrix are a matrix, so what this rank keeps is a tensor of the parameter's own kind, and a DTensor says what it
+is a part of: optimizers, norms, clipping and state dicts ask it and are right. The price: each parameter is padded to a
+multiple of the ranks, and gathered parts come rank by rank, so each parameter's rows must be copied together after the
+all-gather, and apart before the reduce-scatter. Trained parameters come first in the part, so frozen ones go into the same
+all-gather, and their gradients do not go into the reduce-scatter.
+
+Source: PyTorch's torch.distributed.fsdp.fully_shard ("FSDP2"; Liang et al., TorchTitan, arXiv 2410.06511).
+Of a parameter with d rows a rank holds ceil(d / p), the padding among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
+from dtcourse.sharding.policies import Ranks
+from dtcourse.sharding.sharded_parameter import Place
+from dtcourse.torch_private import dtensor_like, version_of
+
+
+class Rows(NamedTuple):
+    """How one parameter is cut.
+
+    start:  the element at which it begins in each rank's part
+    length: elements of its rows in each rank's part, padding included
+    held:   rows that this rank has
+    """
+
+    start: int
+    length: int
+    held: int
+
+
+class DTensorParameters(GatheredParameters):
+    """Parameters of one dtype, each cut by its rows."""
+
+    def __init__(
+        self,
+        named: Sequence[Named],
+        ranks: Ranks,
+        compute_dtype: torch.dtype | None,
+        reduce_dtype: torch.dtype | None,
+        device: torch.device,
+    ) -> None:
+        mesh = ranks.mesh or DeviceMesh.from_group(dist.group.WORLD, device.type)  # type: ignore[arg-type]
+        self.mesh, self.placements = mesh, [Replicate(), Shard(0)][-mesh.ndim :]
+        super().__init__(named, ranks, compute_dtype, reduce_dtype, device)
+
+    @staticmethod
+    def kind(parameter: nn.Parameter) -> Any:
+        """One message has one dtype."""
+        return parameter.dtype
+
+    def lay_out(self, named: Sequence[Named]) -> None:
+        """The whole has the parameters end to end, the parts have their rows, padded."""
+        self.places, self.rows = [], []
+        in_whole = in_part = self.reduced_part = 0
+        for name, parameter, holders in sorted(named, key=lambda item: not item[1].requires_grad):
+            if parameter.dim() == 0:
+                raise ValueError(
+                    f"{name} is a scalar, and has no rows to cut: make it a tensor of shape (1,)"
+                )
+            end, trains = in_whole + parameter.numel(), parameter.requires_grad
+            self.places.append(Place(name, parameter.shape, in_whole, end, holders, trains))
+            each = -(-len(parameter) // self.ranks)  # rows for a rank
+            held = min(max(len(parameter) - self.rank * each, 0), each)
+            self.rows.append(Rows(in_part, each * parameter.shape[1:].numel(), held))
+            in_whole, in_part = end, in_part + self.rows[-1].length
+            if trains:
+                self.reduced_part = max(in_part, 1)  # no message is empty
+        self.size_of_whole, self.part = in_whole, max(in_part, 1)
+        self.first_elements = torch.tensor(
+            [
+                rank * self.reduced_part + rows.start  # padding, where a rank has no row
+                for rows, place in zip(self.rows, self.places, strict=True)
+                for rank in range(self.ranks)
+                if place.trains and rows.length
+            ],
+            dtype=torch.int64,
+            device=self.device,
+        )
+
+    def mine(self, index: int) -> tuple[int, int]:
+        """Padding included: where this rank has no row, it says whether a gradient came to others."""
+        return self.rows[index].start, self.rows[index].start + self.rows[index].length
+
+    def version(self) -> int:
+        """A change through a DTensor counts there, one of this rank's rows alone counts in them."""
+        with torch.no_grad():
+            return sum(version_of(p) + version_of(self.local(p)) for p in self.sharded)
+
+    def cut(
+        self, index: int, laid: torch.Tensor, tensor: torch.Tensor
+    ) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        """The ranks that have all their rows, then the one that has fewer."""
+        start, length, _ = self.rows[index]
+        full, rest = divmod(tensor.numel(), max(length, 1))
+        by_rank, flat = laid.view(self.ranks, -1), tensor.reshape(-1)
+        pairs = []
+        if full:
+            rows = flat[: full * length].view(full, length)
+            pairs.append((by_rank[:full, start : start + length], rows))
+        if rest:
+            pairs.append((by_rank[full, start : start + rest], flat[full * length :]))
+        return pairs
+
+    def everywhere(self, index: int, laid: torch.Tensor) -> torch.Tensor:
+        """Shape (ranks, length)."""
+        start, length, _ = self.rows[index]
+        return laid.view(self.ranks, -1)[:, start : start + length]
+
+    def clear_padding(self, gradients: torch.Tensor) -> None:
+        """It lies at the end of each parameter's rows on the last ranks that have fewer, or none."""
+        for index, place in enumerate(self.places):
+            length = self.rows[index].length
+            if place.trains and place.shape.numel() < self.ranks * length:
+                full, rest = divmod(place.shape.numel(), length)
+                everywhere = self.everywhere(index, gradients)
+                everywhere[full, rest:].fill_(-0.0)
+                everywhere[full + 1 :].fill_(-0.0)
+
+    def make_parameter(self, index: int, run: torch.Tensor) -> nn.Parameter:
+        """A DTensor in the parameter's own shape, as PyTorch's."""
+        place, rows = self.places[index], self._rows_of(index, run)
+        layout = DTensor.from_local(
+            rows.to(
+                "meta"
+            ),  # of a part on the host, from_local would make a copy on the mesh's device
+            self.mesh,
+            self.placements,
+            shape=place.shape,
+            stride=torch.empty(place.shape, device="meta").stride(),
+        )
+        parameter = nn.Parameter(dtensor_like(layout, rows), requires_grad=place.trains)
+        parameter.sharded_name = place.name  # type: ignore[attr-defined]
+        return parameter
+
+    def make_gradient(self, index: int, run: torch.Tensor) -> torch.Tensor:
+        """A DTensor as the parameter is."""
+        return dtensor_like(self.sharded[index], self._rows_of(index, run))
+
+    def local(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's rows."""
+        assert isinstance(tensor, DTensor), "made by the two above"
+        return tensor.to_local()
+
+    def _rows_of(self, index: int, run: torch.Tensor) -> torch.Tensor:
+        """What this rank has of `run`, without the padding: shape (held, ...)."""
+        held, (_, *row) = self.rows[index].held, self.places[index].shape
+        return run[: held * prod(row)].view(held, *row)
+
+    def room(self) -> torch.Tensor:
+        """Memory of its own, for as long as it takes to copy the rows together."""
+        return torch.empty(self.ranks * self.part, dtype=self.compute_dtype, device=self.device)
+
+    def unpack(self, gathered: torch.Tensor) -> None:
+        """Copies each parameter's rows from all ranks together."""
+        whole = self.allocate()
+        for index, place in enumerate(self.places):
+            for source, target in self.cut(index, gathered, whole[place.start : place.end]):
+                target.copy_(source)

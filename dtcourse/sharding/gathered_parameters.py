@@ -1,0 +1,292 @@
+"""Parameters of a unit that are gathered together: this rank's part of them, and all of them while they are whole.
+
+    part        what this rank keeps, shape (part,): goes into the all-gather as it lies
+    whole       the parameters end to end, shape (elements,) or a little more: the model's parameters are views into it
+    gradients   of all parameters, cut as the ranks keep them, shape (ranks * reduced_part,): goes into the reduce-scatter
+
+While the whole is not there, its storage is empty, and the model holds what this rank keeps in each parameter's place. How
+the parameters are cut is a layout: flat_parameter.py cuts all of them as one run, dtensor_parameters.py each by its rows.
+
+A gradient of zero is not none: weight decay and momentum act on the one, and leave a parameter alone that no rank's loss
+depends on. Ranks must agree on which it is, and can without a message: the sign of zero says it. Where a rank has no
+gradient it sends -0, and -0 is the sum only where all sent -0, since (-0) + 0 = 0 and x - x = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dtcourse.sharding.policies import Ranks
+from dtcourse.sharding.sharded_parameter import FreedParameter, Place
+from dtcourse.torch_private import as_plain_tensors, gradient_hooks, own_parameters, version_of
+
+Named = tuple[str, nn.Parameter, tuple[tuple[nn.Module, str], ...]]
+"""A parameter with its name and the modules and attributes that hold it: several where it is tied."""
+
+
+class GatheredParameters:
+    """Parameters of one dtype, in one all-gather and one reduce-scatter.
+
+    named:   the parameters with the names and holders that their places get
+    ranks:   that share them out
+    compute_dtype: what the whole is gathered and computed in
+    device:  where the whole is
+    """
+
+    places: list[Place]
+    sharded: Sequence[nn.Parameter]  # what the optimizer updates
+    part: int  # elements that this rank keeps, padding included
+    reduced_part: int  # of those, the elements that have gradients
+    size_of_whole: int  # elements of the whole, its padding included
+    first_elements: torch.Tensor  # of each trained parameter in each rank's part of the gradients
+
+    def __init__(
+        self,
+        named: Sequence[Named],
+        ranks: Ranks,
+        compute_dtype: torch.dtype | None,
+        reduce_dtype: torch.dtype | None,
+        device: torch.device,
+    ) -> None:
+        self.ranks, self.rank = dist.get_world_size(ranks.shard), dist.get_rank(ranks.shard)
+        self.dtype, self.device = named[0][1].dtype, device
+        floating = self.dtype.is_floating_point
+        self.compute_dtype = (compute_dtype if floating else None) or self.dtype
+        self.reduce_dtype = reduce_dtype or self.compute_dtype
+        self.lay_out(named)
+        self.trains = sum(place.trains for place in self.places)
+
+        self.whole = torch.empty(self.size_of_whole, dtype=self.compute_dtype, device=device)
+        # The views are of another alias (.data), so that writing the whole again, with the same values, does not count as
+        # a change of what autograd saved in forward.
+        same_memory = self.whole.data
+        self.views = [
+            nn.Parameter(same_memory[p.start : p.end].view(p.shape), requires_grad=p.trains)
+            for p in self.places
+        ]
+        for view, place in zip(self.views, self.places, strict=True):
+            view.place = place  # type: ignore[attr-defined]
+        self.gradients: torch.Tensor | None = None  # of all parameters, not yet sent
+        self.arrived: set[int] = set()  # the places that have a gradient in there
+        self.free()
+
+    # --- a layout says ----------------------------------------------------------------------------------------
+
+    @staticmethod
+    def kind(parameter: nn.Parameter) -> Any:
+        """What parameters must have in common to be gathered together."""
+        raise NotImplementedError
+
+    def lay_out(self, named: Sequence[Named]) -> None:
+        """Sets `places`, the sizes and `first_elements`."""
+        raise NotImplementedError
+
+    def mine(self, index: int) -> tuple[int, int]:
+        """What this rank keeps of a parameter: (from, to) within its part."""
+        raise NotImplementedError
+
+    def cut(
+        self, index: int, laid: torch.Tensor, tensor: torch.Tensor
+    ) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        """What lies where: pairs of the same elements, in all ranks' parts and in the parameter's own shape.
+
+        laid: all ranks' parts, one after the other;  tensor: shaped like the parameter. The pairs are views.
+        """
+        raise NotImplementedError
+
+    def everywhere(self, index: int, laid: torch.Tensor) -> torch.Tensor:
+        """A parameter's elements in all ranks' parts."""
+        raise NotImplementedError
+
+    def clear_padding(self, gradients: torch.Tensor) -> None:
+        """Writes -0 where there is no parameter."""
+        raise NotImplementedError
+
+    def make_parameter(self, index: int, run: torch.Tensor) -> nn.Parameter:
+        """What the model holds of a parameter, of this rank's `run` of it."""
+        raise NotImplementedError
+
+    def make_gradient(self, index: int, run: torch.Tensor) -> torch.Tensor:
+        """The same for its gradient."""
+        raise NotImplementedError
+
+    def local(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's elements of what the two above have made, a plain tensor of the same memory."""
+        raise NotImplementedError
+
+    def room(self) -> torch.Tensor:
+        """Memory for all ranks' parts, one after the other, to be gathered into."""
+        raise NotImplementedError
+
+    def unpack(self, gathered: torch.Tensor) -> None:
+        """All ranks' parts are there: makes them the whole."""
+        raise NotImplementedError
+
+    # --- this rank's part -----------------------------------------------------------------------------------
+
+    def pack(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Whole parameters, cut into all ranks' parts, and padded."""
+        laid = torch.zeros(self.ranks * self.part, dtype=self.dtype, device=self.device)
+        for index, parameter in enumerate(parameters):
+            for target, source in self.cut(index, laid, parameter.detach()):
+                target.copy_(source)
+        return laid
+
+    def keep(self, shard: torch.Tensor) -> None:
+        """Makes `shard`, shape (part,), this rank's part, and new sharded parameters of it."""
+        self.shard = shard
+        self.sharded = []
+        for index in range(len(self.places)):
+            a, b = self.mine(index)
+            self.sharded.append(self.make_parameter(index, shard[a:b]))
+        with torch.no_grad():
+            self._addresses = [self.local(p).data_ptr() for p in self.sharded]
+
+    def version(self) -> int:
+        """How often this rank's part has been changed in place."""
+        return version_of(self.shard)
+
+    def check(self, unit: str) -> None:
+        """Raises ValueError if a parameter is no longer the piece of the shard that it was made as."""
+        for place, *known in zip(self.places, self.sharded, self.views, strict=True):
+            held = [own_parameters(module).get(name) for module, name in place.holders]
+            if not all(any(h is parameter for parameter in known) for h in held):
+                raise ValueError(
+                    f"{place.name} of {unit} was replaced or removed after it was sharded (a new Parameter, pruning, a "
+                    "parametrization?): change the model first, shard it then. To set values, load a state."
+                )
+        with as_plain_tensors(), torch.no_grad():
+            for place, parameter, address in zip(
+                self.places, self.sharded, self._addresses, strict=True
+            ):
+                local = self.local(parameter)
+                if (
+                    local.data_ptr() != address
+                    or local.dtype != self.dtype
+                    or local.device != self.shard.device
+                ):
+                    raise ValueError(
+                        f"{place.name} of {unit} was moved or converted after it was sharded (it is "
+                        f"{local.dtype} on {local.device}; the shard is {self.dtype} on {self.shard.device}). "
+                        "Move and convert the model first, shard it then; for another dtype in computation use mp_policy."
+                    )
+                if parameter.requires_grad != place.trains:
+                    raise ValueError(
+                        f"requires_grad of {place.name} of {unit} changed after it was sharded from {place.trains} "
+                        f"to {parameter.requires_grad}: freeze and unfreeze before sharding, since the two are laid apart."
+                    )
+
+    # --- the whole --------------------------------------------------------------------------------------------
+
+    def allocate(self) -> torch.Tensor:
+        """Gives the whole its memory, and returns it to be written."""
+        self.whole.untyped_storage().resize_(self.size_of_whole * self.whole.element_size())
+        return self.whole
+
+    def free(self) -> None:
+        """Takes the whole's memory away. The views stay, and autograd's references to them, until it is gathered again."""
+        for view in self.views:
+            view.__class__ = FreedParameter
+        self.whole.untyped_storage().resize_(0)
+
+    def show_whole(self) -> None:
+        """The model's parameters become the views into the whole."""
+        for view, place in zip(self.views, self.places, strict=True):
+            view.__class__ = nn.Parameter
+            for module, attribute in place.holders:
+                own_parameters(module)[attribute] = view
+
+    def show_shard(self) -> None:
+        """The model's parameters become this rank's part."""
+        for parameter, place in zip(self.sharded, self.places, strict=True):
+            for module, attribute in place.holders:
+                own_parameters(module)[attribute] = parameter
+
+    def rename(self, unit: str) -> None:
+        """The name of the unit, for errors."""
+        for parameter in (*self.sharded, *self.views):
+            parameter.unit_name = unit  # type: ignore[attr-defined]
+
+    # --- gradients --------------------------------------------------------------------------------------------
+
+    def on_gradient(self, callback: Callable[[], Any]) -> None:
+        """Has callback() run whenever backward has the gradient of one of the views."""
+        with as_plain_tensors():
+            for view, place in zip(self.views, self.places, strict=True):
+                if place.trains:
+                    view.register_post_accumulate_grad_hook(lambda _: callback())
+
+    def pack_gradients(self, scale: float) -> None:
+        """Moves the views' gradients, times `scale`, to where they are sent from; each is freed as it is moved.
+
+        All at once when the last one is there, since until then the memory for them would only be taken up.
+        """
+        for index, (view, place) in enumerate(zip(self.views, self.places, strict=True)):
+            with as_plain_tensors():  # the view may have been freed by now
+                gradient, view.grad = view.grad, None
+            if gradient is None:
+                continue
+            if gradient.is_sparse:
+                raise ValueError(
+                    f"the gradient of {place.name} is sparse; a shard is dense: use sparse=False"
+                )
+            if self.gradients is None:
+                self.gradients = self._room_for_gradients()
+            for target, source in self.cut(index, self.gradients, gradient):
+                if index in self.arrived:  # another micro-batch, not sent before
+                    target.add_(source.to(target.dtype), alpha=scale)
+                elif source.dtype == target.dtype:
+                    # Divide before the sum, not after: half-precision sums over many ranks would overflow.
+                    torch.mul(source, scale, out=target)
+                else:
+                    target.copy_(source).mul_(scale)
+            self.arrived.add(index)
+
+    def _room_for_gradients(self) -> torch.Tensor:
+        size = self.ranks * self.reduced_part
+        return torch.empty(size, dtype=self.reduce_dtype, device=self.device)
+
+    def take_gradients(self) -> tuple[torch.Tensor, set[int]]:
+        """The gradients, -0 where none came, and the places that had one; the next backward starts anew."""
+        gradients = self.gradients
+        if gradients is None:
+            gradients = self._room_for_gradients()
+        self.clear_padding(gradients)
+        # A gradient that came may be -0 too; one element in each rank's part that is not says that it came.
+        gradients[self.first_elements] += 0.0
+        for index, place in enumerate(self.places):
+            if place.trains and index not in self.arrived:
+                self.everywhere(index, gradients).fill_(-0.0)
+        arrived = self.arrived
+        self.gradients, self.arrived = None, set()
+        return gradients, arrived
+
+    def add_gradient(self, shard: torch.Tensor, arrived: set[int]) -> None:
+        """Adds this rank's part of the mean gradients, shape (reduced_part,), to the sharded parameters' .grad.
+
+        A parameter that no rank's loss depends on keeps the gradient it had, None at first, as in one process.
+        """
+        shard = shard.to(device=self.shard.device, dtype=self.dtype)
+        came: list[nn.Parameter] = []
+        with as_plain_tensors(), torch.no_grad():
+            for index, (place, parameter) in enumerate(zip(self.places, self.sharded, strict=True)):
+                if not place.trains:
+                    continue
+                a, b = self.mine(index)
+                mine = shard[a:b]
+                if index not in arrived and bool(((mine == 0) & mine.signbit()).all()):
+                    continue
+                gradient = self.make_gradient(index, mine)
+                if parameter.grad is None:
+                    parameter.grad = gradient
+                else:
+                    self.local(parameter.grad).add_(self.local(gradient))
+                came.append(parameter)
+        for parameter in came:  # autograd calls these hooks for its own leaves alone
+            for hook in gradient_hooks(parameter):
+                hook(parameter)

@@ -1,0 +1,210 @@
+"""What a module becomes when it is sharded, whichever way its parameters are cut: a unit, with hooks and methods.
+
+`shard_module` makes the unit of the parameters that no inner module has; `ShardedModule` is what the module can do then.
+fully_shard.py and fully_sharded_data_parallel.py each say how parameters are cut, and what is theirs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from dtcourse import device
+from dtcourse.parameters.replicas import check_same_on_all_ranks
+from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
+from dtcourse.sharding.hooks import Hooks
+from dtcourse.sharding.policies import MixedPrecisionPolicy, OffloadPolicy, Ranks, ranks_of
+from dtcourse.sharding.sharded_parameter import ShardedParameter
+from dtcourse.sharding.stale import retire
+from dtcourse.sharding.unit import Unit, units_in
+from dtcourse.sharding.whole_model import materialise, share_buffers
+from dtcourse.torch_private import AsksBeforeConversion, own_parameters
+
+Sharded = TypeVar("Sharded", bound=nn.Module)
+
+
+def shard_module(
+    module: Sharded,
+    methods: type[ShardedModule],
+    layout: type[GatheredParameters],
+    mesh: DeviceMesh | None,
+    reshard_after_forward: bool | None,
+    mp_policy: MixedPrecisionPolicy | None,
+    offload_policy: OffloadPolicy | None,
+) -> Sharded:
+    """Makes the parameters of `module` that no inner unit has into a unit, in place, and returns the module.
+
+    methods: a class that the module's becomes a subclass of;  layout: how parameters are cut;  the others: fully_shard's
+
+    Raises ValueError for a module that is sharded already, is a container without forward (ModuleList) or holds a parameter of another
+    unit, for models that differ between ranks, and for a mesh of more than two axes.
+    """
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"only a module can be sharded; got {type(module).__name__}")
+    if isinstance(module, ShardedModule):
+        raise ValueError(f"{type(module).__name__} is sharded already: shard a module once")
+    if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
+        raise ValueError(
+            f"{type(module).__name__} has no forward: parameters are gathered when their module is called, and this one "
+            "never is. Shard the modules in it, or the module whose forward uses what is in it."
+        )
+    if reshard_after_forward not in (True, False, None):
+        raise ValueError(
+            f"reshard_after_forward is True, False or None; got {reshard_after_forward!r}"
+        )
+    ranks = ranks_of(mesh)
+    mine = _modules_of_unit(module)
+    named = _parameters_of(mine)
+    for group in filter(None, (ranks.shard, ranks.replicate)):
+        held = [(name, parameter) for name, parameter, _ in named]
+        check_same_on_all_ranks(
+            held, group, "shard different modules", "shard them in the same order"
+        )
+    originals = materialise(named, mine, device.current(), first=_is_first(ranks))
+    share_buffers(mine.values(), ranks, device.current())
+    unit = Unit(
+        module,
+        originals,
+        layout,
+        ranks,
+        reshard_after_forward,
+        mp_policy or MixedPrecisionPolicy(),
+        offload_policy or OffloadPolicy(),
+    )
+    for name, original, _ in named:
+        retire(original, name)
+    _become(module, methods, unit)
+    Hooks(module, unit, tuple(mine.values()))
+    return module
+
+
+class ShardedModule(AsksBeforeConversion):
+    """What a sharded module can do besides being called. Names are PyTorch's."""
+
+    _fsdp: Unit
+
+    def unshard(self) -> None:
+        """Gathers this module's own parameters (not those of inner units), until reshard() or its next forward."""
+        self._fsdp.finish_gather()
+        self._fsdp.kept_by_user = True
+
+    def reshard(self) -> None:
+        """Frees them again."""
+        self._fsdp.free()
+
+    def set_requires_gradient_sync(
+        self, requires_gradient_sync: bool, *, recurse: bool = True
+    ) -> None:
+        """False: backwards keep whole gradients on the rank, n elements of them; the next True one sends their sum."""
+        for unit in units_of(self, recurse):
+            unit.sync = requires_gradient_sync
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Changes what was said to fully_shard."""
+        for unit in units_of(self, recurse):
+            unit.reshard_after_forward = reshard_after_forward
+
+    def before_conversion(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool) -> None:
+        """What model.to(...) and .half() ask first: fine where it changes nothing."""
+        for unit in units_of(self, recurse):
+            for group in unit.groups:
+                probe = group.shard[:0]
+                after = fn(probe)
+                if (after.dtype, after.device) != (probe.dtype, probe.device):
+                    raise ValueError(
+                        f"the model was to become {after.dtype} on {after.device} after it was sharded; its shards are "
+                        f"{probe.dtype} on {probe.device}. Convert and move it first, shard it then."
+                    )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RuntimeError(
+            "a sharded model is not pickled: it holds parts and process groups. Save its state, by sharding.checkpoint.save "
+            "or full_state_dict, and build and shard the model again to load it"
+        )
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError(
+            "a sharded model is not copied: its hooks belong to one model. Build another and load this one's state"
+        )
+
+
+# --- making a unit ---------------------------------------------------------------------------------------------
+
+
+def _modules_of_unit(module: nn.Module) -> dict[str, nn.Module]:
+    """`module` and what is inside, but for the units inside and what is in them."""
+    found: dict[str, nn.Module] = {}
+
+    def walk(prefix: str, at: nn.Module) -> None:
+        if isinstance(at, ShardedModule) or at in found.values():
+            return
+        found[prefix] = at
+        for name, child in at.named_children():
+            walk(f"{prefix}.{name}" if prefix else name, child)
+
+    walk("", module)
+    return found
+
+
+def _parameters_of(modules: dict[str, nn.Module]) -> list[Named]:
+    """Each parameter once, under its first name, with all modules and attributes that hold it."""
+    holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    names: dict[nn.Parameter, str] = {}
+    for prefix, module in modules.items():
+        for attribute, parameter in own_parameters(module).items():
+            if parameter is None:
+                continue
+            name = f"{prefix}.{attribute}" if prefix else attribute
+            owner = getattr(parameter, "_sharded_as", None)
+            if isinstance(parameter, ShardedParameter):
+                owner = parameter.place.name
+            elif isinstance(parameter, DTensor):
+                owner = getattr(parameter, "sharded_name", None)
+                if owner is None:
+                    raise ValueError(
+                        f"{name} is a DTensor, of tensor parallelism say: only plain parameters are cut here"
+                    )
+            if owner is not None:
+                raise ValueError(
+                    f"{name} is the same parameter as {owner} of another unit, which is sharded "
+                    "already. Tied parameters belong to one unit: shard the module that holds both."
+                )
+            names.setdefault(parameter, name)
+            holders.setdefault(parameter, []).append((module, attribute))
+    return [(names[p], p, tuple(places)) for p, places in holders.items()]
+
+
+def _is_first(ranks: Ranks) -> bool:
+    """Whether this rank's values are the ones that all take."""
+    return dist.get_rank(ranks.shard) == 0
+
+
+def _become(module: nn.Module, methods: type[ShardedModule], unit: Unit) -> None:
+    """The module's class becomes a subclass of what it was, with the methods of a sharded one."""
+    module._fsdp = unit  # type: ignore[assignment]
+    plain = type(module)
+    if (methods, plain) not in _classes:
+        _classes[methods, plain] = type(
+            f"FSDP{plain.__name__}", (methods, plain), {"__new__": _plain}
+        )
+    module.__class__ = _classes[methods, plain]
+
+
+def _plain(cls: type, *args: Any, **keywords: Any) -> nn.Module:
+    """A slice of a sharded nn.Sequential, say, is a plain one."""
+    kind = next(c for c in cls.__mro__ if not issubclass(c, AsksBeforeConversion))
+    return kind(*args, **keywords)
+
+
+_classes: dict[tuple[type, type], type] = {}
+
+
+def units_of(module: Any, recurse: bool) -> list[Unit]:
+    """The unit of a sharded module, and, where asked, those of the modules inside."""
+    return units_in(module) if recurse else [module._fsdp]

@@ -15,10 +15,16 @@ from reporting import pairs
 Trained = tuple[nn.Module, torch.optim.Optimizer]
 
 
-def parser(doc: str | None, output: Path, count: str = "--steps") -> argparse.ArgumentParser:
-    """The options that all have: ranks, how many pairs (called `count`), the transformer's and the batch's sizes, a file."""
+def parser(
+    doc: str | None, output: Path, count: str = "--steps", ranks: int | list[int] = 2
+) -> argparse.ArgumentParser:
+    """The options that all have: ranks, how many pairs (called `count`), the transformer's and the batch's sizes, a file.
+
+    ranks: the default; a list where the benchmark runs on several numbers of ranks in turn
+    """
     options = argparse.ArgumentParser(description=(doc or "").split("\n\n")[0])
-    options.add_argument("--ranks", type=int, default=2)
+    several = "+" if isinstance(ranks, list) else None
+    options.add_argument("--ranks", type=int, default=ranks, nargs=several)
     options.add_argument(count, type=int, default=12)
     options.add_argument("--layers", type=int, default=6)
     options.add_argument("--width", type=int, default=384)

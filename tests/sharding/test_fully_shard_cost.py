@@ -1,4 +1,4 @@
-"""What fully_shard costs: bytes sent, bytes held, what happens beside what. Counted, and held against the formulas."""
+"""What full sharding costs, in both layouts: bytes sent, bytes held, what happens beside what. Counted, and held against the formulas."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from dtcourse import emulation, events, launch
 from dtcourse.collectives import ring, traffic
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.emulation import EmulatedNetwork
-from dtcourse.sharding import MixedPrecisionPolicy, fully_shard
+from dtcourse.sharding import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from dtcourse.sharding.flat_parameter import padded_size
 from dtcourse.sharding.schedule import Schedule
 from dtcourse.sharding.unit import Reduction
@@ -29,10 +30,12 @@ def layers():
     return nn.Sequential(*[nn.Linear(a, b) for a, b in pairwise(WIDTHS)])
 
 
-def sharded(model, **options):
+def sharded(shard, model, **options):
+    """A unit a layer; all of them freed after forward, unless said otherwise."""
+    options = {"reshard_after_forward": True} | options
     for layer in model:
-        fully_shard(layer, **options)
-    return fully_shard(model, **options)
+        shard(layer, **options)
+    return shard(model, **options)
 
 
 def sizes():
@@ -40,13 +43,23 @@ def sizes():
     return [sum(p.numel() for p in layer.parameters()) for layer in layers()]
 
 
+def padded_sizes(shard, ranks):
+    """The same with what all ranks keep of them: the flat is padded once, rows each."""
+    if shard is FullyShardedDataParallel:
+        return [padded_size(n, ranks) for n in sizes()]
+    return [
+        sum(-(-len(p) // ranks) * ranks * p[0].numel() for p in layer.parameters())
+        for layer in layers()
+    ]
+
+
 # --- bytes sent -------------------------------------------------------------------------------------------------
 
 
-def count_step(options, dtype=None):
+def count_step(shard, options, dtype=None):
     """(messages, bytes) that this rank sends in a training step, by operation and phase."""
     policy = MixedPrecisionPolicy(param_dtype=dtype) if dtype else None
-    model = sharded(layers(), mp_policy=policy, **options)
+    model = sharded(shard, layers(), mp_policy=policy, **options)
     x = torch.ones(4, WIDTHS[0])
     model(x).float().sum().backward()  # the first step learns the order, and sends as much
     with traffic.counting() as counted:
@@ -62,18 +75,18 @@ def count_step(options, dtype=None):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_a_step_sends_what_the_formula_says(world_size):
+def test_a_step_sends_what_the_formula_says(shard, world_size):
     def step():
         return [
-            count_step({}),
-            count_step({"reshard_after_forward": False}),
-            count_step({}, torch.bfloat16),
+            count_step(shard, {}),
+            count_step(shard, {"reshard_after_forward": False}),
+            count_step(shard, {}, torch.bfloat16),
         ]
 
     run = launch(step, world_size, backend="ring")
     for rank in range(world_size):
         for (counts, total), gathers, itemsize in zip(run[rank], (2, 1, 2), (4, 4, 2), strict=True):
-            wholes = [padded_size(n, world_size) for n in sizes()]
+            wholes = padded_sizes(shard, world_size)
             gathered = [ring.all_gather_sent(n, world_size, rank, itemsize) for n in wholes]
             reduced = [ring.reduce_scatter_sent(n, world_size, rank, itemsize) for n in wholes]
             gather = (
@@ -90,7 +103,7 @@ def test_a_step_sends_what_the_formula_says(world_size):
             assert total == (gathers + 1) * (world_size - 1) * sum(wholes) // world_size * itemsize
 
 
-def test_one_and_a_half_times_what_ddp_sends():
+def test_one_and_a_half_times_what_ddp_sends(shard):
     """Sizes that divide evenly, so that there is no padding and the ratio is exact."""
 
     def build():
@@ -100,8 +113,8 @@ def test_one_and_a_half_times_what_ddp_sends():
         x, sent = torch.ones(2, 8), []
         for model in (
             DistributedDataParallel(build()),
-            sharded(build()),
-            sharded(build(), reshard_after_forward=False),
+            sharded(shard, build()),
+            sharded(shard, build(), reshard_after_forward=False),
         ):
             for _ in range(2):
                 model(x).sum().backward()
@@ -115,9 +128,9 @@ def test_one_and_a_half_times_what_ddp_sends():
         assert kept == ddp
 
 
-def test_micro_batches_without_sync_send_no_gradients():
+def test_micro_batches_without_sync_send_no_gradients(shard):
     def step():
-        model = sharded(layers())
+        model = sharded(shard, layers())
         x, reduced = torch.ones(2, WIDTHS[0]), []
         for sync in (False, False, True):
             model.set_requires_gradient_sync(sync)
@@ -128,7 +141,7 @@ def test_micro_batches_without_sync_send_no_gradients():
 
     first, second, last = launch(step, 2, backend="ring")[0]
     assert (first, second) == (0, 0)
-    assert last == 4 * sum(padded_size(n, 2) for n in sizes()) // 2
+    assert last == 4 * sum(padded_sizes(shard, 2)) // 2
 
 
 # --- bytes held -------------------------------------------------------------------------------------------------
@@ -145,7 +158,9 @@ def all_tensor_bytes():
         storages = {}
         with torch._C.DisableTorchFunctionSubclass():
             for thing in gc.get_objects():
-                if issubclass(type(thing), torch.Tensor) and thing.dtype.is_floating_point:
+                kind = type(thing)  # of a DTensor this rank's rows are counted, which gc sees too
+                plain = issubclass(kind, torch.Tensor) and not issubclass(kind, DTensor)
+                if plain and thing.dtype.is_floating_point:
                     storage = thing.untyped_storage()
                     storages[storage.data_ptr()] = storage.nbytes()
         readings.append(sum(storages.values()))
@@ -154,12 +169,12 @@ def all_tensor_bytes():
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_a_rank_holds_16_bytes_a_parameter_over_the_ranks(world_size):
+def test_a_rank_holds_16_bytes_a_parameter_over_the_ranks(shard, world_size):
     """ZeRO's 16 Psi / N: stored in 32 bits, computed in 16, Adam's two moments. Padding is computed, not allowed for."""
 
     def step():
         start = all_tensor_bytes()
-        model = sharded(layers(), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+        model = sharded(shard, layers(), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
         held = [all_tensor_bytes() - start]
         optimizer = torch.optim.AdamW(model.parameters())
         for _ in range(2):
@@ -172,29 +187,31 @@ def test_a_rank_holds_16_bytes_a_parameter_over_the_ranks(world_size):
         # A parameter of which this rank keeps nothing has moments of no elements, and a counter all the same.
         return held, counters
 
-    part = sum(padded_size(n, world_size) // world_size for n in sizes())
+    part = sum(padded_sizes(shard, world_size)) // world_size
     kept = sum(sizes())
     run = launch(step, world_size)
     for held, counters in run:
         sharded_only, after_backward, after_step, *_ = held
         assert sharded_only == 4 * part
         assert after_backward == 8 * part
-        # The moments are of the parameters: the padding at the end of the last rank's part has none.
-        assert 16 * part - 8 * (len(sizes()) * world_size) <= after_step - counters <= 16 * part
+        # The moments are of the parameters: padding has none.
+        padding = sum(padded_sizes(shard, world_size)) - kept
+        assert 16 * part - 8 * padding <= after_step - counters <= 16 * part
         assert held[3:] == [after_step, after_step]
     assert sum(held[2] - counters for held, counters in run) == 8 * part * world_size + 8 * kept
 
 
-def test_no_more_than_two_units_are_whole():
+def test_no_more_than_two_units_are_whole(shard):
     """Counted where memory is given and taken; their bytes at most are those of two neighbours."""
 
     def step():
-        model = sharded(layers(), mp_policy=MixedPrecisionPolicy(torch.bfloat16))
+        model = sharded(shard, layers(), mp_policy=MixedPrecisionPolicy(torch.bfloat16))
         for _ in range(3):
             model(torch.ones(1, WIDTHS[0])).float().sum().backward()
 
     timeline = launch(step, 2, record=True).timeline
-    wholes = [2 * padded_size(n, 2) for n in sizes()]
+    flat = shard is FullyShardedDataParallel
+    wholes = [2 * n for n in (padded_sizes(shard, 2) if flat else sizes())]
     neighbours = [a + b for a, b in pairwise(wholes)]
     for rank in range(2):
         live, peak, units = 0, 0, 0
@@ -210,11 +227,11 @@ def test_no_more_than_two_units_are_whole():
 # --- what happens beside what -----------------------------------------------------------------------------------
 
 
-def test_the_next_unit_is_fetched_while_one_computes():
+def test_the_next_unit_is_fetched_while_one_computes(shard):
     """The order of events in the second step, on a network of any speed."""
 
     def step():
-        model = sharded(layers())
+        model = sharded(shard, layers())
         for _ in range(2):
             model(torch.ones(1, WIDTHS[0])).sum().backward()
             events.instant("step ends")
@@ -246,7 +263,7 @@ UNITS, WIDTH = 8, 256
 FORWARD, BACKWARD = 0.2, 0.4  # seconds of all units
 
 
-def timed(blocking, count=4):
+def timed(shard, blocking, count=4):
     """Emulated seconds of each step."""
     if blocking:  # what a version without overlap would do: the test below must see it
         Schedule._fetch_ahead = lambda self: None
@@ -267,7 +284,7 @@ def timed(blocking, count=4):
     torch.manual_seed(0)
     seconds = {"forward": FORWARD / UNITS, "backward": BACKWARD / UNITS}
     layers = (SlowLinear(WIDTH, WIDTH, bias=False, **seconds) for _ in range(UNITS))
-    model = sharded(nn.Sequential(*layers))
+    model = sharded(shard, nn.Sequential(*layers))
     times = []
     for _ in range(count):
         dist.barrier()
@@ -279,7 +296,7 @@ def timed(blocking, count=4):
 
 
 @pytest.mark.parametrize("backend", ["ring", "gloo"])
-def test_transfers_hide_behind_computation(backend):
+def test_transfers_hide_behind_computation(shard, backend):
     """A network on which gathering everything takes as long as forward: 1.2 s one after the other, 0.675 side by side."""
     ranks = 2
     whole = UNITS * WIDTH * WIDTH * 4
@@ -289,7 +306,7 @@ def test_transfers_hide_behind_computation(backend):
     compute, transfers = FORWARD + BACKWARD, 3 * gather
     # What has nothing to hide behind: the first gather of each direction, the last reduce-scatter.
     exposed = 3 * gather / UNITS
-    for one_after_the_other in launch(timed, ranks, True, **emulated):
+    for one_after_the_other in launch(timed, ranks, shard, True, **emulated):
         assert one_after_the_other[2:] == pytest.approx([compute + transfers] * 2)
-    for together in launch(timed, ranks, False, **emulated):
+    for together in launch(timed, ranks, shard, False, **emulated):
         assert together[2:] == pytest.approx([compute + exposed] * 2)

@@ -1,4 +1,4 @@
-"""What a module may take and return under fully_shard: any object that holds tensors, and gradients are one process's."""
+"""What a module may take and return when it is sharded: any object that holds tensors, and gradients are one process's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dtcourse import launch
-from dtcourse.sharding import MixedPrecisionPolicy, full_gradients, fully_shard
+from dtcourse.sharding import MixedPrecisionPolicy, full_gradients
 from dtcourse.verify import compare
 
 
@@ -85,11 +85,11 @@ class Net(nn.Module):
         return self.wrap(self.last(self.open(self.scaled(self.first(x)))) * self.scale)
 
 
-def sharded(kind):
+def sharded(shard, kind):
     model = Net(kind)
     for part in (model.first, model.scaled, model.last):
-        fully_shard(part)
-    return fully_shard(model)
+        shard(part)
+    return shard(model)
 
 
 def train(model, steps=2):
@@ -99,24 +99,24 @@ def train(model, steps=2):
         model.open(model(x)).square().sum().backward()
 
 
-def gradients(kind):
-    model = sharded(kind)
+def gradients(shard, kind):
+    model = sharded(shard, kind)
     train(model)
     return full_gradients(model), {m._fsdp.state for m in model.modules() if hasattr(m, "_fsdp")}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_results_of_any_kind(kind):
+def test_results_of_any_kind(shard, kind):
     plain = Net(kind)
     train(plain)
-    found, states = launch(gradients, 2, kind)[1]
+    found, states = launch(gradients, 2, shard, kind)[1]
     compare(found, {n: p.grad for n, p in plain.named_parameters()})
     assert states == {"sharded"}, "after backward nothing stays whole"
 
 
-def test_parameters_wait_in_memory_only_where_nobody_can_look():
+def test_parameters_wait_in_memory_only_where_nobody_can_look(shard):
     def states(kind):
-        model = sharded(kind)
+        model = sharded(shard, kind)
         result = model(torch.ones(2, 4))
         found = model.scaled._fsdp.state
         model.open(result).sum().backward()
@@ -171,12 +171,12 @@ class LeavesResults(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [ChangedInPlace, LeavesResults])
-def test_results_that_no_hook_on_the_result_would_see(kind):
+def test_results_that_no_hook_on_the_result_would_see(shard, kind):
     def on_rank():
         model = kind()
         for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
+            shard(block)
+        shard(model)
         for _ in range(2):
             model.zero_grad()
             model(X).sum().backward()
@@ -187,11 +187,11 @@ def test_results_that_no_hook_on_the_result_would_see(kind):
     compare(launch(on_rank, 2)[0], {n: p.grad for n, p in plain.named_parameters()})
 
 
-def test_what_lay_on_a_module_before_is_no_result_of_it():
+def test_what_lay_on_a_module_before_is_no_result_of_it(shard):
     """Taken for one, it would gather the module's parameters when its gradient comes, which does not need them."""
 
     def on_rank():
-        first, second = fully_shard(nn.Linear(4, 4)), fully_shard(LeavesResults.Block())
+        first, second = shard(nn.Linear(4, 4)), shard(LeavesResults.Block())
         second.context = first(X)
         second(X)
         second.context.sum().backward()
@@ -200,7 +200,7 @@ def test_what_lay_on_a_module_before_is_no_result_of_it():
     assert len(gathers) == 1, "for forward"
 
 
-def test_all_that_is_taken_and_returned_is_cast():
+def test_all_that_is_taken_and_returned_is_cast(shard):
     class Casts(nn.Module):
         def __init__(self, kind):
             super().__init__()
@@ -213,7 +213,7 @@ def test_all_that_is_taken_and_returned_is_cast():
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float64)
         found = {}
         for kind in ("dict subclass", "dataclass", "slots", "named tuple", "a nest of them"):
-            model = fully_shard(Casts(kind), mp_policy=policy)
+            model = shard(Casts(kind), mp_policy=policy)
             wrap, unwrap = KINDS[kind]
             given = wrap(torch.ones(2, 4))
             result = model(given, more=wrap(torch.ones(2, 4)))
@@ -224,7 +224,7 @@ def test_all_that_is_taken_and_returned_is_cast():
         assert found == (True, torch.float64, torch.float32), kind
 
 
-def test_another_object_is_passed_as_it_is():
+def test_another_object_is_passed_as_it_is(shard):
     """A cache that forward writes to is the caller's own."""
 
     class Remembers(nn.Module):
@@ -237,7 +237,7 @@ def test_another_object_is_passed_as_it_is():
             return cache
 
     def step():
-        model = fully_shard(Remembers(), mp_policy=MixedPrecisionPolicy(torch.bfloat16))
+        model = shard(Remembers(), mp_policy=MixedPrecisionPolicy(torch.bfloat16))
         cache = types.SimpleNamespace(last=torch.zeros(1))
         same = model(torch.ones(1, 2), cache) is cache
         return same, cache.last.dtype

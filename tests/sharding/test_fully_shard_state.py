@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
+    set_model_state_dict,
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
@@ -26,6 +27,7 @@ from dtcourse.checkpoint import checksums
 from dtcourse.checkpoint.pieces import boxes
 from dtcourse.launch import RankFailure
 from dtcourse.sharding import (
+    FullyShardedDataParallel,
     checkpoint,
     full_gradients,
     full_state_dict,
@@ -83,7 +85,7 @@ def build():
     return model.eval()  # so that BatchNorm is the same on every number of ranks
 
 
-def sharded(each=True, mesh=None, shard=fully_shard, root=True):
+def sharded(shard, each=True, mesh=None, root=True):
     """root=False: the normalisation and the last layer are in no unit."""
     model = build()
     if each:
@@ -112,16 +114,16 @@ def step(model, optimizer, number):
     optimizer.step()
 
 
-def write(folder, kind="ours"):
+def write(shard, folder, kind="ours"):
     """Two steps, saved; a third. Returns the whole model after it."""
     if kind == "ours":
-        model = sharded()
+        model = sharded(shard)
     elif kind == "hybrid":
-        model = sharded(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b")))
+        model = sharded(shard, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b")))
     elif kind == "inner units":
-        model = sharded(root=False)
+        model = sharded(shard, root=False)
     elif kind == "PyTorch's":
-        model = sharded(shard=torch_fully_shard)
+        model = sharded(torch_fully_shard)
     else:
         model = build()
     optimizer = adam(model)
@@ -142,11 +144,11 @@ def write(folder, kind="ours"):
     return {n: t.detach().clone() for n, t in whole.items()}
 
 
-def read(folder, kind="ours"):
+def read(shard, folder, kind="ours"):
     """Loads into a model that starts elsewhere, and takes the third step."""
-    shard = torch_fully_shard if kind == "PyTorch's" else fully_shard
+    shard = torch_fully_shard if kind == "PyTorch's" else shard
     root = kind != "inner units"
-    model = build() if kind == "plain" else sharded(kind != "ours", shard=shard, root=root)
+    model = build() if kind == "plain" else sharded(shard, kind != "ours", root=root)
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(3.0)
@@ -171,37 +173,50 @@ def read(folder, kind="ours"):
     return full_state_dict(model)
 
 
-def test_training_goes_on_on_another_number_of_ranks_and_in_plain_pytorch(tmp_path):
+def test_training_goes_on_on_another_number_of_ranks_and_in_plain_pytorch(shard, tmp_path):
     folder = str(tmp_path / "from 3 ranks")
-    expected = launch(write, 3, folder)[1]
+    expected = launch(write, 3, shard, folder)[1]
     for ranks in (1, 2, 4):
-        for state in launch(read, ranks, folder):
+        for state in launch(read, ranks, shard, folder):
             compare(state, expected, what=f"on {ranks} ranks: value")
-    compare(read(folder, "plain"), expected, what="in plain PyTorch: value")
-    compare(launch(read, 2, folder, "PyTorch's")[1], expected, what="in PyTorch's own: value")
+    compare(read(shard, folder, "plain"), expected, what="in plain PyTorch: value")
+    compare(launch(read, 2, shard, folder, "PyTorch's")[1], expected, what="in PyTorch's own: value")
 
 
 @pytest.mark.parametrize(
     ("kind", "ranks"), [("plain", 1), ("PyTorch's", 2), ("hybrid", 4), ("inner units", 2)]
 )
-def test_training_goes_on_from_others(tmp_path, kind, ranks):
+def test_training_goes_on_from_others(shard, tmp_path, kind, ranks):
     folder = str(tmp_path / "from others")
-    expected = write(folder, kind) if kind == "plain" else launch(write, ranks, folder, kind)[0]
-    for state in launch(read, 3, folder):
+    expected = write(shard, folder, kind) if kind == "plain" else launch(write, ranks, shard, folder, kind)[0]
+    for state in launch(read, 3, shard, folder):
         compare(state, expected, what=f"from {kind}: value")
     if kind == "inner units":
-        compare(read(folder, "plain"), expected, what="in plain PyTorch: value")
+        compare(read(shard, folder, "plain"), expected, what="in plain PyTorch: value")
         for other in ("inner units", "PyTorch's"):
-            compare(launch(read, 3, folder, other)[2], expected, what=f"in {other}: value")
+            compare(launch(read, 3, shard, folder, other)[2], expected, what=f"in {other}: value")
 
 
-def test_whole_states_to_and_from_a_plain_model():
+def test_whole_states_to_and_from_a_plain_model(shard):
     def on_ranks(state):
-        model = sharded()
+        model = sharded(shard)
         load_full_state_dict(model, state)
         only_first = full_state_dict(model, only_first=True)
-        model.load_state_dict(state)  # the same, in torch's words
-        tied = fully_shard(CASES["tied"].build(dist.get_rank()))
+        if shard is fully_shard:  # the same, in torch's words
+            whole = StateDictOptions(full_state_dict=True)
+            set_model_state_dict(model, {n: 2 * t for n, t in state.items()}, options=whole)
+            doubled = get_model_state_dict(model, options=whole)
+            compare(doubled, {n: 2 * t for n, t in state.items()}, tolerance=0.0)
+            parts = {n: p.clone() for n, p in model.state_dict().items()}
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.zero_()
+            model.load_state_dict(parts)
+            compare(full_state_dict(model), doubled, tolerance=0.0)
+            load_full_state_dict(model, state)
+        else:
+            model.load_state_dict(state)
+        tied = shard(CASES["tied"].build(dist.get_rank()))
         return full_state_dict(model), sorted(only_first), full_state_dict(tied)
 
     plain = build()
@@ -239,14 +254,14 @@ class Around(nn.Module):
         return self.tied(self.again(self.norm(self.block(x)))) * self.frozen + self.shift
 
 
-def test_what_is_in_no_unit_is_part_of_the_state(tmp_path):
+def test_what_is_in_no_unit_is_part_of_the_state(shard, tmp_path):
     """fully_shard on inner modules only; PyTorch's get_model_state_dict has the rest as well."""
     folder = str(tmp_path / "saved")
     x = torch.arange(12.0).view(4, 3)
 
     def on_ranks():
         model = Around()
-        fully_shard(model.block)
+        shard(model.block)
         model(x).square().sum().backward()
         gradients, whole = full_gradients(model), full_state_dict(model)
         only_first = full_state_dict(model, only_first=True)
@@ -282,9 +297,9 @@ def test_what_is_in_no_unit_is_part_of_the_state(tmp_path):
         Around().load_state_dict(whole)  # strict
 
 
-def test_an_optimizer_with_parameters_of_another_model(tmp_path):
+def test_an_optimizer_with_parameters_of_another_model(shard, tmp_path):
     def on_ranks():
-        model, other = sharded(), nn.Linear(5, 2)
+        model, other = sharded(shard), nn.Linear(5, 2)
         optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()])
         checkpoint.save(str(tmp_path / "saved"), model, optimizer)
 
@@ -297,9 +312,9 @@ def test_an_optimizer_with_parameters_of_another_model(tmp_path):
 # --- all or nothing ---------------------------------------------------------------------------------------------
 
 
-def refused(load):
+def refused(shard, load):
     """What `load(model, optimizer)` raises, and whether it left everything as it was."""
-    model = sharded()
+    model = sharded(shard)
     optimizer = adam(model)
     step(model, optimizer, 0)
 
@@ -329,8 +344,8 @@ def damage(folder, how):
         file.write_bytes(content)
 
 
-def test_a_damaged_checkpoint_is_refused_and_nothing_changes(tmp_path):
-    launch(write, 2, str(tmp_path / "good"))
+def test_a_damaged_checkpoint_is_refused_and_nothing_changes(shard, tmp_path):
+    launch(write, 2, shard, str(tmp_path / "good"))
     for how in ("a byte", "half", "gone", "half, no checksums", "no metadata"):
         folder = tmp_path / how.replace(",", "")
         shutil.copytree(tmp_path / "good", folder)
@@ -343,7 +358,7 @@ def test_a_damaged_checkpoint_is_refused_and_nothing_changes(tmp_path):
     def try_all():
         found = {}
         for folder in sorted(tmp_path.iterdir()):
-            found[folder.name] = refused(lambda m, o, f=folder: checkpoint.load(f, m, o))
+            found[folder.name] = refused(shard, lambda m, o, f=folder: checkpoint.load(f, m, o))
         return found
 
     words = {
@@ -360,8 +375,8 @@ def test_a_damaged_checkpoint_is_refused_and_nothing_changes(tmp_path):
         assert any(word in found[name][0] for found in said), name
 
 
-def test_another_models_state_is_refused_on_all_ranks(tmp_path):
-    launch(write, 2, str(tmp_path / "saved"))
+def test_another_models_state_is_refused_on_all_ranks(shard, tmp_path):
+    launch(write, 2, shard, str(tmp_path / "saved"))
 
     def try_all():
         good = {n: t * 2 for n, t in build().state_dict().items()}
@@ -372,17 +387,17 @@ def test_another_models_state_is_refused_on_all_ranks(tmp_path):
             "shape": {**good, "3.weight": torch.ones(7, 12)},
             "one rank": missing if dist.get_rank() == 1 else good,
         }
-        found = {k: refused(lambda m, o, s=s: load_full_state_dict(m, s)) for k, s in bad.items()}
+        found = {k: refused(shard, lambda m, o, s=s: load_full_state_dict(m, s)) for k, s in bad.items()}
 
         def into_another(model, optimizer):
-            other = fully_shard(nn.Sequential(nn.Linear(6, 13), nn.Linear(13, 3)))
+            other = shard(nn.Sequential(nn.Linear(6, 13), nn.Linear(13, 3)))
             checkpoint.load(tmp_path / "saved", other)
 
         def other_groups(model, optimizer):
             checkpoint.load(tmp_path / "saved", model, torch.optim.AdamW(model.parameters()))
 
-        found["another model"] = refused(into_another)
-        found["other groups"] = refused(other_groups)
+        found["another model"] = refused(shard, into_another)
+        found["other groups"] = refused(shard, other_groups)
         return found
 
     words = {
@@ -397,16 +412,16 @@ def test_another_models_state_is_refused_on_all_ranks(tmp_path):
     assert "rank 1 could not go on" in first["one rank"][0]
 
 
-def test_a_state_dict_of_parts_is_refused():
+def test_a_state_dict_of_flat_parts_is_refused():
     with pytest.raises(RankFailure, match="full_state_dict"):
-        launch(lambda: sharded().state_dict(), 2)
+        launch(lambda: sharded(FullyShardedDataParallel).state_dict(), 2)
 
 
 def test_an_optimizers_state_of_another_number_of_ranks_is_refused():
-    """torch's optimizer.load_state_dict does not look at shapes: the next step must."""
+    """torch's optimizer.load_state_dict does not look at shapes: the next step must. (DTensors look themselves.)"""
 
     def save_parts():
-        model = sharded()
+        model = sharded(FullyShardedDataParallel)
         optimizer = adam(model)
         step(model, optimizer, 0)
         return optimizer.state_dict()
@@ -414,7 +429,7 @@ def test_an_optimizers_state_of_another_number_of_ranks_is_refused():
     parts = launch(save_parts, 2)[0]
 
     def load_parts():
-        model = sharded()
+        model = sharded(FullyShardedDataParallel)
         optimizer = adam(model)
         optimizer.load_state_dict(parts)
         step(model, optimizer, 1)

@@ -1,4 +1,4 @@
-"""What fully_shard may be told: dtypes, where the shards live, and over which ranks. Fields and names are PyTorch's."""
+"""What sharding may be told: dtypes, where the shards live, and over which ranks. Fields and names are PyTorch's."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def ranks_of(mesh: DeviceMesh | None) -> Ranks:
     if mesh is None:
         if not dist.is_initialized():
             raise ValueError(
-                "fully_shard needs a process group: call it in a rank, under launch or torchrun"
+                "sharding needs a process group: call it in a rank, under launch or torchrun"
             )
         return Ranks(dist.group.WORLD)
     if mesh.ndim not in (1, 2):
         raise ValueError(
-            f"fully_shard takes a mesh of one axis (shard) or two (replicate, shard); this one has {mesh.ndim}: "
+            f"sharding takes a mesh of one axis (shard) or two (replicate, shard); this one has {mesh.ndim}: "
             f"{tuple(mesh.shape)}. Pass the axes that are data parallel: mesh['replicate', 'shard']"
         )
     if mesh.get_coordinate() is None:

@@ -196,10 +196,11 @@ def _become(module: nn.Module, methods: type[ShardedModule], unit: Unit) -> None
     module.__class__ = _classes[methods, plain]
 
 
-def _plain(cls: type, *args: Any, **keywords: Any) -> nn.Module:
+def _plain(cls: type[nn.Module], *args: Any, **keywords: Any) -> nn.Module:
     """A slice of a sharded nn.Sequential, say, is a plain one."""
     kind = next(c for c in cls.__mro__ if not issubclass(c, AsksBeforeConversion))
-    return kind(*args, **keywords)
+    made: nn.Module = kind(*args, **keywords)
+    return made
 
 
 _classes: dict[tuple[type, type], type] = {}

@@ -151,7 +151,7 @@ def _not_whole(args: Any) -> str:
     return (
         f"{which} is sharded, and was used as if it were whole: it is, while the forward and the backward of its "
         "module run. Call the module itself (model(x), not model.forward(x)), gather it with module.unshard() before "
-        "and free it with module.reshard() after, or apply fully_shard to the module that uses it."
+        "and free it with module.reshard() after, or shard the module that uses it."
     )
 
 

@@ -1,4 +1,4 @@
-"""What fully_shard does with a model before it is cut up: the same on all ranks, on the right device, with memory.
+"""What happens to a model before it is cut up: the same on all ranks, on the right device, with memory.
 
 A model too large for one rank is built on the meta device, where parameters have shapes and no memory:
 

@@ -44,7 +44,9 @@ def each_layer(shard, model, **options):
 WRAPPERS = {
     "one unit": one_unit,
     "a unit a layer": each_layer,
-    "kept from forward to backward": lambda shard, m: each_layer(shard, m, reshard_after_forward=False),
+    "kept from forward to backward": lambda shard, m: each_layer(
+        shard, m, reshard_after_forward=False
+    ),
     "root kept": lambda shard, m: each_layer(shard, m, reshard_after_forward=None),
     "offloaded": lambda shard, m: each_layer(shard, m, offload_policy=CPUOffloadPolicy()),
 }
@@ -86,7 +88,9 @@ def torch_flat_gradients(model):
     """A flat has one gradient: it is zero where a parameter has none."""
     with TorchFullyShardedDataParallel.summon_full_params(model, with_grads=True):
         return {
-            n.replace("_fsdp_wrapped_module.", ""): p.grad.clone() if p.grad is not None and p.grad.any() else None
+            n.replace("_fsdp_wrapped_module.", ""): p.grad.clone()
+            if p.grad is not None and p.grad.any()
+            else None
             for n, p in model.named_parameters()
         }
 
@@ -107,7 +111,12 @@ def train_all(shard, as_theirs, read_theirs, steps=2):
             for micro_batches in (1, 2, 8) if name == "a unit a layer" else (1,):
                 samples = 96 if micro_batches == 8 else 24
                 out[case, name, samples, micro_batches] = on_ranks(
-                    partial(wrap, shard), CASES[case], steps, micro_batches, samples, read=full_gradients
+                    partial(wrap, shard),
+                    CASES[case],
+                    steps,
+                    micro_batches,
+                    samples,
+                    read=full_gradients,
                 ).gradients
         out[case, "PyTorch's", 24, 2] = on_ranks(
             as_theirs, CASES[case], steps, 2, read=read_theirs
@@ -133,7 +142,9 @@ def test_the_harness_sees_a_scale_error(shard):
             p.grad.mul_(dist.get_world_size())
 
     def step():
-        return on_ranks(partial(each_layer, shard), CASES["mlp"], 1, after_backward=summed, read=full_gradients)
+        return on_ranks(
+            partial(each_layer, shard), CASES["mlp"], 1, after_backward=summed, read=full_gradients
+        )
 
     with pytest.raises(NotEqual, match="2 times too large"):
         compare(launch(step, 2)[0].gradients[0], one_process(CASES["mlp"], 1).gradients[0])

@@ -16,7 +16,7 @@ from dtcourse import emulation, events, launch
 from dtcourse.collectives import ring, traffic
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.emulation import EmulatedNetwork
-from dtcourse.sharding import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from dtcourse.sharding import FullyShardedDataParallel, MixedPrecisionPolicy
 from dtcourse.sharding.flat_parameter import padded_size
 from dtcourse.sharding.schedule import Schedule
 from dtcourse.sharding.unit import Reduction
@@ -174,7 +174,9 @@ def test_a_rank_holds_16_bytes_a_parameter_over_the_ranks(shard, world_size):
 
     def step():
         start = all_tensor_bytes()
-        model = sharded(shard, layers(), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+        model = sharded(
+            shard, layers(), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+        )
         held = [all_tensor_bytes() - start]
         optimizer = torch.optim.AdamW(model.parameters())
         for _ in range(2):

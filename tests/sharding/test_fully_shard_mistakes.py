@@ -1,4 +1,4 @@
-"""What fully_shard refuses, and in which words."""
+"""What full sharding refuses, and in which words."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from dtcourse import launch
 from dtcourse.large_batch import LAMB, LARS
-from dtcourse.sharding import full_gradients, fully_shard
+from dtcourse.sharding import FullyShardedDataParallel, full_gradients, fully_shard
 from dtcourse.verify import compare
 
 
@@ -24,143 +25,143 @@ def model():
     return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
-def sharded():
+def sharded(shard):
     built = model()
-    fully_shard(built[0])
-    return fully_shard(built)
+    shard(built[0])
+    return shard(built)
 
 
 X = torch.ones(1, 2)
 
 
-def moved_whole():
-    sharded().to(torch.float64)
+def moved_whole(shard):
+    sharded(shard).to(torch.float64)
 
 
-def moved_inside():
-    built = sharded()
+def moved_inside(shard):
+    built = sharded(shard)
     built[2].double()  # not a unit itself: nobody is asked
     built(X)
 
 
-def unfrozen_later():
-    built = sharded()
+def unfrozen_later(shard):
+    built = sharded(shard)
     built[2].weight.requires_grad_(False)
     built(X)
 
 
-def optimizer_before():
+def optimizer_before(shard):
     built = model()
     optimizer = torch.optim.Adam(built.parameters())
-    fully_shard(built)
+    shard(built)
     built(X).sum().backward()
     optimizer.step()
 
 
-def backward_of_a_forward_before():
+def backward_of_a_forward_before(shard):
     built = model()
     loss = built(X).sum()
-    fully_shard(built)
+    shard(built)
     loss.backward()
 
 
-def used_while_freed():
-    built = sharded()
+def used_while_freed(shard):
+    built = sharded(shard)
     F.linear(X, built[0].weight)
 
 
-def used_while_freed_without_gradients():
-    built = sharded()
+def used_while_freed_without_gradients(shard):
+    built = sharded(shard)
     with torch.no_grad():
         built[2](torch.ones(1, 4))
 
 
-def used_in_another_function():
-    (sharded()[2].bias * 2).sum()
+def used_in_another_function(shard):
+    (sharded(shard)[2].bias * 2).sum()
 
 
-def whole_one_kept_and_used_later():
-    built = sharded()
+def whole_one_kept_and_used_later(shard):
+    built = sharded(shard)
     seen = []
     built[0].register_forward_pre_hook(lambda m, a: seen.append(m.weight))
     built(X)
     seen[0].sum()  # its memory is gone: without a guard this ends the process
 
 
-def forward_around_the_hooks():
-    sharded().forward(X)
+def forward_around_the_hooks(shard):
+    sharded(shard).forward(X)
 
 
-def tied_across_units():
+def tied_across_units(shard):
     built = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     built[1].weight = built[0].weight
-    fully_shard(built[0])
-    fully_shard(built)
+    shard(built[0])
+    shard(built)
 
 
-def twice():
-    fully_shard(sharded())
+def twice(shard):
+    shard(sharded(shard))
 
 
-def different_models():
-    fully_shard(nn.Linear(2 + dist.get_rank(), 3))
+def different_models(shard):
+    shard(nn.Linear(2 + dist.get_rank(), 3))
 
 
-def different_numbers():
-    fully_shard(nn.Sequential(*[nn.Linear(2, 2) for _ in range(1 + dist.get_rank())]))
+def different_numbers(shard):
+    shard(nn.Sequential(*[nn.Linear(2, 2) for _ in range(1 + dist.get_rank())]))
 
 
-def three_axes():
-    fully_shard(model(), mesh=init_device_mesh("cpu", (1, 1, 2), mesh_dim_names=("a", "b", "c")))
+def three_axes(shard):
+    shard(model(), mesh=init_device_mesh("cpu", (1, 1, 2), mesh_dim_names=("a", "b", "c")))
 
 
-def no_reset_parameters():
+def no_reset_parameters(shard):
     class Scale(nn.Module):
         def __init__(self):
             super().__init__()
             self.scale = nn.Parameter(torch.empty(3, device="meta"))
 
-    fully_shard(Scale())
+    shard(Scale())
 
 
-def copied():
-    copy.deepcopy(sharded())
+def copied(shard):
+    copy.deepcopy(sharded(shard))
 
 
-def clipped_to_nothing():
-    sharded().clip_grad_norm_(0.0)
+def clipped_to_nothing(shard):
+    sharded(shard).clip_grad_norm_(0.0)
 
 
-def backwarded():
-    built = sharded()
+def backwarded(shard):
+    built = sharded(shard)
     built(X).square().sum().backward()
     return built
 
 
-def clipped_by_torch():
-    nn.utils.clip_grad_norm_(backwarded().parameters(), 0.1)
+def clipped_by_torch(shard):
+    nn.utils.clip_grad_norm_(backwarded(shard).parameters(), 0.1)
 
 
-def clipped_by_torch_in_groups():
-    nn.utils.clip_grad_norm_(backwarded().parameters(), 0.1, float("inf"), foreach=True)
+def clipped_by_torch_in_groups(shard):
+    nn.utils.clip_grad_norm_(backwarded(shard).parameters(), 0.1, float("inf"), foreach=True)
 
 
-def norm_by_torch():
-    nn.utils.get_total_norm([p.grad for p in backwarded().parameters()])
+def norm_by_torch(shard):
+    nn.utils.get_total_norm([p.grad for p in backwarded(shard).parameters()])
 
 
-def norm_of_a_gradient():
-    backwarded()[0].weight.grad.norm()
+def norm_of_a_gradient(shard):
+    backwarded(shard)[0].weight.grad.norm()
 
 
-def norm_of_a_parameter():
-    built = backwarded()
+def norm_of_a_parameter(shard):
+    built = backwarded(shard)
     with torch.no_grad():
         torch.linalg.vector_norm(built[0].bias)
 
 
-def scaled_by_torch():
-    built = sharded()
+def scaled_by_torch(shard):
+    built = sharded(shard)
     optimizer = torch.optim.SGD(built.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(built(X).sum()).backward()
@@ -171,37 +172,37 @@ def stepped(optimizer):
     optimizer.step(lambda: torch.tensor(0.0))
 
 
-def lars():
-    stepped(LARS(backwarded().parameters(), 0.1))
+def lars(shard):
+    stepped(LARS(backwarded(shard).parameters(), 0.1))
 
 
-def lamb():
-    stepped(LAMB(backwarded().parameters(), 0.1))
+def lamb(shard):
+    stepped(LAMB(backwarded(shard).parameters(), 0.1))
 
 
-def lbfgs():
-    stepped(torch.optim.LBFGS(backwarded().parameters()))
+def lbfgs(shard):
+    stepped(torch.optim.LBFGS(backwarded(shard).parameters()))
 
 
-def adafactor():
-    stepped(torch.optim.Adafactor(backwarded().parameters()))
+def adafactor(shard):
+    stepped(torch.optim.Adafactor(backwarded(shard).parameters()))
 
 
-def module_list():
-    fully_shard(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]))
+def module_list(shard):
+    shard(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]))
 
 
-def module_dict():
-    fully_shard(nn.ModuleDict({"a": nn.Linear(2, 2)}))
+def module_dict(shard):
+    shard(nn.ModuleDict({"a": nn.Linear(2, 2)}))
 
 
-def second_derivative():
-    built, x = sharded(), X.clone().requires_grad_()
+def second_derivative(shard):
+    built, x = sharded(shard), X.clone().requires_grad_()
     torch.autograd.grad(built(x).square().sum(), x, create_graph=True)
 
 
-def step_between_forward_and_backward():
-    built = sharded()
+def step_between_forward_and_backward(shard):
+    built = sharded(shard)
     optimizer = torch.optim.SGD(built.parameters(), 0.1)
     first, second = built(X).square().sum(), built(2 * X).square().sum()
     first.backward()
@@ -209,56 +210,89 @@ def step_between_forward_and_backward():
     second.backward()
 
 
-def optimizer_while_gathered():
-    built = sharded()
+def optimizer_while_gathered(shard):
+    built = sharded(shard)
     built[0].unshard()
     optimizer = torch.optim.SGD(built.parameters(), 0.1)
     built(X).sum().backward()
     optimizer.step()
 
 
-def hook_on_a_part():
-    sharded()[0].weight.register_hook(lambda g: 2 * g)
+def hook_on_a_part(shard):
+    sharded(shard)[0].weight.register_hook(lambda g: 2 * g)
 
 
-def gradients_of_parts():
-    built = sharded()
+def gradients_of_parts(shard):
+    built = sharded(shard)
     torch.autograd.grad(built(X).sum(), list(built.parameters()), allow_unused=True)
 
 
-def pickled():
-    pickle.dumps(sharded())
+def pickled(shard):
+    pickle.dumps(sharded(shard))
 
 
-def parameter_replaced():
-    built = sharded()
+def parameter_replaced(shard):
+    built = sharded(shard)
     built[2].weight = nn.Parameter(torch.ones(2, 4))
     built(X)
 
 
-def sparse_gradient():
-    built = fully_shard(nn.Embedding(5, 2, sparse=True))
+def sparse_gradient(shard):
+    built = shard(nn.Embedding(5, 2, sparse=True))
     built(torch.tensor([1])).sum().backward()
+
+
+def scalar(shard):
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(1.0))
+
+    shard(Scale())
+
+
+def sharded_twice(shard):
+    built = nn.Linear(2, 4)
+    mesh = init_device_mesh("cpu", (2,))
+    built.weight = nn.Parameter(distribute_tensor(built.weight.detach(), mesh, [Shard(0)]))
+    shard(built)
+
+
+def assigned(shard):
+    built = sharded(shard)
+    built.load_state_dict(built.state_dict(), assign=True)
 
 
 MISTAKES = {
     moved_whole: "was to become torch.float64 .* Convert and move it first",
-    moved_inside: "2.weight of Sequential was moved or converted after fully_shard",
-    unfrozen_later: "requires_grad of 2.weight .* changed after fully_shard from True to False",
-    optimizer_before: r"built before fully_shard: it holds 4 parameters .*0.weight, 0.bias, 2.weight",
-    backward_of_a_forward_before: "as it was before fully_shard: this loss comes from a forward",
-    used_while_freed: r"weight \[4, 2\] .* is sharded, and was used as if it were whole",
-    used_while_freed_without_gradients: r"2.weight \[2, 4\] .* is sharded",
-    used_in_another_function: r"2.bias \[2\] .* is sharded",
+    moved_inside: "2.weight of Sequential was moved or converted after it was sharded",
+    unfrozen_later: "requires_grad of 2.weight .* changed after it was sharded from True to False",
+    optimizer_before: r"built before the model was sharded: it holds 4 parameters .*0.weight, 0.bias, 2.weight",
+    backward_of_a_forward_before: "as it was before it was sharded: this loss comes from a forward",
     whole_one_kept_and_used_later: r"weight \[4, 2\] of 0 is sharded",
-    forward_around_the_hooks: r"Call the module itself \(model\(x\), not model.forward\(x\)\)",
     tied_across_units: "1.weight is the same parameter as weight of another unit",
-    twice: "sharded already: call fully_shard on it once",
+    twice: "sharded already: shard a module once",
     different_models: r"rank 0 has weight \[3, 2\] float32, rank 1 has weight \[3, 3\]",
     different_numbers: "rank 0 has 2 tensors, rank 1 has 4",
     three_axes: r"this one has 3: \(1, 1, 2\)",
     no_reset_parameters: "has no reset_parameters",
     copied: "a sharded model is not copied",
+    module_list: "ModuleList has no forward: .* Shard the modules in it",
+    module_dict: "ModuleDict has no forward",
+    second_derivative: "create_graph=True: a second backward through Sequential",
+    step_between_forward_and_backward: "have been changed between its forward and this backward",
+    optimizer_while_gathered: "built while parameters were gathered: it holds 2 whole ones, the first weight",
+    pickled: "a sharded model is not pickled",
+    parameter_replaced: "2.weight of Sequential was replaced or removed",
+    sparse_gradient: "the gradient of weight is sparse",
+}
+
+# A part of a flat is no tensor of the parameter's kind.
+OF_FLATS = {
+    used_while_freed: r"weight \[4, 2\] .* is sharded, and was used as if it were whole",
+    used_while_freed_without_gradients: r"2.weight \[2, 4\] .* is sharded",
+    used_in_another_function: r"2.bias \[2\] .* is sharded",
+    forward_around_the_hooks: r"Call the module itself \(model\(x\), not model.forward\(x\)\)",
     clipped_to_nothing: "max_norm is above 0; got 0.0",
     clipped_by_torch: r"weight \[4, 2\] of 0 is sharded, .*of its gradient would be .* call model.clip_grad_norm_",
     clipped_by_torch_in_groups: "model.clip_grad_norm_",
@@ -270,45 +304,42 @@ MISTAKES = {
     lamb: "LAMB looks at whole parameters",
     lbfgs: "LBFGS looks at whole parameters",
     adafactor: "is sharded, and norm of it would be",
-    module_list: "ModuleList has no forward: .* to the modules in it",
-    module_dict: "ModuleDict has no forward",
-    second_derivative: "create_graph=True: a second backward through Sequential",
-    step_between_forward_and_backward: "have been changed between its forward and this backward",
-    optimizer_while_gathered: "built while parameters were gathered: it holds 2 whole ones, the first weight",
     hook_on_a_part: r"a hook on weight \[4, 2\] of the model would never run",
     gradients_of_parts: "no graph ends in them",
-    pickled: "a sharded model is not pickled",
-    parameter_replaced: "2.weight of Sequential was replaced or removed",
-    sparse_gradient: "the gradient of weight is sparse",
+}
+
+# PyTorch says the first in its own words.
+OF_ROWS = {
+    used_while_freed: "mixed torch.Tensor and DTensor",
+    forward_around_the_hooks: "mixed torch.Tensor and DTensor",
+    scalar: "scale is a scalar, and has no rows to cut",
+    sharded_twice: "weight is a DTensor",
+    assigned: "assign=False",
 }
 
 
-def make(mistakes):
+def make(shard, mistakes):
     """What each mistake raises on this rank; no collective is left half-way by any of them."""
     said = {}
     for mistake in mistakes:
         try:
-            mistake()
+            mistake(shard)
         except (ValueError, RuntimeError) as error:
             said[mistake.__name__] = f"{type(error).__name__}: {error}"
     return said
 
 
-@pytest.fixture(scope="module")
-def said():
-    return list(launch(make, 2, list(MISTAKES)))
-
-
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.__name__)
-def test_it_is_refused_with_a_word_of_help(said, mistake):
-    for rank in said:
-        assert mistake.__name__ in rank, "nothing was raised"
-        assert re.search(MISTAKES[mistake], rank[mistake.__name__]), rank[mistake.__name__]
+def test_they_are_refused_with_a_word_of_help(shard):
+    mistakes = MISTAKES | (OF_ROWS if shard is fully_shard else OF_FLATS)
+    for rank in launch(make, 2, shard, list(mistakes)):
+        for mistake, words in mistakes.items():
+            said = rank.get(mistake.__name__, "nothing was raised")
+            assert re.search(words, said), (mistake.__name__, said)
 
 
 def test_gradients_of_parts_go_by_all_that_goes_element_by_element():
     def step():
-        built = backwarded()
+        built = backwarded(FullyShardedDataParallel)
         norm = built.clip_grad_norm_(0.5)
         nn.utils.clip_grads_with_norm_(
             built.parameters(), 0.25, norm.clamp(max=0.5)
@@ -335,7 +366,7 @@ def test_gradients_of_parts_go_by_all_that_goes_element_by_element():
     )
 
 
-def test_parameters_gathered_by_hand_are_trained():
+def test_parameters_gathered_by_hand_are_trained(shard):
     """What the message about a part that is used as if it were whole advises."""
 
     def forward(built):
@@ -345,9 +376,9 @@ def test_parameters_gathered_by_hand_are_trained():
     def step():
         built = model()
         for layer in (built[0], built[2]):
-            fully_shard(layer)
+            shard(layer)
             layer.unshard()
-        fully_shard(built)
+        shard(built)
         forward(built).backward()
         for layer in (built[0], built[2]):
             layer.reshard()
@@ -358,9 +389,9 @@ def test_parameters_gathered_by_hand_are_trained():
     compare(launch(step, 2)[0], {n: p.grad for n, p in plain.named_parameters()})
 
 
-def test_a_hook_runs_when_the_parts_gradient_is_there():
+def test_a_hook_runs_when_the_parts_gradient_is_there(shard):
     def step():
-        built, seen = sharded(), []
+        built, seen = sharded(shard), []
         for name, p in built.named_parameters():
             p.register_post_accumulate_grad_hook(
                 lambda p, name=name: seen.append((name, p.grad.shape == p.shape))
@@ -371,9 +402,9 @@ def test_a_hook_runs_when_the_parts_gradient_is_there():
     assert launch(step, 2)[1] == [(n, True) for n in ("0.bias", "0.weight", "2.bias", "2.weight")]
 
 
-def test_plain_models_beside_it_are_clipped_as_ever():
+def test_plain_models_beside_it_are_clipped_as_ever(shard):
     def step():
-        backwarded()
+        backwarded(shard)
         plain = model()
         plain(X).square().sum().backward()
         return nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
@@ -381,9 +412,9 @@ def test_plain_models_beside_it_are_clipped_as_ever():
     assert launch(step, 2)[0] > 0.1
 
 
-def test_what_is_no_mistake():
+def test_what_is_no_mistake(shard):
     def step():
-        built = sharded()
+        built = sharded(shard)
         same = built.to(torch.float32).to("cpu")  # changes nothing
         built[0].unshard()
         whole = F.linear(X, built[0].weight).shape  # gathered by hand
@@ -402,16 +433,16 @@ def test_what_is_no_mistake():
         assert (same, whole, part, decayed) == (True, (1, 4), "Sequential", True)
 
 
-def test_outside_a_launch():
+def test_outside_a_launch(shard):
     with pytest.raises(ValueError, match="needs a process group"):
-        fully_shard(model())
-    with pytest.raises(ValueError, match="takes a module; got list"):
-        fully_shard([model()])
+        shard(model())
+    with pytest.raises(ValueError, match="only a module can be sharded; got list"):
+        shard([model()])
 
 
-def test_a_failed_forward_or_backward_does_not_spoil_the_next():
+def test_a_failed_forward_or_backward_does_not_spoil_the_next(shard):
     def step():
-        built = sharded()
+        built = sharded(shard)
         expected = None
         for trouble in ("none", "forward", "none", "backward", "none"):
             built.zero_grad()

@@ -180,7 +180,9 @@ def test_training_goes_on_on_another_number_of_ranks_and_in_plain_pytorch(shard,
         for state in launch(read, ranks, shard, folder):
             compare(state, expected, what=f"on {ranks} ranks: value")
     compare(read(shard, folder, "plain"), expected, what="in plain PyTorch: value")
-    compare(launch(read, 2, shard, folder, "PyTorch's")[1], expected, what="in PyTorch's own: value")
+    compare(
+        launch(read, 2, shard, folder, "PyTorch's")[1], expected, what="in PyTorch's own: value"
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,11 @@ def test_training_goes_on_on_another_number_of_ranks_and_in_plain_pytorch(shard,
 )
 def test_training_goes_on_from_others(shard, tmp_path, kind, ranks):
     folder = str(tmp_path / "from others")
-    expected = write(shard, folder, kind) if kind == "plain" else launch(write, ranks, shard, folder, kind)[0]
+    expected = (
+        write(shard, folder, kind)
+        if kind == "plain"
+        else launch(write, ranks, shard, folder, kind)[0]
+    )
     for state in launch(read, 3, shard, folder):
         compare(state, expected, what=f"from {kind}: value")
     if kind == "inner units":
@@ -387,7 +393,9 @@ def test_another_models_state_is_refused_on_all_ranks(shard, tmp_path):
             "shape": {**good, "3.weight": torch.ones(7, 12)},
             "one rank": missing if dist.get_rank() == 1 else good,
         }
-        found = {k: refused(shard, lambda m, o, s=s: load_full_state_dict(m, s)) for k, s in bad.items()}
+        found = {
+            k: refused(shard, lambda m, o, s=s: load_full_state_dict(m, s)) for k, s in bad.items()
+        }
 
         def into_another(model, optimizer):
             other = shard(nn.Sequential(nn.Linear(6, 13), nn.Linear(13, 3)))

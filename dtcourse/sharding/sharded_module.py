@@ -198,9 +198,8 @@ def _become(module: nn.Module, methods: type[ShardedModule], unit: Unit) -> None
 
 def _plain(cls: type[nn.Module], *args: Any, **keywords: Any) -> nn.Module:
     """A slice of a sharded nn.Sequential, say, is a plain one."""
-    kind = next(c for c in cls.__mro__ if not issubclass(c, AsksBeforeConversion))
-    made: nn.Module = kind(*args, **keywords)
-    return made
+    kinds = (c for c in cls.__mro__ if issubclass(c, nn.Module))
+    return next(c for c in kinds if not issubclass(c, AsksBeforeConversion))(*args, **keywords)
 
 
 _classes: dict[tuple[type, type], type] = {}

@@ -116,6 +116,12 @@ REFUSALS = {
         r"reentrant checkpoints (that )?share a parameter",
         lambda name, program, truth: gradients_twice(program),
     ),
+    "a parameter without rows": Refusal(
+        r"is a scalar, and has no rows to cut",
+        lambda name, program, truth: (
+            "fully_shard" in name and any(b.kind == "number" for b in program.blocks)
+        ),
+    ),
     "one parameter in two units": Refusal(
         r"is the same parameter as .* of another unit",
         lambda name, program, truth: any(b.same_as and not b.is_repeated for b in program.blocks),

@@ -22,6 +22,7 @@ from dtcourse.data_parallel import (
 )
 from dtcourse.sharding import (
     CPUOffloadPolicy,
+    FullyShardedDataParallel,
     ShardedDataParallel,
     ZeroRedundancyOptimizer,
     full_gradients,
@@ -236,7 +237,9 @@ def mean_gradients(model: nn.Module) -> Gradients:
     return found
 
 
-def sharded(name: str, units: str = "blocks", **options: Any) -> Technique:
+def sharded(
+    name: str, units: str = "blocks", shard: Any = fully_shard, **options: Any
+) -> Technique:
     """units: the "root" alone, the "blocks" that the program says, or "all" that share no weight; and the root."""
 
     def wrap(model: Chain, program: Program) -> nn.Module:
@@ -246,8 +249,8 @@ def sharded(name: str, units: str = "blocks", **options: Any) -> Technique:
             axes = (size, 1) if shape == "replicate" else (1, size)
             more["mesh"] = init_device_mesh("cpu", axes, mesh_dim_names=("replicate", "shard"))
         for i in sorted(units_of(program, units)):
-            fully_shard(model.layers[i], **more)
-        return fully_shard(model, **more)
+            shard(model.layers[i], **more)
+        return shard(model, **more)
 
     return Technique(
         name,
@@ -313,7 +316,17 @@ TECHNIQUES: dict[str, Technique] = {
     )
 }
 
-# Apart from the others, so that those keep their programs.
+# Apart from the others, so that those keep their programs: these two families.
+FLAT: dict[str, Technique] = {
+    t.name: t
+    for t in (
+        sharded("flat", shard=FullyShardedDataParallel),
+        sharded("flat, each block", "all", FullyShardedDataParallel),
+        sharded("flat, kept", shard=FullyShardedDataParallel, reshard_after_forward=False),
+        sharded("flat, two axes", "all", FullyShardedDataParallel, mesh_shape="shard"),
+    )
+}
+
 TALKING_LESS: dict[str, Technique] = {
     t.name: t
     for t in (

@@ -30,7 +30,7 @@ from tests.fuzz.drawing import drawn
 from tests.fuzz.reducing import reduced
 from tests.fuzz.running import complaints, tried
 from tests.fuzz.strategies import programs
-from tests.fuzz.techniques import TALKING_LESS, TECHNIQUES
+from tests.fuzz.techniques import FLAT, TALKING_LESS, TECHNIQUES
 from tests.fuzz.written import shown
 
 SEED = int(os.environ.get("DTCOURSE_FUZZ_SEED") or 0)
@@ -42,7 +42,9 @@ AT_ONCE = 40
 @pytest.mark.slow
 @pytest.mark.timeout(0)  # each launch has a limit of its own
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("family", [TECHNIQUES, TALKING_LESS], ids=["", "talking-less"])
+@pytest.mark.parametrize(
+    "family", [TECHNIQUES, FLAT, TALKING_LESS], ids=["", "flat", "talking-less"]
+)
 def test_each_technique_is_one_process(family, ranks):
     names = [name for name in family if ONLY in name]
     if not names:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from dtcourse import launch
+from dtcourse.large_batch import LAMB, LARS
 from dtcourse.models import Transformer, TransformerConfig
 from dtcourse.profiling.memory import local
 from dtcourse.sharding import (
@@ -674,3 +675,38 @@ def test_a_transformer_with_a_tied_head_and_units_inside_units(shard):
     gradients, state = launch(step, 2)[0]
     compare(gradients, {n: p.grad for n, p in plain.named_parameters()})
     copy.deepcopy(plain).load_state_dict(state)  # strict: the tied names are there too
+
+
+WHOLE = {
+    "LARS": lambda p: LARS(p, 0.1),
+    "LAMB": lambda p: LAMB(p, 0.1),
+    "AdamW": lambda p: torch.optim.AdamW(p, 0.01),
+}
+
+
+def step_scaled(model, optimizer):
+    """Two steps under torch's GradScaler, the first of which overflows on the first rank's samples."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    for number in range(2):
+        x, y = (t.chunk(size)[rank].clone() for t in CASES["mlp"].batch(8, number))
+        if number == 0 and rank == 0:
+            x[0] = float("inf")
+        optimizer.zero_grad()
+        scaler.scale(CASES["mlp"].loss(model(x), y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return scaler.get_scale()
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_looks_at_whole_parameters_sees_them_in_dtensors(name):
+    def step():
+        model = each_layer(fully_shard, CASES["mlp"].build(0))
+        return step_scaled(model, WHOLE[name](model.parameters())), full_state_dict(model)
+
+    plain = CASES["mlp"].build(0)
+    scale = step_scaled(plain, WHOLE[name](plain.parameters()))
+    for found, state in launch(step, 2):
+        assert found == scale == 4.0, "halved once: all ranks hear of the overflow"
+        compare(state, plain.state_dict(), tolerance=1e-4, what=f"{name}: value")

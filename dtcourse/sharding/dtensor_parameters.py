@@ -28,7 +28,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
-from dtcourse.sharding.policies import Ranks
 from dtcourse.sharding.sharded_parameter import Place
 from dtcourse.torch_private import dtensor_like, version_of
 
@@ -49,18 +48,6 @@ class Rows(NamedTuple):
 class DTensorParameters(GatheredParameters):
     """Parameters of one dtype, each cut by its rows."""
 
-    def __init__(
-        self,
-        named: Sequence[Named],
-        ranks: Ranks,
-        compute_dtype: torch.dtype | None,
-        reduce_dtype: torch.dtype | None,
-        device: torch.device,
-    ) -> None:
-        mesh = ranks.mesh or DeviceMesh.from_group(dist.group.WORLD, device.type)  # type: ignore[arg-type]
-        self.mesh, self.placements = mesh, [Replicate(), Shard(0)][-mesh.ndim :]
-        super().__init__(named, ranks, compute_dtype, reduce_dtype, device)
-
     @staticmethod
     def kind(parameter: nn.Parameter) -> Any:
         """One message has one dtype."""
@@ -68,6 +55,9 @@ class DTensorParameters(GatheredParameters):
 
     def lay_out(self, named: Sequence[Named]) -> None:
         """The whole has the parameters end to end, the parts have their rows, padded."""
+        if self.mesh is None:
+            self.mesh = DeviceMesh.from_group(dist.group.WORLD, self.device.type)  # type: ignore[arg-type]
+        self.placements = [Replicate(), Shard(0)][-self.mesh.ndim :]
         self.places, self.rows = [], []
         in_whole = in_part = self.reduced_part = 0
         for name, parameter, holders in sorted(named, key=lambda item: not item[1].requires_grad):

@@ -54,6 +54,7 @@ class GatheredParameters:
         device: torch.device,
     ) -> None:
         self.ranks, self.rank = dist.get_world_size(ranks.shard), dist.get_rank(ranks.shard)
+        self.mesh = ranks.mesh
         self.dtype, self.device = named[0][1].dtype, device
         floating = self.dtype.is_floating_point
         self.compute_dtype = (compute_dtype if floating else None) or self.dtype

@@ -7,6 +7,10 @@ ours, ...), so a machine whose speed drifts does the same to both; what is repor
 1.0 ours is faster. Forward and backward are timed apart from the optimizer, because fully_shard's optimizer works on
 DTensors, which cost time for each parameter and say nothing about gathering and reducing.
 
+Ours keeps a unit's gradients in memory while they travel beside the next unit's backward. PyTorch's reduce-scatter waits
+(async_op=False; on a GPU its own stream makes room for overlap), so on gloo its peak is a unit lower where the network
+is the slower one.
+
 Memory is what PyTorch's allocator gave out and took back in a step, summed up to its peak, on top of what both hold between
 steps: the profiler records every call, inside operators and collectives too. (A process's resident set would say less:
 what the C library keeps for reuse is more than what a step needs.)

@@ -148,7 +148,12 @@ def halving_doubling(collective: str, n: float, p: int) -> Terms:
 def double_binary_tree(
     collective: str, n: float, p: int, chunk: float = double_tree.CHUNK_BYTES
 ) -> Terms:
-    """Two trees of half the vector each, filled chunk by chunk: every port busy, at the latency of a tree."""
+    """Two trees of half the vector each, filled chunk by chunk: every port busy, at the latency of a tree.
+
+    The paper's schedule, and so a lower bound on `collectives.double_tree`, which waits for chunks in the order of its
+    loop. With one chunk per half and p a power of two, its all_reduce takes 2 log2 p latencies, and
+    2 (2 log2 p - 1) halves pass a port in turn; each further chunk adds nearly as many latencies again.
+    """
     depth = math.ceil(math.log2(p)) if p > 1 else 0
     fill = min(chunk, n / 2)
     filling = 2 * _chunks(n / 2, chunk) + depth - 1

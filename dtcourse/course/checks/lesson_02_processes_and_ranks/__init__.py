@@ -7,5 +7,5 @@ EXERCISES = (
     "tree_broadcast",
     "grid_groups",
     "diagnose_hang",
-    "place_ranks",
+    "share_nodes",
 )

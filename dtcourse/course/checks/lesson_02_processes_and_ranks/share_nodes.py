@@ -10,10 +10,10 @@ from typing import Any
 from dtcourse.course.judging import Answer, Exercise, require, require_near_best
 
 PLACE = Exercise(
-    "place_ranks",
+    "share_nodes",
     lesson="02",
     title="Place the ranks",
-    takes=("place_ranks",),
+    takes=("share_nodes",),
     target="at most 1.01 times the fewest bytes that can leave nodes, for 8 jobs of 4 to 12 ranks",
 )
 
@@ -61,8 +61,8 @@ UNEVEN = (
 )
 
 
-def _placed(place_ranks: Any, jobs: tuple[Job, ...]) -> list[Any]:
-    return [place_ranks([list(row) for row in sent], per_node) for sent, per_node in jobs]
+def _placed(share_nodes: Any, jobs: tuple[Job, ...]) -> list[Any]:
+    return [share_nodes([list(row) for row in sent], per_node) for sent, per_node in jobs]
 
 
 def leaving(sent: Bytes, nodes: Any) -> int:

@@ -1,18 +1,18 @@
-"""Answers to place_ranks: see test_exercises.py."""
+"""Answers to share_nodes: see test_exercises.py."""
 
 MUTANTS = [
-    ("in the order of their numbers", "Ranks with neighbouring numbers", "\ndef place_ranks(sent, per_node):\n    return [rank // per_node for rank in range(len(sent))]\n"),
-    ("dealt out like cards", "Does a row send more", "\ndef place_ranks(sent, per_node):\n    return [rank % (len(sent) // per_node) for rank in range(len(sent))]\n"),
+    ("in the order of their numbers", "Ranks with neighbouring numbers", "\ndef share_nodes(sent, per_node):\n    return [rank // per_node for rank in range(len(sent))]\n"),
+    ("dealt out like cards", "Does a row send more", "\ndef share_nodes(sent, per_node):\n    return [rank % (len(sent) // per_node) for rank in range(len(sent))]\n"),
     ("the fewest bytes inside", "Ranks with neighbouring numbers", (("return max(found)", "return min(found)"),)),
     ("one direction alone", "Do you count both directions", (("sent[a][b] for a in node for b in node)", "sent[a][b] for a in node for b in node if a < b)"),)),
-    ("all on one node", "each has room for", "\ndef place_ranks(sent, per_node):\n    return [0] * len(sent)\n"),
+    ("all on one node", "each has room for", "\ndef share_nodes(sent, per_node):\n    return [0] * len(sent)\n"),
     ("the ranks of each node, not the node of each rank", "a placement is a list with the node of each rank", (("    return [next(n for n, node in enumerate(nodes) if rank in node) for rank in range(len(sent))]\n", "    return [list(node) for node in nodes]\n"),)),
     ("counted from one", "a placement is a list with the node of each rank", (("next(n for n, node in enumerate(nodes)", "next(n for n, node in enumerate(nodes, 1)"),)),
     (
         "the heaviest pair that is left, and so on",
         "keeping the heaviest pair together",
         '''
-def place_ranks(sent, per_node):
+def share_nodes(sent, per_node):
     p = len(sent)
     both = {(a, b): sent[a][b] + sent[b][a] for a in range(p) for b in range(a)}
     nodes, count = [None] * p, p // per_node
@@ -33,7 +33,7 @@ ACCEPTED = [
     (
         "swaps two ranks while that helps, from many starts",
         """
-def place_ranks(sent, per_node):
+def share_nodes(sent, per_node):
     import random
 
     p, chance, best = len(sent), random.Random(0), None
@@ -64,7 +64,7 @@ def out(sent, nodes):
     (
         "all placements, rank by rank, given up when too dear",
         """
-def place_ranks(sent, per_node):
+def share_nodes(sent, per_node):
     p, best = len(sent), [float("inf"), None]
 
     def go_on(nodes, cost):
@@ -86,5 +86,5 @@ def place_ranks(sent, per_node):
 ]
 
 NOTHING = [
-    ("no rank is placed", "\ndef place_ranks(sent, per_node):\n    return []\n"),
+    ("no rank is placed", "\ndef share_nodes(sent, per_node):\n    return []\n"),
 ]

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from dtcourse.emulation import clock as clocks
+from dtcourse.emulation.clock import Clock, Lane
+
 T = TypeVar("T")
+_END = object()
 
 
 class Prefetcher(Iterable[T]):
@@ -21,7 +26,7 @@ class Prefetcher(Iterable[T]):
 
     One thread goes through `items`; `transform` runs in `threads` others, so that several reads are under way at once.
     Memory: `depth` + 2 items. An exception in either is raised where the item would have come. Leaving the loop
-    early ends the threads.
+    early ends the threads. On the virtual clock the threads are lanes: the same waiting, the same times on every machine.
     """
 
     def __init__(
@@ -38,6 +43,36 @@ class Prefetcher(Iterable[T]):
         self.items, self.depth, self.transform, self.threads = items, depth, transform, threads
 
     def __iter__(self) -> Iterator[T]:
+        clock = clocks.installed()
+        virtual = clock is not None and not clock.arrival_decides
+        return self._in_lanes(clock) if clock is not None and virtual else self._in_threads()
+
+    def _in_lanes(self, clock: Clock) -> Iterator[T]:
+        """On the virtual clock. Each item goes to the lane that is free first, when there is room for it."""
+        lanes = [Lane(f"reader {number}") for number in range(self.threads)]
+        items = iter(self.items)
+        ready: deque[tuple[Future[T], float]] = deque()
+        while True:
+            asked = clock.now()
+            while len(ready) < self.depth + 2:
+                made: Future[T] = Future()
+                lane = min(lanes, key=lambda one: one.time)
+                try:
+                    item = next(items, _END)
+                    if item is _END:
+                        break
+                    with clock.on(lane, asked):
+                        made.set_result(self.transform(item))
+                except BaseException as error:
+                    made.set_exception(error)
+                ready.append((made, lane.time))
+            if not ready:
+                return
+            made, moment = ready.popleft()
+            clock.wait_until(moment, asked)
+            yield made.result()
+
+    def _in_threads(self) -> Iterator[T]:
         ready: queue.Queue[Future[T] | None] = queue.Queue(self.depth)
         stopped = threading.Event()
 

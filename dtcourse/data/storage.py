@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import io
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from dtcourse import emulation
 
 Opener = Callable[[str | Path], BinaryIO]
 
@@ -28,6 +29,7 @@ class EmulatedStorage:
     latency:   seconds from asking for a file to its first byte
     bandwidth: bytes a second of all open files together; None: no limit
     opens, bytes: counted since the start or `reset`, in this process
+    In a rank with an emulated clock its time is emulated too; elsewhere it is slept.
     Readers in worker processes each have a link of their own and counters of their own.
     """
 
@@ -47,7 +49,7 @@ class EmulatedStorage:
 
     def open(self, path: str | Path) -> BinaryIO:
         """The file for reading, one latency from now."""
-        time.sleep(self.latency)
+        emulation.sleep(self.latency)
         with self._lock:
             self.opens += 1
         return io.BufferedReader(_Far(path, self))
@@ -57,9 +59,9 @@ class EmulatedStorage:
             self.bytes += nbytes
             if self.bandwidth is None:
                 return
-            self._free = max(self._free, time.monotonic()) + nbytes / self.bandwidth
-            wait = self._free - time.monotonic()
-        time.sleep(max(0.0, wait))
+            self._free = max(self._free, emulation.now()) + nbytes / self.bandwidth
+            wait = self._free - emulation.now()
+        emulation.sleep(max(0.0, wait))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"latency": self.latency, "bandwidth": self.bandwidth}

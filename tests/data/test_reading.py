@@ -25,6 +25,7 @@ from dtcourse.data.sampler import DistributedSampler
 from dtcourse.data.shards import ShardedStream, write_shards
 from dtcourse.data.storage import EmulatedStorage
 from dtcourse.data.token_batches import TokenBatchSampler
+from dtcourse.emulation import EmulatedNetwork
 from dtcourse.launch import RankFailure
 
 sizes = st.integers(1, 40)
@@ -418,3 +419,57 @@ def test_readers_at_the_same_time_hide_latency_and_share_bandwidth(tmp_path):
     narrow = EmulatedStorage(bandwidth=1e6)  # 20 ms a file, however many read
     for threads in (1, 8):
         assert seconds(narrow, threads) >= 8 * 0.02
+
+
+def _read_on_a_virtual_clock(
+    path, items, depth, threads, latency, bandwidth, compute, fail_at=None
+):
+    from dtcourse import emulation
+
+    storage = EmulatedStorage(latency, bandwidth)
+
+    def read(item):
+        if item == fail_at:
+            raise ValueError(f"item {item} is broken")
+        with storage.open(path) as file:
+            return item, len(file.read())
+
+    ends = []
+    for item, nbytes in Prefetcher(range(items), depth, read, threads):
+        assert item == len(ends) and nbytes == 20_000
+        emulation.sleep(compute)
+        ends.append(emulation.now())
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("threads", "bandwidth", "compute", "expected"),
+    [
+        (1, None, 0.06, [0.04 + 0.06 * i for i in range(1, 9)]),  # hidden, but for the first
+        (1, None, 0.0, [0.04 * i for i in range(1, 9)]),
+        (4, None, 0.0, [0.04] * 4 + [0.08] * 4),  # four at the same time
+        (8, 1e6, 0.0, [0.04 + 0.02 * i for i in range(1, 9)]),  # they share the link
+    ],
+)
+def test_on_the_virtual_clock_readers_are_lanes(tmp_path, threads, bandwidth, compute, expected):
+    (tmp_path / "file").write_bytes(bytes(20_000))
+    run = launch(
+        _read_on_a_virtual_clock, 1, tmp_path / "file", 8, 8, threads, 0.04, bandwidth, compute,
+        network=EmulatedNetwork(), clock="virtual", device="cpu",
+    )  # fmt: skip
+    assert run[0] == pytest.approx(expected, abs=1e-9)
+
+
+def test_on_the_virtual_clock_a_reader_is_at_most_depth_and_one_ahead(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(20_000))
+    run = launch(
+        _read_on_a_virtual_clock, 1, tmp_path / "file", 6, 1, 8, 0.1, None, 1.0,
+        network=EmulatedNetwork(), clock="virtual", device="cpu",
+    )  # fmt: skip
+    # Items 0, 1 and 2 are there at 0.1; each later one is asked for three items ahead of its use.
+    assert run[0] == pytest.approx([1.1, 2.1, 3.1, 4.1, 5.1, 6.1])
+    with pytest.raises(RankFailure, match="item 3 is broken"):
+        launch(
+            _read_on_a_virtual_clock, 1, tmp_path / "file", 6, 1, 8, 0.1, None, 1.0, fail_at=3,
+            network=EmulatedNetwork(), clock="virtual", device="cpu",
+        )  # fmt: skip

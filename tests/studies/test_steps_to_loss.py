@@ -1,0 +1,97 @@
+"""The study's script on a tiny setting: it measures, goes on where it stopped, and its file says what it should."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def script(study):
+    return study("steps_to_loss")
+
+
+@pytest.fixture
+def tiny(script, monkeypatch):
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+    monkeypatch.setattr(
+        script, "GRIDS", {"SGD": (0.3, 1), "Adam": (0.01, 0), "LARS": (0.5, 0), "LAMB": (0.02, 0)}
+    )
+    return script.Settings(
+        target=2.2, smallest=16, largest=64, base=16, most=200, tuning_seeds=1
+    )  # fmt: skip
+
+
+def check_file(results, script):
+    """What a reader of the file may rely on."""
+    settings = script.Settings(**results["settings"])
+    sizes = script.batches(settings)
+    for seed in range(results["seeds"]):
+        for optimizer in script.SWEPT:
+            for batch in sizes:
+                run = results["runs"][script.key("tuned", optimizer, batch, seed)]
+                assert run["lr"] == script.tuned(results, optimizer, batch)
+                assert 1 <= run["steps"] <= settings.most
+                for rule in script.RULES if batch > settings.base else ():
+                    k = batch / settings.base
+                    base = script.tuned(results, optimizer, settings.base)
+                    run = results["runs"][script.key(rule, optimizer, batch, seed)]
+                    assert run["lr"] == pytest.approx(base * (k if rule == "linear" else k**0.5))
+        path = results["runs"][script.key("noise scale", seed)]["path"]
+        assert path[-1][1] <= settings.target < path[0][1] + 1e-3
+        assert all(noise > 0 and signal > 0 for _, _, noise, signal in path)
+
+
+def test_it_measures_stops_and_goes_on(script, tiny, tmp_path):
+    path = tmp_path / "results.json"
+    assert not script.study(path, tiny, seeds=1, budget=0.0)
+    assert script.study(path, tiny, seeds=1)
+    first = json.loads(path.read_text())
+    check_file(first, script)
+    assert script.study(path, tiny, seeds=2)
+    grown = json.loads(path.read_text())
+    check_file(grown, script)
+    assert first["runs"].items() <= grown["runs"].items(), "nothing is measured twice"
+    assert any(line.startswith("tuned SGD 64") for line in script.summary(grown))
+
+
+def test_a_run_depends_on_its_seed_alone(script, tiny):
+    runs = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(len(runs))  # whatever else the process has done
+        run = script.measure(tiny, "SGD", 16, 0.3, seed, watch=True)
+        runs.append({k: v for k, v in run.items() if k != "seconds"})
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_run_that_misses_the_target_has_no_steps(script, tiny):
+    assert script.measure(tiny, "SGD", 16, 1e-6, 0)["steps"] is None
+    assert script.measure(tiny, "SGD", 16, 1e30, 0)["steps"] is None
+    results = {"runs": {"tuned | SGD | 16 | 0": {"steps": None}}, "seeds": 1}
+    assert script.steps_of(results, "tuned", "SGD", 16) == [math.inf]
+
+
+def test_the_noise_scale_is_that_of_the_definition(script):
+    torch.manual_seed(0)
+    x, y = torch.randn(6, 3), torch.tensor([0, 1, 0, 1, 1, 0])
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    rows = []
+    for i in range(6):
+        model.zero_grad()
+        torch.nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1]).backward()
+        rows.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    stacked = torch.stack(rows)
+    noise, signal = script.noise_and_signal(model, x, y)
+    assert signal == pytest.approx(stacked.mean(0).square().sum().item(), rel=1e-5)
+    assert noise == pytest.approx(stacked.var(0, correction=0).sum().item(), rel=1e-5)
+
+
+def test_the_committed_results_are_complete(script):
+    results = json.loads(script.RESULTS.read_text())
+    check_file(results, script)
+    assert results["seeds"] >= 8
+    assert results["settings"] == script.load(script.RESULTS, script.Settings())["settings"]
+    assert script.RESULTS.stat().st_size < 300_000

@@ -150,8 +150,8 @@ def double_binary_tree(
 ) -> Terms:
     """Two trees of half the vector each, filled chunk by chunk: every port busy, at the latency of a tree.
 
-    The paper's schedule, and so a lower bound on `collectives.double_tree`, which waits for chunks in the order of its
-    loop. With one chunk per half and p a power of two, its all_reduce takes 2 log2 p latencies, and
+    The paper's schedule. On more than two ranks it is a lower bound on `collectives.double_tree`, which waits for chunks
+    in the order of its loop. With one chunk per half and p a power of two, its all_reduce takes 2 log2 p latencies, and
     2 (2 log2 p - 1) halves pass a port in turn; each further chunk adds nearly as many latencies again.
     """
     depth = math.ceil(math.log2(p)) if p > 1 else 0

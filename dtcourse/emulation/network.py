@@ -21,7 +21,7 @@ import bisect
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 # Steps of a ring, in units of p - 1, for the collectives that go round one.
@@ -102,6 +102,23 @@ class EmulatedNetwork:
                 )
         object.__setattr__(self, "cables", tuple(sorted(cables.items(), key=lambda item: item[0])))
         object.__setattr__(self, "_cables", cables)
+
+    def as_data(self) -> dict[str, Any]:
+        """Numbers, lists and None alone: what may travel where no object may. `from_data` makes the network again."""
+        data: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        data["between"] = (
+            self.between.as_data() if isinstance(self.between, EmulatedNetwork) else None
+        )
+        links: dict[tuple[int, int], EmulatedNetwork] = self.__dict__["_cables"]
+        data["cables"] = [[*pair, link.as_data()] for pair, link in links.items()]
+        return data
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> EmulatedNetwork:
+        """The network whose `as_data` this is."""
+        between = data["between"] and cls.from_data(data["between"])
+        cables = {(src, dst): cls.from_data(link) for src, dst, link in data["cables"]}
+        return cls(**{**data, "between": between, "cables": cables})
 
     def crosses(self, src: int, dst: int) -> bool:
         """Whether a message from rank `src` to rank `dst` leaves its node."""

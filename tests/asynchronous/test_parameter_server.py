@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -409,7 +410,8 @@ def _all_die():
 def test_a_server_without_any_worker_left_says_so():
     run = launch(_all_die, 3, on_failure="continue")
     text = str(run[0])
-    assert "RuntimeError: all workers were lost: rank 1 was lost after 0 gradients" in text
+    # Which of the two is missed last is chance.
+    assert re.search(r"all workers were lost: rank [12] was lost after 0 gradients", text)
 
 
 # --- bad input ---------------------------------------------------------------------------------------------------

@@ -293,7 +293,7 @@ def test_the_server_of_this_test_would_notice_a_caller():
 def test_all_of_it_ends_with_a_judge_that_is_killed(tmp_path):
     folder = tmp_path / "handed-in"
     body = "while True: pass"
-    text = "def all_gather(parts, mine):\n    " + body
+    text = "def all_gather_both_ways(flat):\n    " + body
     folder.mkdir()
     nbfile.write(notebook(text), folder / "ana-03.ipynb")
     judge = subprocess.Popen(

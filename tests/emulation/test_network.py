@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import pickle
 import time
@@ -228,3 +229,19 @@ def test_a_network_changes_no_number():
         assert [s[1] for s in slow] == [True] * 3
         for (a, _), (b, _) in zip(plain, slow, strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        EmulatedNetwork(1e-6, 1e9, gap=2e-6, shared_ports=True),
+        EmulatedNetwork(1e-6, 1e9, node_size=2, between=EmulatedNetwork(5e-6, 1e8)),
+        EmulatedNetwork(cables={(1, 0): EmulatedNetwork(1e-3, 1e7), (0, 2): EmulatedNetwork(2e-3)}),
+    ],
+)
+def test_a_network_as_data_is_numbers_and_lists_and_the_same_network_again(network):
+    data = network.as_data()
+    assert json.loads(json.dumps(data)) == data
+    again = EmulatedNetwork.from_data(data)
+    assert again == network
+    assert again.link(1, 0) == network.link(1, 0) and again.link(0, 2) == network.link(0, 2)

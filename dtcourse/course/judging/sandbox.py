@@ -107,9 +107,7 @@ class Sandbox:
             "world_size": world_size,
             "args": plain(list(args)),
             "options": plain(options),
-            "network": None
-            if network is None
-            else {k: v for k, v in vars(network).items() if not k.startswith("_")},
+            "network": network and network.as_data(),
         }
         if not self._defined:
             pieces = [[piece.cell, piece.line, piece.code] for piece in self._pieces]

@@ -78,7 +78,7 @@ def _attempt(request: dict[str, Any], functions: dict[str, Any]) -> Results:
     if request["network"] is not None:
         from dtcourse.emulation import EmulatedNetwork
 
-        options["network"] = EmulatedNetwork(**request["network"])
+        options["network"] = EmulatedNetwork.from_data(request["network"])
     return attempt(step, functions, request["world_size"], tuple(request["args"]), options)
 
 

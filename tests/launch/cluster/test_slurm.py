@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -599,7 +600,7 @@ def test_a_module_that_is_not_there_ends_the_job_with_a_sentence(settings, modul
 
 # Reads srun's options as pyxis documents them, and runs the task where nothing can be seen but the image and the
 # mounts: bubblewrap stands for enroot. The image is this machine's own software.
-PYXIS = """#!{python}
+PYXIS = """
 import json, os, sys
 
 words, kept, options = sys.argv[1:], [], {{}}
@@ -634,7 +635,11 @@ def test_a_container_sees_its_image_and_the_folders_of_the_job(settings, tmp_pat
     srun = shutil.which("srun")
     calls = str(tmp_path / "calls")
     stand_in = tmp_path / "bin" / "srun"
-    stand_in.write_text(PYXIS.format(python=sys.executable, calls=calls, image=image, srun=srun))
+    script = tmp_path / "pyxis.py"
+    script.write_text(PYXIS.format(python=sys.executable, calls=calls, image=image, srun=srun))
+    # Not Python itself: the path of one may have spaces.
+    line = shlex.join([sys.executable, str(script)])
+    stand_in.write_text(f'#!/bin/sh\nexec {line} "$@"\n')
     stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     settings.write_text(

@@ -62,7 +62,7 @@ for one in work:
     ),
     (
         "no wrap-around: only right for an open chain",
-        "had not returned",
+        "it must be another rank of the group",
         _exchange("""
 left, right = rank - 1, rank + 1
 work = [dist.irecv(from_left, left), dist.irecv(from_right, right)]

@@ -127,10 +127,9 @@ class DTensorParameters(GatheredParameters):
     def make_parameter(self, index: int, run: torch.Tensor) -> nn.Parameter:
         """A DTensor in the parameter's own shape, as PyTorch's."""
         place, rows = self.places[index], self._rows_of(index, run)
+        # On meta: of a part on the host, from_local would make a copy on the mesh's device.
         layout = DTensor.from_local(
-            rows.to(
-                "meta"
-            ),  # of a part on the host, from_local would make a copy on the mesh's device
+            rows.to("meta"),
             self.mesh,
             self.placements,
             shape=place.shape,

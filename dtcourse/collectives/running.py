@@ -78,8 +78,16 @@ def _is_inside() -> bool:
 
 
 @contextmanager
-def recorded(name: str, tensors: Sequence[torch.Tensor], **detail: Any) -> Iterator[None]:
-    """Makes what happens inside an event of the timeline: the collective, with the bytes that it is about."""
+def recorded(
+    name: str, tensors: Sequence[torch.Tensor], phase: str | None = None, **detail: Any
+) -> Iterator[None]:
+    """Makes what happens inside an event of the timeline: the collective, with the bytes that it is about.
+
+    phase: by default the one of this thread. One that fails leaves no event.
+    """
+    if not events.recording():
+        yield
+        return
     begun = events.now()
     yield
     events.add(
@@ -89,5 +97,5 @@ def recorded(name: str, tensors: Sequence[torch.Tensor], **detail: Any) -> Itera
         events.now(),
         bytes=sum(t.numel() * t.element_size() for t in tensors),
         lane="collectives",
-        detail={"phase": traffic.current_phase(), **detail},
+        detail={"phase": phase or traffic.current_phase(), **detail},
     )

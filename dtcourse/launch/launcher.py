@@ -173,11 +173,9 @@ def shared_folder() -> str | None:
     """
     if _cluster_of_all in (None, HERE):
         return None
-    from dtcourse.launch.cluster import remote
+    from dtcourse.launch.cluster import folder, remote
 
-    folder = Path(remote.find(_cluster_of_all).folder).expanduser()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return str(folder)
+    return str(folder.of_jobs(Path(remote.find(_cluster_of_all).folder)))
 
 
 def _run_here(

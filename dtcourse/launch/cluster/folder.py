@@ -28,22 +28,35 @@ _LENGTH = struct.Struct("!Q")
 
 def create(parent: Path, name: str) -> Path:
     """A new folder for one job, inside `parent`, which nobody but this user can open."""
-    parent = parent.expanduser()
-    made = not parent.exists()
+    parent = of_jobs(parent)
     try:
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if made:
-            parent.chmod(0o700)  # whatever the umask is
         # Never a job's number alone: a cluster that was set up again starts to count from 1.
         when = time.strftime("%Y%m%d-%H%M%S")
         path = parent.resolve() / f"{when}-{name}-{secrets.token_hex(4)}"
         path.mkdir(mode=0o700)
         path.chmod(0o700)
     except OSError as error:
-        raise ValueError(
-            f"the jobs' folder {parent} cannot be written ({error.strerror}): name another one as `folder` in cluster.toml"
-        ) from None
+        raise _cannot_be_written(parent, error) from None
     return path
+
+
+def of_jobs(parent: Path) -> Path:
+    """The jobs' folder, made where it is missing, and then for this user alone. ValueError where that cannot be."""
+    parent = parent.expanduser()
+    made = not parent.exists()
+    try:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if made:
+            parent.chmod(0o700)  # whatever the umask is
+    except OSError as error:
+        raise _cannot_be_written(parent, error) from None
+    return parent
+
+
+def _cannot_be_written(parent: Path, error: OSError) -> ValueError:
+    return ValueError(
+        f"the jobs' folder {parent} cannot be written ({error.strerror}): name another one as `folder` in cluster.toml"
+    )
 
 
 def require_private(path: Path) -> None:

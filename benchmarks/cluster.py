@@ -2,10 +2,10 @@
 
     python benchmarks/cluster.py --pairs 5          # writes benchmarks/results/cluster.json
 
-It starts a Slurm of two nodes on this machine, which share its processors, and takes it down again. The work: four ranks
-that all-reduce one number. The queue is empty, so what is measured is the start: `launch(..., cluster="slurm")`, one
-agent per node that imports torch once; srun with one task per rank, each of which imports it; and torchrun under srun, with
-its own rendezvous. Ratios are of times, launch's over the other's.
+It starts a Slurm of two nodes on this machine, which share its processors, and takes it down again. The work: four
+ranks that all-reduce one number. The queue is empty, so what is measured is the start: `launch(..., cluster="slurm")`,
+one agent per node that imports torch once; srun with one task per rank, each of which imports it; and torchrun under
+srun, with its own rendezvous. Ratios are of times, launch's over the other's.
 """
 
 from __future__ import annotations

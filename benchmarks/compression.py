@@ -1,12 +1,13 @@
-"""Compression against a copy of the same memory: how many bytes a second a method takes in, and gives back, on one thread.
+"""Compression against a copy of the same memory: how many bytes a second a method takes in, and gives back,
+on one thread.
 
     python benchmarks/compression.py --pairs 7          # writes benchmarks/results/compression.json
 
-Ratios are of times, a method's over the copy's: 4.00 is a quarter of a copy's speed. Processor time of this thread is what is
-counted, so that other work on the machine adds what it takes from the caches and no more.
+Ratios are of times, a method's over the copy's: 4.00 is a quarter of a copy's speed. Processor time of this thread is
+what is counted, so that other work on the machine adds what it takes from the caches and no more.
 
-decompress takes fresh memory, and 100 MB of that are more pages to make than all else takes (a vector of zeros that is as
-long takes about as long); "into" decompresses into memory that is there, as the copy does.
+decompress takes fresh memory, and 100 MB of that are more pages to make than all else takes (a vector of zeros that is
+as long takes about as long); "into" decompresses into memory that is there, as the copy does.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     report = pairs.begin(
-        f"{options.bytes / 1e6:.0f} MB of float32 on one thread: processor time / a copy's, median and quartiles of pairs"
+        f"{options.bytes / 1e6:.0f} MB of float32 on one thread: processor time "
+        "/ a copy's, median and quartiles of pairs"
     )
     x = torch.randn(options.bytes // 4)
     room = torch.empty_like(x)

@@ -1,12 +1,13 @@
-"""Compression in DistributedDataParallel: our hooks against PyTorch's own, time of a training step, in pairs, in one run.
+"""Compression in DistributedDataParallel: our hooks against PyTorch's own, time of a training step, in pairs,
+in one run.
 
     python benchmarks/compression_hooks.py --ranks 2 --steps 12      # writes benchmarks/results/compression_hooks.json
 
 PyTorch's DistributedDataParallel round the same transformer each time; only what is registered with it differs. Steps
 alternate (ours, PyTorch's, ours, ...), so a machine whose speed drifts does the same to both. Below 1.0 ours is faster.
 
-PowerSGD has all gradients in one bucket, in both: PyTorch's hook calls its second all-reduce from a callback, in another
-order on each rank where there are several buckets, and on gloo that may mix them up.
+PowerSGD has all gradients in one bucket, in both: PyTorch's hook calls its second all-reduce from a callback, in
+another order on each rank where there are several buckets, and on gloo that may mix them up.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def main() -> None:
         max_length=options.length,
     )
     report = pairs.begin(
-        f"{parameter_count(Transformer(config)) / 1e6:.1f} million parameters on {options.ranks} ranks, SGD; our hooks / "
-        f"PyTorch's, of rank {RANK} for PowerSGD, median and quartiles over pairs of steps"
+        f"{parameter_count(Transformer(config)) / 1e6:.1f} million parameters on {options.ranks} ranks, SGD; our "
+        f"hooks / PyTorch's, of rank {RANK} for PowerSGD, median and quartiles over pairs of steps"
     )
     for method in ("float16", "PowerSGD"):
         print(f"--- {method}", flush=True)

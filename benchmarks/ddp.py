@@ -46,8 +46,8 @@ def main() -> None:
         max_length=options.length,
     )
     report = pairs.begin(
-        f"{parameter_count(Transformer(config)) / 1e6:.1f} million parameters on {options.ranks} ranks, SGD; ours / PyTorch's "
-        "DistributedDataParallel, median and quartiles over pairs of steps"
+        f"{parameter_count(Transformer(config)) / 1e6:.1f} million parameters on {options.ranks} ranks, SGD; ours / "
+        "PyTorch's DistributedDataParallel, median and quartiles over pairs of steps"
     )
     run = launch(
         compare, options.ranks, config, options.batch, options.length, options.steps, timeout=600.0

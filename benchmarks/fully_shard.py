@@ -2,18 +2,19 @@
 
     python benchmarks/fully_shard.py --pairs 12        # writes benchmarks/results/fully_shard.json
 
-Time of a training step, in pairs, in one run; and memory, each in a run of its own. Both shard the same transformer, a unit a block and the root, and train it with AdamW. Steps alternate (ours, PyTorch's,
-ours, ...), so a machine whose speed drifts does the same to both; what is reported is the median of the pairs' ratios: below
-1.0 ours is faster. Forward and backward are timed apart from the optimizer, because fully_shard's optimizer works on
-DTensors, which cost time for each parameter and say nothing about gathering and reducing.
+Time of a training step, in pairs, in one run; and memory, each in a run of its own. Both shard the same transformer, a
+unit a block and the root, and train it with AdamW. Steps alternate (ours, PyTorch's, ours, ...), so a machine whose
+speed drifts does the same to both; what is reported is the median of the pairs' ratios: below 1.0 ours is faster.
+Forward and backward are timed apart from the optimizer, because fully_shard's optimizer works on DTensors, which cost
+time for each parameter and say nothing about gathering and reducing.
 
-Ours keeps a unit's gradients in memory while they travel beside the next unit's backward. PyTorch's reduce-scatter waits
-(async_op=False; on a GPU its own stream makes room for overlap), so on gloo its peak is a unit lower where the network
-is the slower one.
+Ours keeps a unit's gradients in memory while they travel beside the next unit's backward. PyTorch's reduce-scatter
+waits (async_op=False; on a GPU its own stream makes room for overlap), so on gloo its peak is a unit lower where the
+network is the slower one.
 
-Memory is what PyTorch's allocator gave out and took back in a step, summed up to its peak, on top of what both hold between
-steps: the profiler records every call, inside operators and collectives too. (A process's resident set would say less:
-what the C library keeps for reuse is more than what a step needs.)
+Memory is what PyTorch's allocator gave out and took back in a step, summed up to its peak, on top of what both hold
+between steps: the profiler records every call, inside operators and collectives too. (A process's resident set would
+say less: what the C library keeps for reuse is more than what a step needs.)
 """
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ def main() -> None:
     work = (config, options.batch, options.length, options.keep)
     parameters = parameter_count(Transformer(config))
     report = pairs.begin(
-        f"{parameters / 1e6:.1f} million parameters on gloo, a unit a block, AdamW; ours / PyTorch's class of the same name, "
-        "median and quartiles over pairs of steps"
+        f"{parameters / 1e6:.1f} million parameters on gloo, a unit a block, AdamW; ours / PyTorch's class of the "
+        "same name, median and quartiles over pairs of steps"
     )
     for layout in options.layouts:
         for ranks in options.ranks:

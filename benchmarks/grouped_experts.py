@@ -4,8 +4,8 @@
 
 The work is that of one layer of experts without biases, forward and backward: up, GELU, down. Loads are balanced (all
 experts have as many rows) or Zipf's (expert i has 1/i of what the first has). What is reported is the median of the
-pairs' ratios: below 1.0 ours is faster. Seconds are the process's own processor time on one thread, which what else runs
-on the machine does not stretch.
+pairs' ratios: below 1.0 ours is faster. Seconds are the process's own processor time on one thread, which what else
+runs on the machine does not stretch.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     report = pairs.begin(
-        "experts forward and backward in float32 on one thread, processor time; ours / PyTorch's F.grouped_mm, median and "
-        "quartiles over pairs"
+        "experts forward and backward in float32 on one thread, processor time; ours / PyTorch's F.grouped_mm, "
+        "median and quartiles over pairs"
     )
     for name, shape in SHAPES.items():
         for load in ("balanced", "Zipf"):
@@ -94,8 +94,8 @@ def main() -> None:
             found["milliseconds"] = pairs.milliseconds(times, 2)
             report[f"{name}, {load}"] = found
             print(
-                f"{name}, {load:9s} {found['milliseconds']['ours']:7.1f} ms a step: {pairs.in_words(found['torch'])} of "
-                f"torch's, {found['median of ours / loop']:.2f} of the loop's"
+                f"{name}, {load:9s} {found['milliseconds']['ours']:7.1f} ms a step: "
+                f"{pairs.in_words(found['torch'])} of torch's, {found['median of ours / loop']:.2f} of the loop's"
             )
     pairs.write(report, options.output)
 

@@ -3,13 +3,13 @@
     python benchmarks/launch.py                        # writes benchmarks/results/launch.json
     python benchmarks/launch.py --only spawn --rounds 9 --against OLD    # and with the dtcourse/ in folder OLD
 
-The work: four ranks that form a gloo group, all-reduce one number and return. Each launcher has a "notebook" of its own,
-a process that has imported PyTorch and has launched once before (torch.multiprocessing.spawn gains nothing from that).
-They are measured in turns (dtcourse, spawn, dtcourse, accelerate, ...), so that a machine whose speed drifts does the same
-to both; what is reported is the median of the pairs' ratios. A second part does the same with a function that imports two
-of the course's packages, as those of the lessons do, half a second after the launch before, as a reader would; and,
-with --against, holds this version of the course against another one. A third part launches after the notebook has run a
-multi-threaded backward pass, as any notebook has that trained a model: does the launch come back?
+The work: four ranks that form a gloo group, all-reduce one number and return. Each launcher has a "notebook" of its
+own, a process that has imported PyTorch and has launched once before (torch.multiprocessing.spawn gains nothing from
+that). They are measured in turns (dtcourse, spawn, dtcourse, accelerate, ...), so that a machine whose speed drifts
+does the same to both; what is reported is the median of the pairs' ratios. A second part does the same with a function
+that imports two of the course's packages, as those of the lessons do, half a second after the launch before, as a
+reader would; and, with --against, holds this version of the course against another one. A third part launches after the
+notebook has run a multi-threaded backward pass, as any notebook has that trained a model: does the launch come back?
 
 Two of them do not do the same thing. ipyparallel is measured with its engines running, which stay alive from launch to
 launch; accelerate's notebook_launcher forks the notebook. Only fresh processes start without the state that the cells

@@ -2,21 +2,22 @@
 
     python benchmarks/pipeline.py --pairs 16           # writes benchmarks/results/pipeline.json
 
-Both perform the same schedule with the same stages of the same transformer, on ranks of gloo with one thread each. The two
-steps of a pair follow each other, in turns which is first, so a machine whose speed drifts does the same to both; a step
-lasts as long as on its slowest rank. What is reported is the median of the pairs' ratios: below 1.0 ours is faster. Nothing
-but the schedule is timed: no optimizer, and PyTorch is told not to collect outputs, which ours never does. Beside it, the
-ratio of processor seconds, of all ranks together: it says who does more work, and no one else's load changes it much.
+Both perform the same schedule with the same stages of the same transformer, on ranks of gloo with one thread each. The
+two steps of a pair follow each other, in turns which is first, so a machine whose speed drifts does the same to both; a
+step lasts as long as on its slowest rank. What is reported is the median of the pairs' ratios: below 1.0 ours is
+faster. Nothing but the schedule is timed: no optimizer, and PyTorch is told not to collect outputs, which ours never
+does. Beside it, the ratio of processor seconds, of all ranks together: it says who does more work, and no one else's
+load changes it much.
 
 Memory is the most bytes of tensors that are live at once in a step besides parameters, gradients and the batch, as
-`profiling.memory_tracker` sees them: activations, messages, and what stands between steps. (PyTorch keeps a buffer for each
-micro-batch's input and gradient for good; ours lives from its receive to the action that uses it up.)
+`profiling.memory_tracker` sees them: activations, messages, and what stands between steps. (PyTorch keeps a buffer for
+each micro-batch's input and gradient for good; ours lives from its receive to the action that uses it up.)
 
-The committed results were taken on two cores with much other work on them (`load_before`), a schedule at a time. Ratios of
-time lie between 0.87 and 1.04, and the lower quartile of each is below 1.0. Above 1.0, within that noise, are 1F1B, ZB-H1,
-ZB-V and DualPipe-V on 4 ranks, which share the two cores; an idle machine has not measured them. Peak memory is less than
-PyTorch's in every schedule: 0.97 to 0.99 of it in GPipe and 1F1B, 0.62 in ZB-H1, where PyTorch keeps the graph until
-backward-weight (retain_graph).
+The committed results were taken on two cores with much other work on them (`load_before`), a schedule at a time. Ratios
+of time lie between 0.87 and 1.04, and the lower quartile of each is below 1.0. Above 1.0, within that noise, are 1F1B,
+ZB-H1, ZB-V and DualPipe-V on 4 ranks, which share the two cores; an idle machine has not measured them. Peak memory is
+less than PyTorch's in every schedule: 0.97 to 0.99 of it in GPipe and 1F1B, 0.62 in ZB-H1, where PyTorch keeps the
+graph until backward-weight (retain_graph).
 """
 
 from __future__ import annotations
@@ -216,8 +217,9 @@ def main() -> None:
     )
     report = pairs.begin(
         f"{options.layers} blocks {options.width} wide, {options.batch} sequences of {options.length} tokens in "
-        f"{options.micro_batches} micro-batches, gloo, one thread per rank; ours / torch.distributed.pipelining, median "
-        "and quartiles over pairs of steps, and peak bytes by rank besides parameters, gradients and the batch"
+        f"{options.micro_batches} micro-batches, gloo, one thread per "
+        "rank; ours / torch.distributed.pipelining, median and quartiles over pairs of steps, and peak bytes by "
+        "rank besides parameters, gradients and the batch"
     )
     print(
         f"{'':32s} ours / PyTorch's  (quartiles)   processor     ms a step   peak memory, MiB   load"
@@ -232,8 +234,9 @@ def main() -> None:
             times, most = one["milliseconds"], one["peak_bytes"]
             print(
                 f"{ranks} ranks  {name:22s} {one['ratio']:10.2f}        ({one['quartiles'][0]:.2f} to "
-                f"{one['quartiles'][1]:.2f})   {one['processor_ratio']:9.2f}   {times['ours']:5.0f} / {times['torch']:5.0f}   "
-                f"{max(most['ours']) / 2**20:6.1f} / {max(most['torch']) / 2**20:6.1f}   {one['load_before']:4.1f}",
+                f"{one['quartiles'][1]:.2f})   {one['processor_ratio']:9.2f}   {times['ours']:5.0f} / "
+                f"{times['torch']:5.0f}   {max(most['ours']) / 2**20:6.1f} / {max(most['torch']) / 2**20:6.1f}   "
+                f"{one['load_before']:4.1f}",
                 flush=True,
             )
     pairs.write(report, options.output)

@@ -2,10 +2,10 @@
 
     python benchmarks/selection.py --pairs 5          # writes benchmarks/results/selection.json
 
-torch.topk looks at all numbers exactly; ours finds the same ones by a sample (dtcourse/compression/selection.py); a threshold
-that is known, or sampled, takes a pass; places that are drawn take no look at the numbers. Ratios are of times, a way's over
-the copy's. Processor time of this thread is what is counted, so that other work on the machine adds what it takes from the
-caches and no more.
+torch.topk looks at all numbers exactly; ours finds the same ones by a sample (dtcourse/compression/selection.py); a
+threshold that is known, or sampled, takes a pass; places that are drawn take no look at the numbers. Ratios are of
+times, a way's over the copy's. Processor time of this thread is what is counted, so that other work on the machine adds
+what it takes from the caches and no more.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python benchmarks/tensor_parallel.py --pairs 12        # writes benchmarks/results/tensor_parallel.json
 
-Both cut the same transformer: heads, MLPs, vocabulary of embedding and output layer; logits are gathered in both, and the loss
-is computed on all ranks. Ours names attention and MLP as regions; PyTorch's plan is the one of its tutorial, a style a
-layer, with DTensors as parameters. Steps alternate (ours, PyTorch's, ours, ...), so a machine whose speed drifts does the
-same to both; what is reported is the median of the pairs' ratios: below 1.0 ours is faster. The optimizer is timed
-apart, because PyTorch's works on DTensors, which cost time for each parameter.
+Both cut the same transformer: heads, MLPs, vocabulary of embedding and output layer; logits are gathered in both, and
+the loss is computed on all ranks. Ours names attention and MLP as regions; PyTorch's plan is the one of its tutorial, a
+style a layer, with DTensors as parameters. Steps alternate (ours, PyTorch's, ours, ...), so a machine whose speed
+drifts does the same to both; what is reported is the median of the pairs' ratios: below 1.0 ours is faster. The
+optimizer is timed apart, because PyTorch's works on DTensors, which cost time for each parameter.
 """
 
 from __future__ import annotations

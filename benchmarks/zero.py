@@ -2,8 +2,9 @@
 
     python benchmarks/zero.py --ranks 2 --steps 12     # writes benchmarks/results/zero.json
 
-All train the same transformer with AdamW; steps alternate (PyTorch's, ours over DDP, ours as ZeRO-2, PyTorch's, ...), so a
-machine whose speed drifts does the same to all. Prints the medians of the ratios to PyTorch's: below 1.0 ours is faster.
+All train the same transformer with AdamW; steps alternate (PyTorch's, ours over DDP, ours as ZeRO-2, PyTorch's, ...),
+so a machine whose speed drifts does the same to all. Prints the medians of the ratios to PyTorch's: below 1.0 ours is
+faster.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def main() -> None:
     )
     sizes = options.batch, options.length, options.steps
     report = pairs.begin(
-        f"{parameter_count(Transformer(config)) / 1e6:.1f} million parameters on {options.ranks} ranks, AdamW; a step / one of "
-        "PyTorch's DDP with its ZeroRedundancyOptimizer, median and quartiles over pairs"
+        f"{parameter_count(Transformer(config)) / 1e6:.1f} million parameters on {options.ranks} ranks, AdamW; a "
+        "step / one of PyTorch's DDP with its ZeroRedundancyOptimizer, median and quartiles over pairs"
     )
     run = launch(compare, options.ranks, config, *sizes, timeout=600.0)
     seconds = pairs.slowest(run, pairs.PARTS["step"])

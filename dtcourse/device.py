@@ -96,7 +96,9 @@ def use(device: torch.device) -> None:
 
 
 def current() -> torch.device:
-    """Gives this rank's device, as the launcher chose it (DTCOURSE_DEVICE); outside a launch, the CPU or the local GPU."""
+    """Gives this rank's device, as the launcher chose it (DTCOURSE_DEVICE); outside a launch,
+    the CPU or the local GPU.
+    """
     chosen = os.environ.get("DTCOURSE_DEVICE")
     if chosen:
         return torch.device(chosen)

@@ -2,15 +2,15 @@
 
     y_RF = grouped_mm(x_RD, w_EDF, counts_E)          F.grouped_mm(x_RD, w_EDF, offs=counts_E.cumsum(0).int())
 
-What a mixture of experts computes: groups are as long as the tokens that chose each expert, none too. Written as a loop of
-products that autograd records one by one, every group's gradient of w is a tensor as large as the whole of w, zero but for
-one matrix, and E of those are added. Here each product, forward and backward, is written where it belongs in the result:
-nothing is padded to a common length, copied or added. 2 R D F operations, and twice that backward. (Grouped products for
-experts: MegaBlocks, Gale et al. 2211.15841.)
+What a mixture of experts computes: groups are as long as the tokens that chose each expert, none too. Written as a loop
+of products that autograd records one by one, every group's gradient of w is a tensor as large as the whole of w, zero
+but for one matrix, and E of those are added. Here each product, forward and backward, is written where it belongs in
+the result: nothing is padded to a common length, copied or added. 2 R D F operations, and twice that backward. (Grouped
+products for experts: MegaBlocks, Gale et al. 2211.15841.)
 
-Groups of equal length are one batched product. Else PyTorch's F.grouped_mm does it, where it can: in float32 or 16 bits, for
-rows of whole 16 bytes. Both are autograd's own, which is quicker than a Function in Python where experts are small. For what
-F.grouped_mm does not take, double precision above all, there is a loop.
+Groups of equal length are one batched product. Else PyTorch's F.grouped_mm does it, where it can: in float32 or 16
+bits, for rows of whole 16 bytes. Both are autograd's own, which is quicker than a Function in Python where experts are
+small. For what F.grouped_mm does not take, double precision above all, there is a loop.
 
 Shape suffixes: R rows in the order of the groups, E groups, D in, F out.
 """
@@ -97,7 +97,9 @@ def rows_times_matrices(x_RD: Tensor, w_EDF: Tensor, counts: list[int]) -> Tenso
 
 
 def matrix_of_each_group(x_RD: Tensor, y_RF: Tensor, counts: list[int]) -> Tensor:
-    """(E, D, F): of each group, its rows of x transposed times its rows of y; zero where it has none. Without autograd."""
+    """(E, D, F): of each group, its rows of x transposed times its rows of y; zero where it has none.
+    Without autograd.
+    """
     w_EDF = x_RD.new_empty(len(counts), x_RD.shape[1], y_RF.shape[1])
     for x, y, w in zip(x_RD.split(counts), y_RF.split(counts), w_EDF.unbind(), strict=True):
         torch.mm(x.T, y, out=w)

@@ -68,8 +68,8 @@ def tensors(value: Any, closed: list[Any] | None = None) -> list[torch.Tensor]:
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
     """The same nest with function(tensor) in each tensor's place; `value` itself where that changes nothing.
 
-    Replaced are tensors in sequences, dicts and dataclasses and in subclasses of them, which are copied for it. Any other
-    object stays as it is: who gets a copy of, say, a cache would write into a copy.
+    Replaced are tensors in sequences, dicts and dataclasses and in subclasses of them, which are copied for it. Any
+    other object stays as it is: who gets a copy of, say, a cache would write into a copy.
     """
     done: dict[int, torch.Tensor] = {}  # a tensor that lies there twice is replaced by one
 

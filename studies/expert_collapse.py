@@ -3,25 +3,29 @@
     python studies/expert_collapse.py                    # until all is measured; writes studies/results/...json
     python studies/expert_collapse.py --budget 100       # stop after 100 s; call again to go on where it stopped
 
-The model is one block of attention and experts, over bytes of Python's manual; a token visits one expert (Switch Transformer,
-Fedus et al. 2101.03961), and an expert takes at most 1.25 times its equal share of a batch: the others are dropped. Its MLPs
-are narrow, so that a model which uses one of them only has too few parameters for its text, and its loss shows it.
+The model is one block of attention and experts, over bytes of Python's manual; a token visits one expert (Switch
+Transformer, Fedus et al. 2101.03961), and an expert takes at most 1.25 times its equal share of a batch: the others are
+dropped. Its MLPs are narrow, so that a model which uses one of them only has too few parameters for its text, and its
+loss shows it.
 
-The set-up was chosen so that collapse happens within 600 steps, by trial runs of 800. A gate that learns at the rate of all
-else had 4 of 8 experts in use at the end, without any balancing. At 10 times that rate it had 1.2, and no remedy undid it
-wholly: 0.01 of Switch's loss reached 6 experts, a bias 4.6. (Both on seed 0, which is among the measured ones.) At 4 times
-that rate, which is the one here, it had 2 and 3 on seeds 1000 and 1001, and the remedies worked. "gate at the common rate"
-is measured, too. The loss's weight 0.01 is Switch's. The bias's rate 0.001 is the paper's (Wang et al. 2408.15664); on seeds 1000
-and 1001 rates of 0.003 and 0.01 used fewer experts or as many. Its scores are sigmoids, as there, the others' softmaxes.
-Expert choice looks at all tokens of a batch, later ones too (Zhou et al. 2202.09368), so its loss is no language model's that
-writes token by token; and it leaves no token out for want of room, but some because no expert chose them.
+The set-up was chosen so that collapse happens within 600 steps, by trial runs of 800. A gate that learns at the rate of
+all else had 4 of 8 experts in use at the end, without any balancing. At 10 times that rate it had 1.2, and no remedy
+undid it wholly: 0.01 of Switch's loss reached 6 experts, a bias 4.6. (Both on seed 0, which is among the measured
+ones.) At 4 times that rate, which is the one here, it had 2 and 3 on seeds 1000 and 1001, and the remedies worked.
+"gate at the common rate" is measured, too. The loss's weight 0.01 is Switch's. The bias's rate 0.001 is the paper's
+(Wang et al. 2408.15664); on seeds 1000 and 1001 rates of 0.003 and 0.01 used fewer experts or as many. Its scores are
+sigmoids, as there, the others' softmaxes. Expert choice looks at all tokens of a batch, later ones too (Zhou et al.
+2202.09368), so its loss is no language model's that writes token by token; and it leaves no token out for want of room,
+but some because no expert chose them.
 
-Each seed draws first weights and passages of text. All methods of one seed share both, so differences are taken within a seed.
+Each seed draws first weights and passages of text. All methods of one seed share both,
+so differences are taken within a seed.
 
-A run holds, for each window of steps: of each expert the share of tokens that want it, in thousandths; the effective number
-of experts, exp of the entropy of the shares in a batch, mean over the window; and the share of tokens dropped. Then the mean
-cross-entropy of the manual's last tenth in nats a byte, with the capacity of training, and without any. The file has each
-single run, settings, machine, date and versions. It is written after each run, and a run that is in it is not repeated.
+A run holds, for each window of steps: of each expert the share of tokens that want it, in thousandths; the effective
+number of experts, exp of the entropy of the shares in a batch, mean over the window; and the share of tokens dropped.
+Then the mean cross-entropy of the manual's last tenth in nats a byte, with the capacity of training, and without any.
+The file has each single run, settings, machine, date and versions. It is written after each run, and a run that is in
+it is not repeated.
 """
 
 from __future__ import annotations
@@ -228,7 +232,10 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
         both = [(a, b) for a, b in zip(runs, base, strict=True) if a and b]
         said = [f"{method.name}, {len(both)} seeds:"]
         for quantity in quantities:
-            values, apart = [last(a, quantity) for a, _ in both], [last(a, quantity) - last(b, quantity) for a, b in both]  # fmt: skip
+            values, apart = (
+                [last(a, quantity) for a, _ in both],
+                [last(a, quantity) - last(b, quantity) for a, b in both],
+            )
             said.append(f"  {quantity:19s}{statistics.mean(values):7.3f}")
             if method is not NONE and len(both) > 1:
                 low, high = interval(apart)

@@ -3,14 +3,16 @@
     python studies/generalisation_gap.py                    # until all is measured; writes studies/results/...json
     python studies/generalisation_gap.py --budget 100       # stop after 100 s; call again to go on where it stopped
 
-Every method sees the same number of epochs (but for "8 times the epochs"), so a batch k times as large takes 1/k of the steps.
+Every method sees the same number of epochs (but for "8 times the epochs"), so a batch k times as large takes 1/k of the
+steps.
 Digits: 200 training images, a convolutional net with batch norm, SGD with momentum. Text: 16 thousand bytes of Python's
-manual, a transformer, AdamW without decay. All rates fall to zero by a cosine; a warm-up takes the first tenth of the steps.
+manual, a transformer, AdamW without decay. All rates fall to zero by a cosine; a warm-up takes the first tenth of the
+steps.
 
-1. Tuning. On seeds and samples of its own, the rate of each optimizer is chosen from a grid by its validation loss: at the
-   small batch (the rules start from that one) and at the large batch.
-2. Measuring. Each seed draws other training samples, other first weights and another order. All methods of one seed share
-   samples and weights, so differences are taken within a seed. The test set is used here only.
+1. Tuning. On seeds and samples of its own, the rate of each optimizer is chosen from a grid by its validation loss: at
+   the small batch (the rules start from that one) and at the large batch.
+2. Measuring. Each seed draws other training samples, other first weights and another order. All methods of one seed
+   share samples and weights, so differences are taken within a seed. The test set is used here only.
 
 The results file holds every single run, the arguments, the machine, the date and the versions. It is written after
 each run, all of it or nothing, and a run that is in it is not repeated.
@@ -150,7 +152,9 @@ def digits(settings: Settings, seed: int) -> Task:
 
 
 def text(settings: Settings, seed: int) -> Task:
-    """The passage differs from seed to seed; it is validated on another passage and tested on the manual's last tenth."""
+    """The passage differs from seed to seed; it is validated on another passage and tested on the manual's last
+    tenth.
+    """
     length = 32
     pool = data.text(split="train", length=length).tokens
     test = data.text(split="test", length=length).tokens
@@ -346,7 +350,9 @@ def study(
 
 
 def summary(results: dict[str, Any], name: str) -> Iterator[str]:
-    """A line a method and batch: median test accuracy or loss, and its difference from the small batch within a seed."""
+    """A line a method and batch: median test accuracy or loss,
+    and its difference from the small batch within a seed.
+    """
     metric = "test_accuracy" if name == "digits" else "test_loss"
     found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for parts, run in ((k.split(" | "), r) for k, r in results["runs"].items()):

@@ -1,23 +1,24 @@
-"""Methods that talk less, measured: what a step of each is worth, on handwritten digits, and what it takes on a given link.
+"""Methods that talk less, measured: what a step of each is worth, on handwritten digits,
+and what it takes on a given link.
 
     python studies/less_communication.py                    # until all is measured; writes studies/results/...json
     python studies/less_communication.py --budget 100       # stop after 100 s; call again to go on where it stopped
 
-1. Steps. Four ranks, real processes with real messages, train an MLP under DistributedDataParallel; each method is a hook,
-   or an optimizer, of dtcourse. Loss on images held out is taken every few steps. Every method has three learning rates, a
-   factor of 3 apart, round a middle of its own, since a method that sends a sign, or all of a residual at once, wants
-   another one; a reader takes each method's best. Seeds draw weights, images and their order; all methods of a seed share
-   them, so differences are taken within a seed.
+1. Steps. Four ranks, real processes with real messages, train an MLP under DistributedDataParallel; each method is a
+   hook, or an optimizer, of dtcourse. Loss on images held out is taken every few steps. Every method has three learning
+   rates, a factor of 3 apart, round a middle of its own, since a method that sends a sign, or all of a residual at
+   once, wants another one; a reader takes each method's best. Seeds draw weights, images and their order; all methods
+   of a seed share them, so differences are taken within a seed.
 
 2. Seconds. One step of each method on an emulated cluster of eight ranks (the virtual clock: the same seconds on every
-   machine), for two models and four links. Compressing really runs, and takes the bytes and operations that it takes there.
-   The model is a stand-in with as many numbers per rank and as many operations as the one it stands for, both 1/scale of
-   the real, on a device and links of 1/scale of the real speed: all ratios are kept. The device is an A100's 312 teraflops
-   and 2 terabytes a second (shared/published/hw_specs.json), of which a model reaches a share that is an assumption, not a
-   measurement (dtcourse/course/stand_in.py).
+   machine), for two models and four links. Compressing really runs, and takes the bytes and operations that it takes
+   there. The model is a stand-in with as many numbers per rank and as many operations as the one it stands for, both
+   1/scale of the real, on a device and links of 1/scale of the real speed: all ratios are kept. The device is an A100's
+   312 teraflops and 2 terabytes a second (shared/published/hw_specs.json), of which a model reaches a share that is an
+   assumption, not a measurement (dtcourse/course/stand_in.py).
 
-Seconds to a target are steps times seconds per step. The file holds every run with settings, machine, date and versions. It
-is written after each run, and a run that is in it is not repeated.
+Seconds to a target are steps times seconds per step. The file holds every run with settings, machine, date and
+versions. It is written after each run, and a run that is in it is not repeated.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ RATES = (1 / 3, 1.0, 3.0)  # times a method's middle
 
 @dataclass(frozen=True)
 class Settings:
-    """What the numbers depend on, `scale` those of part 2; a results file is continued only with the same ones (seeds may grow)."""
+    """What the numbers depend on, `scale` those of part 2;
+    a results file is continued only with the same ones (seeds may grow).
+    """
 
     ranks: int = 4
     batch: int = 8  # of each rank
@@ -216,7 +219,9 @@ BUCKET_MB = 25  # as PyTorch has it, before it is scaled
 
 
 def steps_timed(work: Workload, names: list[str], scale: int) -> dict[str, float]:
-    """On each rank: seconds of a step from forward's start to backward's end, by method. The third: buckets are settled."""
+    """On each rank: seconds of a step from forward's start to backward's end, by method. The third:
+    buckets are settled.
+    """
     found = {}
     for name in names:
         model = StandIn(work, scale)
@@ -300,7 +305,10 @@ def target_of(results: dict[str, Any]) -> float:
 def summary(results: dict[str, Any]) -> Iterator[str]:
     """A line per method: steps to the target, and on each link the seconds to it over those of fp32."""
     target = target_of(results)
-    yield f"to a held-out loss of {target:.3f}: steps (median, quartiles), then seconds over those of fp32 by model and Gbit/s"
+    yield (
+        f"to a held-out loss of {target:.3f}: steps (median, quartiles), then seconds over those of fp32 by model "
+        "and Gbit/s"
+    )
     places = [(model, link) for model in results["models"] for link in results["links"]]
     yield " " * 52 + "".join(f"{name.split('-')[0][:6] + ' ' + str(g):>11s}" for name, g in places)
     base = statistics.median(best_rate(results, "fp32", target)[1])

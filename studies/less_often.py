@@ -1,13 +1,14 @@
-"""Methods that meet less often, measured: the loss that steps of each reach on handwritten digits, and what a step takes.
+"""Methods that meet less often, measured: the loss that steps of each reach on handwritten digits,
+and what a step takes.
 
     python studies/less_often.py                    # until all is measured; writes studies/results/less_often.json
     python studies/less_often.py --budget 100       # stop after 100 s; call again to go on where it stopped
 
-1. Steps. Eight replicas of an MLP in one process, each with its batches and its own optimizer's state: what eight ranks of
-   dtcourse.asynchronous compute (a test compares all methods with real ranks over 20 steps). Every method has three
-   learning rates, a factor of 3 apart, round a middle of its own. Seeds draw weights, images and batches, and all methods
-   of a seed share them. Two ways to deal the images to the ranks: "shuffled", and "by class", where images are sorted by
-   their digit first, so that a rank has one or two of the ten digits.
+1. Steps. Eight replicas of an MLP in one process, each with its batches and its own optimizer's state: what eight ranks
+   of dtcourse.asynchronous compute (a test compares all methods with real ranks over 20 steps). Every method has three
+   learning rates, a factor of 3 apart, round a middle of its own. Seeds draw weights, images and batches, and all
+   methods of a seed share them. Two ways to deal the images to the ranks: "shuffled", and "by class", where images are
+   sorted by their digit first, so that a rank has one or two of the ten digits.
 
    runs["steps | DEAL | METHOD | SEED"] =
        losses   {rate: [loss on images held out, every so many steps]} of the model that one would keep: the mean of all
@@ -22,11 +23,12 @@
    takes 1 + an exponential of mean 0.3 times as long, another draw for each.
 
    runs["seconds | MODEL | GBIT/S | PACE"] = {compute: seconds of a step's computing where nobody is slow,
-       step: {METHOD: seconds per step of the slowest rank, mean over a period, and over Settings.timed steps "by chance"}}
+       step: {METHOD: seconds per step of the slowest rank, mean over a period, and over Settings.timed steps "by
+       chance"}}
 
-Methods with one pattern of messages have one name there (PATTERN): momentum costs no bytes unless it is averaged, and EASGD
-sends what local SGD sends. Post-local SGD is the mean of its two halves; AdaComm's periods come from the loss, and its
-meetings are counted in 1. Seconds to a target are steps times seconds per step. The file holds every run
+Methods with one pattern of messages have one name there (PATTERN): momentum costs no bytes unless it is averaged, and
+EASGD sends what local SGD sends. Post-local SGD is the mean of its two halves; AdaComm's periods come from the loss,
+and its meetings are counted in 1. Seconds to a target are steps times seconds per step. The file holds every run
 with settings, machine, date and versions. It is written after each run, and a run that is in it is not repeated.
 """
 
@@ -218,7 +220,9 @@ class Outer(Local):
 
 @dataclass(frozen=True)
 class Method:
-    """make: settings -> a new Local or another; lr: the middle of its learning rates; pattern: whose seconds are its own."""
+    """make: settings -> a new Local or another; lr: the middle of its learning rates; pattern:
+    whose seconds are its own.
+    """
 
     name: str
     make: Callable[[Settings], Local]
@@ -287,7 +291,10 @@ def rates(method: Method) -> list[float]:
 def measured(name: str, settings: Settings, seed: int, deal: str) -> dict[str, Any]:
     """One method and seed at its three rates."""
     start, method = time.process_time(), METHODS[name]
-    model, digits = Replicas((64, settings.width, settings.width, 10)), Digits.drawn(settings.samples, seed)  # fmt: skip
+    model, digits = (
+        Replicas((64, settings.width, settings.width, 10)),
+        Digits.drawn(settings.samples, seed),
+    )
     names = [str(rate) for rate in rates(method)]
     looks: list[list[float]] = []
     for step, (rule, X) in zip(range(settings.steps + 1), lanes(method, settings, seed, deal)):  # noqa: B905
@@ -379,7 +386,9 @@ def steps_timed(
 
 
 def period_of(name: str, settings: Settings) -> int:
-    """Steps after which all comes again; six, which the three rounds of one peer each divide, where there is no period."""
+    """Steps after which all comes again; six, which the three rounds of one peer each divide,
+    where there is no period.
+    """
     period = METHODS[name].make(settings).period
     return int(period) if 1 < period < math.inf else 6
 
@@ -455,10 +464,13 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
             ends = curves.at_end([run["losses"] for run in runs], rate)
             base = base or ends
             low, high = curves.paired_interval(ends, base)
-            own, apart, meetings = ([run[part][rate] for run in runs] for part in ("own", "apart", "meetings"))  # fmt: skip
+            own, apart, meetings = (
+                [run[part][rate] for run in runs] for part in ("own", "apart", "meetings")
+            )
             yield (
                 f"{deal:9s} {name:33s} lr {rate:<7s} loss {statistics.median(ends):.4f} ({low:+.4f} to {high:+.4f})"
-                f"  own {statistics.median(own):.4f}  apart {statistics.median(apart):.3f}  met {statistics.median(meetings):g}"
+                f"  own {statistics.median(own):.4f}  apart {statistics.median(apart):.3f}  met "
+                f"{statistics.median(meetings):g}"
             )
 
 

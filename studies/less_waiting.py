@@ -3,19 +3,21 @@
     python studies/less_waiting.py                    # until all is measured; writes studies/results/less_waiting.json
     python studies/less_waiting.py --budget 100       # stop after 100 s; call again to go on where it stopped
 
-Workers and their server in one process, in the order in which gradients come: a queue of events in simulated time, which
-calls the rules of dtcourse.asynchronous themselves. So the order is the same on every machine. Tests compare it with real
-servers and workers: what they compute for an order of arrivals, that order where messages force it, and the seconds of
-synchronous training on an emulated cluster's virtual clock.
+Workers and their server in one process, in the order in which gradients come: a queue of events in simulated time,
+which calls the rules of dtcourse.asynchronous themselves. So the order is the same on every machine. Tests compare it
+with real servers and workers: what they compute for an order of arrivals, that order where messages force it, and the
+seconds of synchronous training on an emulated cluster's virtual clock.
 
-1. Gradients. A worker takes one unit of time for a gradient, times what its pace says: "equal" 1 + an exponential of mean
-   0.2, another draw for each gradient; "one slow" the same, and worker 1 takes 4 times as long. Messages take no time. Each
-   method has five learning rates, a factor of 3 apart, with the same order of arrivals. An asynchronous gradient
-   counts 1/8 whatever the number of workers, so that "asynchronous, n workers" differ in staleness, n - 1 on average, and
-   in nothing else. Seeds draw weights, images, batches and times; all methods of a seed share the first two.
+1. Gradients. A worker takes one unit of time for a gradient, times what its pace says: "equal" 1 + an exponential of
+   mean 0.2, another draw for each gradient; "one slow" the same, and worker 1 takes 4 times as long. Messages take no
+   time. Each method has five learning rates, a factor of 3 apart, with the same order of arrivals. An asynchronous
+   gradient counts 1/8 whatever the number of workers, so that "asynchronous, n workers" differ in staleness, n - 1 on
+   average, and in nothing else. Seeds draw weights, images, batches and times; all methods of a seed share the first
+   two.
 
    runs["gradients | PACE | METHOD | SEED"] =
-       losses     {rate: [loss on images held out, after every so many gradients have come, dropped ones too]}; None from
+       losses     {rate: [loss on images held out, after every so many gradients have come, dropped ones too]}; None
+       from
                   where it is no number any more. A look is after Settings.every gradients
        times      [units of time at each look]
        updates    [updates made by each look]
@@ -23,14 +25,14 @@ synchronous training on an emulated cluster's virtual clock.
        slow       share of the applied gradients that are worker 1's; the dropped ones: dropped
 
 2. Seconds. The same queue without training, on a cluster whose server is one rank: eight workers, two models and four
-   links (dtcourse/course/stand_in.py). A worker pushes the model's bytes and pulls as many; the server's port receives one
-   message at a time and sends one at a time. Workers compute as long as in 1.
+   links (dtcourse/course/stand_in.py). A worker pushes the model's bytes and pulls as many; the server's port receives
+   one message at a time and sends one at a time. Workers compute as long as in 1.
 
    runs["seconds | MODEL | GBIT/S | PACE"] = {compute: seconds of a gradient where nobody is slow,
        step: {METHOD: seconds in which the server applies eight gradients, mean over Settings.timed of each worker}}
 
-The file holds every run with settings, machine, date and versions. It is written after each run, and a run that is in it is
-not repeated.
+The file holds every run with settings, machine, date and versions. It is written after each run, and a run that is in
+it is not repeated.
 """
 
 from __future__ import annotations
@@ -366,7 +368,10 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
         for name, paces in results["methods"].items():
             if pace not in paces:
                 continue
-            runs = [results["runs"][key("gradients", pace, name, seed)] for seed in range(results["seeds"])]  # fmt: skip
+            runs = [
+                results["runs"][key("gradients", pace, name, seed)]
+                for seed in range(results["seeds"])
+            ]
             rate = curves.best_rate([run["losses"] for run in runs])
             ends = curves.at_end([run["losses"] for run in runs], rate)
             base = base or ends

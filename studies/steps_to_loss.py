@@ -4,7 +4,8 @@
     python studies/steps_to_loss.py --budget 100       # stop after 100 s; call again to go on where it stopped
 
 A network with one hidden layer on the digits, no momentum in SGD. A run ends when the loss over all training images is
-below the target; it is looked at when the steps have grown by a twentieth. The rate is constant: a rule changes nothing else.
+below the target; it is looked at when the steps have grown by a twentieth. The rate is constant: a rule changes nothing
+else.
 
 1. Tuning. On seeds of its own, each optimizer's rate is chosen for each batch: the one that needs the fewest steps.
 2. Measuring. Each seed has its own first weights and its own order; all runs of a seed share the weights.

@@ -171,7 +171,8 @@ def no_process_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """After the last test of a module, nothing that it started may still run."""
     before = living_ranks()
     yield
-    # A rank that has answered needs a moment to leave: an interpreter with torch in it, seconds where all cores are busy.
+    # A rank that has answered needs a moment to leave: an interpreter with torch in it,
+    # seconds where all cores are busy.
     patience = time.monotonic() + 15.0 * SLOWNESS
     while left := {pid: name for pid, name in living_ranks().items() if pid not in before}:
         if time.monotonic() > patience:

@@ -1,7 +1,8 @@
 """Everything that needs a GPU, run and written down in one report: `python tools/gpu_report.py`.
 
-Runs the tests marked `gpu` and the benchmarks, and writes build/reports/gpu.md and gpu.json: which GPUs, driver and versions,
-each test's result, time and measured figures (what tests give to pytest's record_property), each benchmark's output.
+Runs the tests marked `gpu` and the benchmarks, and writes build/reports/gpu.md and gpu.json: which GPUs, driver and
+versions, each test's result, time and measured figures (what tests give to pytest's record_property), each benchmark's
+output.
 
     python tools/gpu_report.py                     # tests and benchmarks
     python tools/gpu_report.py --no-benchmarks     # tests alone

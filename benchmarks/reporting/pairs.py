@@ -1,7 +1,7 @@
 """Ours against PyTorch's, pair by pair: below 1.0 ours is faster.
 
-The benchmarks let steps alternate (ours, PyTorch's, ours, ...), so a machine whose speed drifts does the same to both, and
-report the median and the quartiles of the pairs' ratios.
+The benchmarks let steps alternate (ours, PyTorch's, ours, ...), so a machine whose speed drifts does the same to both,
+and report the median and the quartiles of the pairs' ratios.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def timed_step(
 def in_turns(steps: Mapping[str, Callable[[], Figure]], pairs: int) -> dict[str, list[Figure]]:
     """What each of `steps` returns, `pairs` times after the warm-up: all of them in turns, and in turns which is first.
 
-    Two turns there and back, then from the next but one on: of three each of their orders. So none always comes after the
-    same other one, which leaves its own tensors in the cache.
+    Two turns there and back, then from the next but one on: of three each of their orders. So none always comes after
+    the same other one, which leaves its own tensors in the cache.
     """
     found: dict[str, list[Figure]] = {name: [] for name in steps}
     names = list(steps)
@@ -62,7 +62,9 @@ def in_turns(steps: Mapping[str, Callable[[], Figure]], pairs: int) -> dict[str,
 def over_ranks(
     run: Iterable[Mapping[str, Sequence[Figure]]], by: Callable[[Sequence[Figure]], float]
 ) -> dict[str, list[float]]:
-    """By name and step, one figure for all ranks: `by` of what they measured. A step's time is that of its slowest rank."""
+    """By name and step, one figure for all ranks: `by` of what they measured.
+    A step's time is that of its slowest rank.
+    """
     ranks = list(run)
     return {
         name: [by(step) for step in zip(*(rank[name] for rank in ranks), strict=True)]
@@ -94,7 +96,9 @@ def milliseconds(seconds: Mapping[str, Sequence[float]], digits: int = 1) -> dic
 
 
 def steps_compared(run: Iterable[Mapping[str, Sequence[Any]]]) -> dict[str, Any]:
-    """The report of a launch whose ranks return `in_turns` of `timed_step`s named "ours" and "torch"; prints it as well."""
+    """The report of a launch whose ranks return `in_turns` of `timed_step`s named "ours" and "torch";
+    prints it as well.
+    """
     ranks = list(run)
     report: dict[str, Any] = {"milliseconds": milliseconds(slowest(ranks, PARTS["step"]))}
     for name, part in PARTS.items():
@@ -107,7 +111,9 @@ def steps_compared(run: Iterable[Mapping[str, Sequence[Any]]]) -> dict[str, Any]
 
 
 def begin(what: str) -> dict[str, Any]:
-    """A report's head, which says what is measured, when and where; prints what. Call it before anything is measured."""
+    """A report's head, which says what is measured, when and where; prints what.
+    Call it before anything is measured.
+    """
     print(what, flush=True)
     return {"what": what, "date": datetime.date.today().isoformat(), "machine": machine()}
 

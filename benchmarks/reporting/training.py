@@ -18,7 +18,8 @@ Trained = tuple[nn.Module, torch.optim.Optimizer]
 def parser(
     doc: str | None, output: Path, count: str = "--steps", ranks: int | list[int] = 2
 ) -> argparse.ArgumentParser:
-    """The options that all have: ranks, how many pairs (called `count`), the transformer's and the batch's sizes, a file.
+    """The options that all have: ranks, how many pairs (called `count`), the transformer's and the batch's sizes,
+    a file.
 
     ranks: the default; a list where the benchmark runs on several numbers of ranks in turn
     """

@@ -1,7 +1,7 @@
 """Which ranks are slower than the others, step after step, found from the times that their own work takes.
 
-In lock-step every rank's step takes as long as the slowest's, since all wait for it. So only a rank's own work tells: from
-the end of one wait to the beginning of the next.
+In lock-step every rank's step takes as long as the slowest's, since all wait for it. So only a rank's own work tells:
+from the end of one wait to the beginning of the next.
 
     detector = StragglerDetector(window=20)
     for x, y in batches:
@@ -11,11 +11,11 @@ the end of one wait to the beginning of the next.
     found = detector.check()                 # on all ranks at the same time, now and then
     found.ranks                              # (2,), the same on every rank
 
-One slow step makes no straggler, and a straggler must not hide itself by spoiling the figures that it is held against. So
-a rank is its median over the last steps, and is compared with the median of the ranks, in units of the median absolute
-deviation (MAD; Iglewicz and Hoaglin 1993 take 3.5 of them for an outlier, times 1.4826, which makes the MAD a standard
-deviation where times are normal). The unit is the larger of two: how much the ranks differ, and how much one rank's
-steps do; and a difference too small to matter is none.
+One slow step makes no straggler, and a straggler must not hide itself by spoiling the figures that it is held against.
+So a rank is its median over the last steps, and is compared with the median of the ranks, in units of the median
+absolute deviation (MAD; Iglewicz and Hoaglin 1993 take 3.5 of them for an outlier, times 1.4826, which makes the MAD a
+standard deviation where times are normal). The unit is the larger of two: how much the ranks differ, and how much one
+rank's steps do; and a difference too small to matter is none.
 
 Bytes: a check is an all-gather of 24 bytes a rank.
 """

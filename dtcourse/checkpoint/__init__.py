@@ -1,4 +1,5 @@
-"""Checkpoints in parts, whatever cut the model: what each technique that saves and loads on any number of ranks stands on.
+"""Checkpoints in parts, whatever cut the model: what each technique that saves and loads on any number of ranks stands
+on.
 
 In the order in which to read them:
 

@@ -1,4 +1,5 @@
-"""Checksums of a checkpoint's files: a damaged byte in the middle of a tensor is a number like any other to who reads it.
+"""Checksums of a checkpoint's files: a damaged byte in the middle of a tensor is a number like any other to who reads
+it.
 
 Every rank sums up a share of the files, when they are written and before they are read.
 """

@@ -25,7 +25,9 @@ def write(folder: str | Path, state: dict[str, Any]) -> None:
 
 
 def open_whole(folder: str | Path) -> Metadata:
-    """What the checkpoint in a folder holds. Raises ValueError on all ranks where there is none, or a file is damaged."""
+    """What the checkpoint in a folder holds. Raises ValueError on all ranks where there is none,
+    or a file is damaged.
+    """
     metadata = raise_on_all_ranks(lambda: _metadata(Path(folder)))
     raise_on_all_ranks(lambda: checksums.check(Path(folder)))
     return metadata

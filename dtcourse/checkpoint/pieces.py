@@ -1,8 +1,8 @@
 """What a rank keeps of a parameter, as torch.distributed.checkpoint understands it: boxes of a larger tensor.
 
-A rank's piece is a run of elements of the parameter in row-major order. Such a run is a part of a row, then whole rows, then
-a part of a row again, each a box with an offset and a size; so a checkpoint holds parameters in their own shapes, cut
-as the ranks had them, and any number of ranks can read any part of it, as can PyTorch without this course.
+A rank's piece is a run of elements of the parameter in row-major order. Such a run is a part of a row, then whole rows,
+then a part of a row again, each a box with an offset and a size; so a checkpoint holds parameters in their own shapes,
+cut as the ranks had them, and any number of ranks can read any part of it, as can PyTorch without this course.
 
     shape (3, 4), elements 2..10:      . . x x      box at (0, 2) of size (1, 2)
                                        x x x x      box at (1, 0) of size (1, 4)

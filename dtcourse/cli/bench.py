@@ -45,7 +45,8 @@ def collectives(
 ) -> None:
     """Latency and bus bandwidth over message sizes, for every backend, algorithm and number of ranks.
 
-    Several nodes: run dtcourse.profiling.collective_bench under torchrun on each (see `python -m dtcourse.launch --help`).
+    Several nodes: run dtcourse.profiling.collective_bench under torchrun on each (see
+    `python -m dtcourse.launch --help`).
 
     Examples: [bold]dtcourse bench collectives --ranks 4 --backend ring --backend gloo[/bold]
     """

@@ -160,7 +160,8 @@ def kubernetes(
 
     The function's own arguments follow as --name value. Nothing is sent anywhere: kubectl does that.
 
-    Example: [bold]dtcourse kubernetes train.py:step --ranks 8 --nodes 2 --image HOST/course:1 | kubectl apply -f -[/bold]
+    Example: [bold]dtcourse kubernetes train.py:step --ranks 8 --nodes 2 --image HOST/course:1 | kubectl apply -f
+    -[/bold]
     """
     from dtcourse.launch.cluster import kubernetes as manifests
     from dtcourse.launch.cluster import settings

@@ -37,13 +37,13 @@ def grade(
 ) -> None:
     """Grade a folder of submissions: points.csv, and feedback for each student.
 
-    Each submission runs in bubblewrap (Linux; apt install bubblewrap): it sees the system's programs, this Python and the
-    course's package, can write to a folder in memory that goes with it, reaches no network, and has limits of time,
+    Each submission runs in bubblewrap (Linux; apt install bubblewrap): it sees the system's programs, this Python and
+    the course's package, can write to a folder in memory that goes with it, reaches no network, and has limits of time,
     memory, disk and processes. What it tries beyond that is named in its feedback and in points.csv.
 
     It cannot reach the checks that judge it, and its results are compared with the judge's own numbers. But bytes,
-    messages and seconds are measured in processes that run its code: who wants to, and knows how, can fake those. A full
-    score in them from code that you do not understand is worth a look.
+    messages and seconds are measured in processes that run its code: who wants to, and knows how, can fake those. A
+    full score in them from code that you do not understand is worth a look.
 
     Without bubblewrap, [bold]--trust[/bold] runs the answers as you, with your files within their reach. Do that with
     code that you have read, or in a container or a virtual machine made for it.

@@ -107,7 +107,8 @@ def lab(
 ) -> None:
     """Open JupyterLab on your own copy of a lesson, in my/, or on any notebook. Makes the copy where it is missing.
 
-    Examples: [bold]dtcourse lab[/bold], [bold]dtcourse lab 02[/bold], [bold]dtcourse lab lessons/02-processes-and-ranks.ipynb[/bold]
+    Examples: [bold]dtcourse lab[/bold], [bold]dtcourse lab 02[/bold], [bold]dtcourse lab
+    lessons/02-processes-and-ranks.ipynb[/bold]
     """
     import os
     import sys
@@ -164,7 +165,8 @@ def run(
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="slurm, or a cluster.toml: run the launches that are not emulated as its jobs. The same as -p CLUSTER slurm."
+            help="slurm, or a cluster.toml: run the launches that are not emulated as its jobs. The same as -p "
+            "CLUSTER slurm."
         ),
     ] = None,
 ) -> None:

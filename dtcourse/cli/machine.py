@@ -42,7 +42,8 @@ def doctor(
 
     Exit code: 0 where the lessons run here, 1 where something that they need is missing.
 
-    Examples: [bold]dtcourse doctor[/bold], [bold]dtcourse doctor --json[/bold], [bold]dtcourse doctor --cluster slurm[/bold]
+    Examples: [bold]dtcourse doctor[/bold], [bold]dtcourse doctor --json[/bold],
+    [bold]dtcourse doctor --cluster slurm[/bold]
     """
     if cluster is None:
         from dtcourse.course.doctor import examine

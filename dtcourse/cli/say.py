@@ -86,7 +86,8 @@ def sentences(command: Callable[..., Any]) -> Callable[..., Any]:
         except ModuleNotFoundError as error:
             extra = "instructor" if error.name == "nbgrader" else "lab"
             errors.print(
-                f"[red]dtcourse:[/red] this needs the package {error.name}: pip install 'dtcourse\\[{extra}]', or `make env`",
+                f"[red]dtcourse:[/red] this needs the package {error.name}: pip install 'dtcourse\\[{extra}]', or "
+                "`make env`",
                 soft_wrap=True,
             )
             raise typer.Exit(2) from None

@@ -93,7 +93,8 @@ def check(
     installed (Linux) they run in it; else as you, which is right for your own answers, and for a stranger's is not.
     Exit code: 0 where all checks pass, 1 where not, 2 where there is nothing to check.
 
-    Examples: [bold]dtcourse check 02[/bold], [bold]dtcourse check 02 ring_shift[/bold], [bold]dtcourse check handed-in/ana-02.ipynb[/bold]
+    Examples: [bold]dtcourse check 02[/bold], [bold]dtcourse check 02 ring_shift[/bold],
+    [bold]dtcourse check handed-in/ana-02.ipynb[/bold]
     """
     from dtcourse.course import grading, places, workspace
     from dtcourse.course import notebook as nbfile

@@ -1,23 +1,24 @@
 """BytePS: machines without GPUs help to sum, and take just so much that no port waits for another.
 
-n workers hold gradients of M bytes, k servers hold none and have their network to give. The gradient is cut into a part for
-each of them, x bytes for a worker and y for a server, n x + k y = M. Whoever owns a part sums it:
+n workers hold gradients of M bytes, k servers hold none and have their network to give. The gradient is cut into a part
+for each of them, x bytes for a worker and y for a server, n x + k y = M. Whoever owns a part sums it:
 
     push   every worker sends each part to its owner, and keeps its own
     pull   the owner sends the sum back to every worker
 
-A worker sends M - x and, as an owner, (n - 1) x; a server sends n y; each receives as much. Parts travel in chunks, so that one
-is pulled while the next is pushed, and what counts is the busiest port. Worker and server take equally long where
+A worker sends M - x and, as an owner, (n - 1) x; a server sends n y; each receives as much. Parts travel in chunks, so
+that one is pulled while the next is pushed, and what counts is the busiest port. Worker and server take equally long
+where
 
     y = 2 (n - 1) M / (n^2 / s + k (n - 2))      s: a server's bandwidth in units of a worker's
     x = (M - k y) / n
 
-k = 0 is the all-reduce, 2 (n - 1)/n M bytes. From k s = n on, all of it goes to the servers, and M is enough: a parameter server
-at its best. In between both together are faster than either.
+k = 0 is the all-reduce, 2 (n - 1)/n M bytes. From k s = n on, all of it goes to the servers, and M is enough: a
+parameter server at its best. In between both together are faster than either.
 
 Bytes of a worker: M + (n - 2) x; of a server: n y. Here is the mix; push_pull.py carries it out.
-Source: Jiang et al. 2020, "A unified architecture for accelerating distributed DNN training in heterogeneous GPU/CPU clusters"
-(BytePS, OSDI), section 4.1, where s = 1.
+Source: Jiang et al. 2020, "A unified architecture for accelerating distributed DNN training in heterogeneous GPU/CPU
+clusters" (BytePS, OSDI), section 4.1, where s = 1.
 """
 
 from dtcourse.collectives.chunks import even_bounds

@@ -1,23 +1,24 @@
 """Fusion: how many gradients a message should carry.
 
-Each all-reduce costs a time of its own, however short it is, and one for its bytes. Small buckets leave early and pay the first
-often; one large bucket pays it once, and the network waits until backward ends:
+Each all-reduce costs a time of its own, however short it is, and one for its bytes. Small buckets leave early and pay
+the first often; one large bucket pays it once, and the network waits until backward ends:
 
     small   ready |1|2|3|4|      network  [1 ][2 ][3 ][4 ]
     large   ready |1|2|3|4|      network          [1 2 3 4  ]
     best    ready |1|2|3|4|      network  [1 ][2 3 ][4 ]
 
-The model: a bucket leaves when its last gradient is ready and the one before it has arrived, and takes what the cost model of
-its all-reduce says (simulator/collective_cost.py: latency, gap, bandwidth). With gradients that flow evenly, r bytes a second, n in all,
-and A + s beta seconds for a bucket of s bytes, the best size is
+The model: a bucket leaves when its last gradient is ready and the one before it has arrived, and takes what the cost
+model of its all-reduce says (simulator/collective_cost.py: latency, gap, bandwidth). With gradients that flow evenly, r
+bytes a second, n in all, and A + s beta seconds for a bucket of s bytes, the best size is
 
     min(n, sqrt(n A r), A / (1/r - beta))
 
-The square root is where the network is the bottleneck: a larger first bucket, which it waits for, against fewer messages. The
-last one counts where backward is: buckets just large enough for the network to keep up, so that the last one is short.
+The square root is where the network is the bottleneck: a larger first bucket, which it waits for, against fewer
+messages. The last one counts where backward is: buckets just large enough for the network to keep up, so that the last
+one is short.
 
-Sizes need not be equal. The division that ends first is found exactly, since what ends earlier is never worse for what follows
-(`best_division`). Source: Shi, Chu and Li 2019, "MG-WFBP" (1811.11141), who merge gradients by such a model.
+Sizes need not be equal. The division that ends first is found exactly, since what ends earlier is never worse for what
+follows (`best_division`). Source: Shi, Chu and Li 2019, "MG-WFBP" (1811.11141), who merge gradients by such a model.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """An optimizer's step, taken one layer at a time and later, as if it had been taken whole and at once.
 
-torch's optimizers go through param_groups and leave out what has no gradient. So a layer's step is the optimizer's own, with
-the groups cut down to that layer for as long as it takes: its state stays in optimizer.state, where checkpoints look for it.
-What counts is what the groups said when step() was called: a scheduler has moved the rates on since then.
+torch's optimizers go through param_groups and leave out what has no gradient. So a layer's step is the optimizer's own,
+with the groups cut down to that layer for as long as it takes: its state stays in optimizer.state, where checkpoints
+look for it. What counts is what the groups said when step() was called: a scheduler has moved the rates on since then.
 
-That is right only where a parameter's step depends on nothing but its own gradient and state. An optimizer that clips by the
-norm of all gradients, or counts its calls, would do something else without a word. So it is tried first, on two small
-matrices: both at once against one after the other.
+That is right only where a parameter's step depends on nothing but its own gradient and state. An optimizer that clips
+by the norm of all gradients, or counts its calls, would do something else without a word. So it is tried first, on two
+small matrices: both at once against one after the other.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class LayerSteps:
         has = {p for group in optimizer.param_groups for p in group["params"]}
         if missing := [name for p, name in names.items() if p not in has]:
             raise ValueError(
-                f"the optimizer has not {', '.join(missing)}: its gradient would travel and no step be taken. Give it all "
-                "parameters of the module that need one, or freeze them with requires_grad_(False)"
+                f"the optimizer has not {', '.join(missing)}: its gradient would "
+                "travel and no step be taken. Give it all parameters of the module that need one, or freeze them "
+                "with requires_grad_(False)"
             )
         check_steps_apart(optimizer)
         self.optimizer, self.taking = optimizer, False
@@ -119,13 +120,15 @@ def check_steps_apart(optimizer: torch.optim.Optimizer) -> None:
         together, apart = (_three_steps(optimizer, each_alone) for each_alone in (False, True))
     except Exception as error:
         raise ValueError(
-            f"{name} cannot be tried on two small matrices ({type(error).__name__}: {error}), so nobody knows whether it can "
-            "step one layer at a time. It must be built from parameters and its own settings, and step without a closure"
+            f"{name} cannot be tried on two small matrices ({type(error).__name__}: {error}), so nobody knows "
+            "whether it can step one layer at a time. It must be built from parameters and its own settings, and "
+            "step without a closure"
         ) from error
     if not all(map(torch.equal, together, apart)):
         raise ValueError(
-            f"{name} steps two parameters at once otherwise than one after the other: it needs all gradients together (a norm "
-            "of all of them, a counter of calls). Use DistributedDataParallel, or an optimizer that goes by each parameter alone"
+            f"{name} steps two parameters at once otherwise than one after the other: it needs all gradients "
+            "together (a norm of all of them, a counter of calls). Use DistributedDataParallel, or an optimizer "
+            "that goes by each parameter alone"
         )
 
 

@@ -1,21 +1,23 @@
 """Lazy aggregation: a rank whose gradient has hardly changed sends nothing, and the others go on with its last one.
 
-Each rank remembers the gradient that it sent last. It sends again when the new one is further from it than the model has lately
-moved:
+Each rank remembers the gradient that it sent last. It sends again when the new one is further from it than the model
+has lately moved:
 
     |g - g_sent|^2  >  threshold * sum over the last D steps of |theta_k - theta_(k-1)|^2 / lr^2
 
-On the right is about how fast gradients of a smooth loss may change; so ranks whose loss is flat, or whose data are like the
-others', are rarely heard. How often one communicates follows from progress, and no period has to be chosen.
+On the right is about how fast gradients of a smooth loss may change; so ranks whose loss is flat, or whose data are
+like the others', are rarely heard. How often one communicates follows from progress, and no period has to be chosen.
 
-Here there is no server. All ranks keep the same mean; those that send say so in one small all-reduce, and then what has changed
-travels: one sender broadcasts its difference, several all-reduce theirs. With threshold 0 everybody whose gradient has changed
-sends, and the mean is DistributedDataParallel's.
+Here there is no server. All ranks keep the same mean; those that send say so in one small all-reduce, and then what has
+changed travels: one sender broadcasts its difference, several all-reduce theirs. With threshold 0 everybody whose
+gradient has changed sends, and the mean is DistributedDataParallel's.
 
-The rule compares gradients of the same data at two moments. With a new mini-batch each step, noise alone crosses it, and
-everybody always sends (Chen, Sun and Yin's LASG is for that). It is for whole batches, and for ranks with data of their own.
+The rule compares gradients of the same data at two moments. With a new mini-batch each step, noise alone crosses it,
+and everybody always sends (Chen, Sun and Yin's LASG is for that). It is for whole batches, and for ranks with data of
+their own.
 
-Bytes of all p ranks, of n bytes of gradient: 8 p (p - 1) to say who sends; then 0, (p - 1) n for one sender, 2 (p - 1) n for more.
+Bytes of all p ranks, of n bytes of gradient: 8 p (p - 1) to say who sends; then 0, (p - 1) n for one sender, 2 (p - 1)
+n for more.
 Memory: three times the gradient, besides: what was sent, the mean, the parameters of the last step.
 Source: Chen, Giannakis, Sun and Yin 2018, "LAG: Lazily aggregated gradient" (1805.09965), its worker's rule (15a).
 """
@@ -36,7 +38,9 @@ from dtcourse.parameters.replicas import Group
 
 @dataclass
 class _Memory:
-    """Of one bucket: what this rank has sent, the mean of what all have, where the parameters were, how far they moved."""
+    """Of one bucket: what this rank has sent, the mean of what all have, where the parameters were,
+    how far they moved.
+    """
 
     sent: torch.Tensor
     mean: torch.Tensor
@@ -76,13 +80,14 @@ class LazyAggregation:
     ) -> torch.Tensor:
         """The mean of what all ranks have sent last, this step included. All ranks call it.
 
-        key: which parameters they are, as numbers;  gradient, parameters: flat, (elements,), this rank's and the model's
+        key: which parameters they are, as numbers;  gradient, parameters: flat, (elements,),
+             this rank's and the model's
         """
         memory = self._memories.get(key)
         if memory is not None and memory.sent.shape != gradient.shape:
             raise ValueError(
-                f"the bucket had {len(memory.sent)} elements in the last step and has {len(gradient)}: what was sent before "
-                "is the gradient of another model. Take a new LazyAggregation with it"
+                f"the bucket had {len(memory.sent)} elements in the last step and has {len(gradient)}: what was "
+                "sent before is the gradient of another model. Take a new LazyAggregation with it"
             )
         rank, p = dist.get_rank(self.group), dist.get_world_size(self.group)
         if memory is None:

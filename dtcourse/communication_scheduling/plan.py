@@ -1,23 +1,23 @@
 """In which order slices of gradients leave: a queue by priority in front of a network that sends one after the other.
 
-Backward makes the last layer's gradient first, and the next forward needs the first layer's first. So whenever the network
-is free, the slice goes that is needed soonest of those that are ready:
+Backward makes the last layer's gradient first, and the next forward needs the first layer's first. So whenever the
+network is free, the slice goes that is needed soonest of those that are ready:
 
     layer 2   ready at 1    ██░░    two slices, one each unit of time
     layer 1   ready at 2      ██    it overtakes the second slice of layer 2
 
     sent      2.0  1.0  1.1  2.1    in place of  2.0  2.1  1.0  1.1
 
-What has been handed to the network is not taken back. The credit says how many bytes that may be: a small one lets an urgent
-slice overtake soon, an infinite one is first in, first out. (A small one also leaves a real network without work between
-slices, where it is a message away; here the collectives of a group follow each other at once.)
+What has been handed to the network is not taken back. The credit says how many bytes that may be: a small one lets an
+urgent slice overtake soon, an infinite one is first in, first out. (A small one also leaves a real network without work
+between slices, where it is a message away; here the collectives of a group follow each other at once.)
 
-All ranks must call their collectives in one order, although each has its own times. Here the order is made once, from the
-slowest rank's times in a step that was recorded, and kept: nothing is asked of the others in the middle of a backward.
-(ByteScheduler lets one rank decide, slice by slice, and tell the others.)
+All ranks must call their collectives in one order, although each has its own times. Here the order is made once, from
+the slowest rank's times in a step that was recorded, and kept: nothing is asked of the others in the middle of a
+backward. (ByteScheduler lets one rank decide, slice by slice, and tell the others.)
 
-Source: Jayarajan et al. 2019, "Priority-based parameter propagation" (P3, 1905.03960); Peng et al., "A generic communication
-scheduler for distributed DNN training acceleration" (ByteScheduler, SOSP 2019), whose credit this is.
+Source: Jayarajan et al. 2019, "Priority-based parameter propagation" (P3, 1905.03960); Peng et al., "A generic
+communication scheduler for distributed DNN training acceleration" (ByteScheduler, SOSP 2019), whose credit this is.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def send_order(slices: Sequence[Slice], credit_bytes: float) -> list[int]:
 
 
 def arrivals(slices: Sequence[Slice], order: Sequence[int]) -> dict[int, float]:
-    """When each layer's last slice has arrived, in seconds, where slices are sent in that order, each when it is ready."""
+    """When each layer's last slice has arrived, in seconds, where slices are sent in that order,
+    each when it is ready.
+    """
     free, arrived = 0.0, {}
     for i in order:
         free = max(free, slices[i].ready) + slices[i].seconds
@@ -107,8 +109,8 @@ def expected_gain(num_layers: int, forward: float, backward: float, communicatio
 
     forward, backward, communication: f, b, c, each one layer's own time
 
-    First in, first out, the first layer's gradient is the last to arrive, at b + L c, and all of forward comes after it:
-    b + L c + L f. By priority the network carries the rest while forward runs. Either it stays the bottleneck, and
+    First in, first out, the first layer's gradient is the last to arrive, at b + L c, and all of forward comes after
+    it: b + L c + L f. By priority the network carries the rest while forward runs. Either it stays the bottleneck, and
     b + L c + f is left; or it keeps ahead of forward, and what is left is L b + c + L f.
     Raises ValueError for no layers or a time below 0.
     """

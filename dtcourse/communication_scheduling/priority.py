@@ -7,14 +7,16 @@
         optimizer.step()                               # notes that a step is due, and returns
     model.synchronize()                                # before anything else reads the parameters
 
-When backward ends, the first layer's gradient has just been made, and it is the first that the next forward needs. Where all
-must arrive before the step, their order changes nothing: the network carries the same bytes until the last has arrived. So
-the wait moves from the end of backward into the next forward, layer by layer, and then the order counts: cut into slices, what
-is needed soonest overtakes what is not (plan.py). With wait_in="backward" both can be compared.
+When backward ends, the first layer's gradient has just been made, and it is the first that the next forward needs.
+Where all must arrive before the step, their order changes nothing: the network carries the same bytes until the last
+has arrived. So the wait moves from the end of backward into the next forward, layer by layer, and then the order
+counts: cut into slices, what is needed soonest overtakes what is not (plan.py). With wait_in="backward" both can be
+compared.
 
 Bytes a rank sends: as DistributedDataParallel, 2 (p - 1) / p of the gradients in a step (ring), in more messages.
 Memory: the gradients twice until the step, .grad and what travels; once after it.
-Source: Jayarajan et al. 2019 (P3, arXiv 1905.03960); Peng et al. 2019 (ByteScheduler, SOSP), whose cross-barrier this is.
+Source: Jayarajan et al. 2019 (P3, arXiv 1905.03960); Peng et al. 2019 (ByteScheduler, SOSP), whose cross-barrier this
+is.
 """
 
 from __future__ import annotations
@@ -47,12 +49,12 @@ class PriorityDataParallel(Wrapper):
                   DistributedDataParallel does, and .grad holds the means when it returns
     find_unused_parameters: as there
 
-    After optimizer.step() parameters have no .grad, as if zero_grad() had followed, and their new values only when their
-    layer runs again, or after synchronize(). The rates that count are those at step().
+    After optimizer.step() parameters have no .grad, as if zero_grad() had followed, and their new values only when
+    their layer runs again, or after synchronize(). The rates that count are those at step().
 
-    Raises ValueError for an optimizer that cannot step one layer at a time, or that has not all of the module's parameters;
-    later for gradients that are changed between backward and step, and for a layer whose parameters are used before its own
-    forward.
+    Raises ValueError for an optimizer that cannot step one layer at a time, or that has not all of the module's
+    parameters; later for gradients that are changed between backward and step, and for a layer whose parameters are
+    used before its own forward.
     """
 
     def __init__(
@@ -145,7 +147,8 @@ class PriorityDataParallel(Wrapper):
         early = [p for bucket in left for p in bucket.parameters() if p in used]
         if early:
             raise ValueError(
-                f"{', '.join(self.reducer.names[p] for p in early)}: used by another module before its own forward, which "
+                f"{', '.join(self.reducer.names[p] for p in early)}: used by another module "
+                "before its own forward, which "
                 'would have taken its step first. Call the module that holds it, or pass wait_in="backward"'
             )
         for bucket in left:
@@ -187,8 +190,8 @@ class PriorityDataParallel(Wrapper):
             return
         if any(argument is not None for argument in (*arguments[1:], *keywords.values())):
             raise ValueError(
-                "step(closure) runs forward and backward inside the step, which here is taken layer by layer later: call "
-                "them before optimizer.step(), without a closure"
+                "step(closure) runs forward and backward inside the step, which "
+                "here is taken layer by layer later: call them before optimizer.step(), without a closure"
             )
         reducer = self.reducer
         stays = {p for p in reducer.parameters if p not in reducer.used_somewhere}

@@ -1,7 +1,8 @@
 """Push and pull: gradients go to whoever sums them, peers and servers, and the sums come back.
 
-Ranks 0 to n - 1 of a group work, the last k serve. byteps.py says which part is whose. A part travels in chunks: its owner
-receives one from every worker, adds them in the order of ranks, and sends the sum to all of them, while the next one comes in.
+Ranks 0 to n - 1 of a group work, the last k serve. byteps.py says which part is whose. A part travels in chunks: its
+owner receives one from every worker, adds them in the order of ranks, and sends the sum to all of them, while the next
+one comes in.
 
 Bytes of a worker: M + (n - 2) x; of a server: n y; worker 0 besides 40 bytes to each server, which say what is coming.
 Memory: what is being summed, a chunk from each worker at a time.
@@ -34,7 +35,8 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 @dataclass
 class PushPull:
-    """The workers' end: the sum, or mean, of all workers' tensors. Ranks 0 to n - 1 of the group work, the last k serve.
+    """The workers' end: the sum, or mean, of all workers' tensors. Ranks 0 to n - 1 of the group work,
+    the last k serve.
 
     server_speed, at_servers: as in `shares`;  chunk_bytes: what travels at a time
 
@@ -71,7 +73,8 @@ class PushPull:
             )
         if p2p.rank(self.group) >= self.num_workers:
             raise ValueError(
-                f"rank {p2p.rank(self.group)} is one of the last {self.num_servers}, which serve(): it has nothing to push"
+                f"rank {p2p.rank(self.group)} is one of the last "
+                f"{self.num_servers}, which serve(): it has nothing to push"
             )
         work = CollectiveWork("push_pull", [tensor])
         return self._background.submit(work, lambda: self._run(tensor.view(-1), average))
@@ -106,7 +109,9 @@ class PushPull:
 
 
 def push_pull_hook(state: PushPull, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook of DistributedDataParallel over the workers: register_comm_hook(PushPull(...), push_pull_hook)."""
+    """A communication hook of DistributedDataParallel over the workers: register_comm_hook(PushPull(...),
+    push_pull_hook).
+    """
     return state(bucket.buffer(), average=True).get_future()
 
 

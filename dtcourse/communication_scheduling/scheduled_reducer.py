@@ -4,12 +4,12 @@
     backward ends    -> nobody waits
     finish(bucket)   -> waits for this layer's slices: before its next forward (priority.py)
 
-A bucket is a layer: what one module holds itself. It is cut into slices, and each slice is an all-reduce of its own. The
-parameter's .grad keeps this rank's own gradient meanwhile; the mean is in the bucket. Whoever changes .grad in between
-(clips it, say) would change nothing of what travels: `taken_back` finds out.
+A bucket is a layer: what one module holds itself. It is cut into slices, and each slice is an all-reduce of its own.
+The parameter's .grad keeps this rank's own gradient meanwhile; the mean is in the bucket. Whoever changes .grad in
+between (clips it, say) would change nothing of what travels: `taken_back` finds out.
 
-The first backward sends its slices in the order in which they come, and notes when. From these times, the slowest rank's,
-all ranks make the same plan.
+The first backward sends its slices in the order in which they come, and notes when. From these times, the slowest
+rank's, all ranks make the same plan.
 """
 
 from __future__ import annotations
@@ -157,7 +157,9 @@ class ScheduledReducer(Reducer):
         self.backward.under_way.popleft()
 
     def hand_out(self, used: set[torch.Tensor]) -> None:
-        """Backward is over. What was used somewhere will have a mean; .grad stays as it is, unless all is waited for."""
+        """Backward is over. What was used somewhere will have a mean; .grad stays as it is,
+        unless all is waited for.
+        """
         self.used_somewhere = used
         if self.waits:
             for bucket in list(self.in_flight):
@@ -183,9 +185,10 @@ class ScheduledReducer(Reducer):
         if now is None or not now.any():
             return True
         raise ValueError(
-            f"the gradient of {self.names[parameter]} was changed after backward and before the optimizer's step (clipping "
-            "by the norm, unscaling?). It is on its way to the other ranks by then: what needs all gradients at once cannot "
-            "be had while each layer waits for its own. Call synchronize() first, which waits for all of them, or pass "
+            f"the gradient of {self.names[parameter]} was changed after backward and before the optimizer's step "
+            "(clipping by the norm, unscaling?). It is on its way to the other ranks by then: what needs all "
+            "gradients at once cannot be had while each layer waits for its own. Call synchronize() first, which "
+            "waits for all of them, or pass "
             'wait_in="backward"'
         )
 

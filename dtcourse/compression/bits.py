@@ -1,7 +1,7 @@
 """What several methods need: one bit a number, packed; and a vector looked at in rows that stay in the cache.
 
-Eight bytes that are 0 or 1 are one 64-bit number, and a multiplication brings their lowest bits together: one operation for
-eight numbers, where shifts would take eight.
+Eight bytes that are 0 or 1 are one 64-bit number, and a multiplication brings their lowest bits together: one operation
+for eight numbers, where shifts would take eight.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def unpack_bits(
 
 
 def in_rows(x: Tensor, width: int) -> Iterator[tuple[int, Tensor]]:
-    """(first row, rows of so many numbers), about CHUNK numbers at a time; a last row that is shorter comes by itself."""
+    """(first row, rows of so many numbers), about CHUNK numbers at a time;
+    a last row that is shorter comes by itself.
+    """
     whole = len(x) // width
     some = max(1, CHUNK // width)
     for first in range(0, whole, some):

@@ -3,8 +3,8 @@
     payload = compressor.compress(x)                  # x: (n,) of float32; payload.wire is what travels
     y = compressor.decompress(payload)                # (n,): what is left of x
 
-A payload's tensors have sizes that depend on n alone, so a receiver can make room for it before it comes, and its bytes are
-a formula: compressor.nbytes(n). Where they depend on the numbers too (sparse/thresholds.py), lengths travel first:
+A payload's tensors have sizes that depend on n alone, so a receiver can make room for it before it comes, and its bytes
+are a formula: compressor.nbytes(n). Where they depend on the numbers too (sparse/thresholds.py), lengths travel first:
 LENGTHS.
 """
 
@@ -39,7 +39,8 @@ class Payload:
 
 
 class Compressor(ABC):
-    """A method. `way` is SUM where payloads of several ranks can be added, tensor by tensor; else PARTS, EVERYONE or LENGTHS.
+    """A method. `way` is SUM where payloads of several ranks can be added, tensor by tensor; else PARTS,
+    EVERYONE or LENGTHS.
 
     takes: the dtype of the vectors, and of what comes back
     """
@@ -72,7 +73,9 @@ class Compressor(ABC):
         """(n,), of that dtype, in memory of its own."""
 
     def decompress_into(self, payload: Payload, out: Tensor) -> Tensor:
-        """decompress, into out, (n,), and returns it: to give out fresh memory can take the system longer than all else."""
+        """decompress, into out, (n,), and returns it: to give out fresh memory can take the system longer than all
+        else.
+        """
         return out.copy_(self.decompress(payload))
 
     def way_back(self) -> Compressor:
@@ -89,7 +92,9 @@ class Compressor(ABC):
 
 @dataclass
 class Residuals:
-    """What has been left out so far: of this rank's vector (n,), and of the part of the sum that it compresses again."""
+    """What has been left out so far: of this rank's vector (n,),
+    and of the part of the sum that it compresses again.
+    """
 
     own: Tensor | None = None
     part: Tensor | None = None

@@ -3,16 +3,16 @@
     state = PowerSGDState(rank=2)
     model.register_comm_hook(state, compression_hook)
 
-Source: Vogels et al. 1905.13727. The mean M of all ranks' n x m gradients is approximated by P Q^T of rank r, by one step of
-the power method, which starts from the last step's Q (warm start):
+Source: Vogels et al. 1905.13727. The mean M of all ranks' n x m gradients is approximated by P Q^T of rank r, by one
+step of the power method, which starts from the last step's Q (warm start):
 
     P = sum of M_i Q        all-reduced: n r numbers;   then orthonormal columns, on every rank alike
     Q = mean of M_i^T P     all-reduced: m r numbers
     each rank keeps what is left out of its gradient, M_i - P Q^T, and adds it to its next one (error feedback)
 
 P P^T M is the best that the columns of P can do, whatever Q was, so full rank loses nothing. What is no matrix (biases,
-norms) travels whole, beside the Ps; so does a matrix that would save too little. A convolution's weight is a matrix of its
-output channels.
+norms) travels whole, beside the Ps; so does a matrix that would save too little. A convolution's weight is a matrix of
+its output channels.
 
 Numbers in the two all-reduces: all vectors and n r a matrix; m r a matrix. Memory: n m and m r numbers a matrix.
 """
@@ -46,8 +46,9 @@ class PowerSGDState:
     left_out: by parameter, what is left out of this rank's gradient: (n, m)
 
     Where a gradient is not finite on any rank, the mean of that matrix is NaN on all of them, so that the step can be
-    skipped; its Q and what is left out stay as they were. Gradients of float64 are averaged in float64, others in float32.
-    Raises ValueError, on all ranks, in the first step where the rank is too much for every matrix of the model.
+    skipped; its Q and what is left out stay as they were. Gradients of float64 are averaged in float64, others in
+    float32. Raises ValueError, on all ranks, in the first step where the rank is too much for every matrix of the
+    model.
     """
 
     def __init__(
@@ -104,7 +105,9 @@ class PowerSGDState:
         return first, second
 
     def begin(self, bucket: Any) -> Callable[[], Tensor]:
-        """Makes the Ps; the function sends them, makes and sends the Qs, and returns the mean of the bucket's gradients."""
+        """Makes the Ps; the function sends them, makes and sends the Qs,
+        and returns the mean of the bucket's gradients.
+        """
         self._model.check(bucket)
         parameters = list(bucket.parameters())
         if self.steps == 0:
@@ -189,9 +192,9 @@ class PowerSGDState:
 
         n, m = max(self._matrices, key=lambda shape: most(*shape))
         raise ValueError(
-            f"rank {self.rank} is too much for every matrix of the model: one of {n} x {m} takes rank {most(n, m)} at most "
-            f"to have more than {self.min_compression_rate:g} times the numbers of its two factors. Take a smaller rank, or "
-            "a smaller min_compression_rate"
+            f"rank {self.rank} is too much for every matrix of the model: one of {n} x {m} takes rank {most(n, m)} "
+            f"at most to have more than {self.min_compression_rate:g} times the numbers of its two factors. Take a "
+            "smaller rank, or a smaller min_compression_rate"
         )
 
 

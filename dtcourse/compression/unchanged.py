@@ -1,7 +1,7 @@
 """Nothing is compressed: the degenerate case of each way, in which a mean has to be the mean.
 
-What uses a compressor equals what does without one when it is given this; the only difference left is the order of additions.
-Bytes of n numbers: 4 n, or 8 n of double.
+What uses a compressor equals what does without one when it is given this; the only difference left is the order of
+additions. Bytes of n numbers: 4 n, or 8 n of double.
 """
 
 from __future__ import annotations

@@ -2,13 +2,14 @@
 
 An operation really computes, and adds its cost to the time of the lane that it runs on. A message carries the time at
 which it left; whoever waits for it moves on to the time at which it arrives, if that is later. So times are sums and
-maxima of what was put in, the same to the last digit on every machine, however busy (as in SimGrid's SMPI, Degomme et al.
-2017). This holds as long as no rank decides by what arrives first: such programs want wall.py.
+maxima of what was put in, the same to the last digit on every machine, however busy (as in SimGrid's SMPI, Degomme et
+al. 2017). This holds as long as no rank decides by what arrives first: such programs want wall.py.
 
     lane    what a rank does one after the other. The function that launch calls is on the main lane; each group has one
             more, for its collectives, as a GPU has a stream for them. A collective starts at max(its lane's time, the
             time of the one who called it), and wait() moves the waiter to its end: what lies between is overlap.
-            Threads of the user's own share the main lane, and so does backward, which runs on the thread that called it.
+            Threads of the user's own share the main lane, and so does backward, which runs on the thread that called
+            it.
     ports   each lane has its own (network.py, shared_ports)
 """
 
@@ -185,8 +186,8 @@ def on(lane: Lane, since: float) -> Any:
 def computing() -> AbstractContextManager[Any]:
     """A context: what the calling thread computes takes the device's time, on the lane that it is on.
 
-    On the main lane it does so anyway. It is for a lane beside it that computes as well, as a second stream of a GPU does:
-    what is decompressed while backward goes on. The two share no device here, so neither slows the other down.
+    On the main lane it does so anyway. It is for a lane beside it that computes as well, as a second stream of a GPU
+    does: what is decompressed while backward goes on. The two share no device here, so neither slows the other down.
     """
     return nullcontext() if _counter is None else _counter()
 

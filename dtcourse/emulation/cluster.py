@@ -24,7 +24,8 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class EmulatedCluster:
-    """Devices and links. None: operations, or messages, take no time on the virtual clock, their real one on the wall's.
+    """Devices and links. None: operations, or messages, take no time on the virtual clock,
+    their real one on the wall's.
 
     What takes no time is still waited for: on the virtual clock a message carries the time at which it was sent.
 

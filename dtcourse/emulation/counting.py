@@ -1,12 +1,13 @@
 """The mode of torch that sees each operation of a rank, lets it compute, and moves the rank's clock by its cost.
 
-A TorchDispatchMode sees operations below autograd: what forward really runs, and on a CPU also what backward runs, on the
-same thread. So recomputation, hooks and optimizers are seen as they happen. Entered before anything else in the rank, it
-lies below every other mode, and sees what those make of an operation.
+A TorchDispatchMode sees operations below autograd: what forward really runs, and on a CPU also what backward runs, on
+the same thread. So recomputation, hooks and optimizers are seen as they happen. Entered before anything else in the
+rank, it lies below every other mode, and sees what those make of an operation.
 
 Not counted: what a group's worker adds up on its own lane (in a cluster the network card or a few of the device's cores
-do that beside the computation; `clock.computing` counts what else a thread beside the main one computes), and tensors without memory, by which PyTorch itself works out shapes (fake, meta). A
-DTensor's operation is seen when it has become one on this rank's shard.
+do that beside the computation; `clock.computing` counts what else a thread beside the main one computes), and tensors
+without memory, by which PyTorch itself works out shapes (fake, meta). A DTensor's operation is seen when it has become
+one on this rank's shard.
 """
 
 from __future__ import annotations

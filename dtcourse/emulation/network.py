@@ -7,9 +7,9 @@ at a time and receives one at a time, and is busy with each for
     gap + bytes / bandwidth
 
 seconds: `gap` is what a message costs however short it is. It departs when its lane has come to it and the sending port
-is free; its head arrives `latency` later, and it occupies the receiving port from then on, or from when that is free. On
-an idle link a message so takes latency + gap + bytes / bandwidth. A sender may reuse its tensor when the message has left
-its port. Nothing inside the fabric is shared: its bisection is full.
+is free; its head arrives `latency` later, and it occupies the receiving port from then on, or from when that is free.
+On an idle link a message so takes latency + gap + bytes / bandwidth. A sender may reuse its tensor when the message has
+left its port. Nothing inside the fabric is shared: its bisection is full.
 
 Which port is free when is asked of a clock (clock.py, wall.py): on the virtual one, a lane's messages take its ports in
 the order of its program, wherever in the time there is room for them.
@@ -38,11 +38,11 @@ class EmulatedNetwork:
     between:   the links between nodes, where they differ from the ones inside: (latency, bandwidth), or another
                EmulatedNetwork. Needs node_size.
     gap:       seconds for which a port is busy with a message besides its bytes (LogGP's g)
-    cables:    links of single pairs of ranks, where they differ: {(0, 1): EmulatedNetwork(...)} is the way from rank 0 to
-               rank 1 only. A port is still one: a message over a slow cable keeps it busy for as long as that takes.
+    cables:    links of single pairs of ranks, where they differ: {(0, 1): EmulatedNetwork(...)} is the way from rank 0
+               to rank 1 only. A port is still one: a message over a slow cable keeps it busy for as long as that takes.
     shared_ports: on the virtual clock, collectives of different groups have ports of their own (else it would depend on
-               the machine which of two that are in flight at once goes first). True shares them: nearer to a cluster, and
-               no longer the same time twice.
+               the machine which of two that are in flight at once goes first). True shares them: nearer to a cluster,
+               and no longer the same time twice.
 
     Raises ValueError for anything that is no network.
     """

@@ -104,7 +104,9 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def stored_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of memory behind a tensor: an expanded dimension is stored once, a sparse tensor is its values and indices."""
+    """Bytes of memory behind a tensor: an expanded dimension is stored once,
+    a sparse tensor is its values and indices.
+    """
     if tensor.layout is not torch.strided:
         parts = sparse_parts(tensor)
         return sum(map(stored_bytes, parts))

@@ -1,8 +1,8 @@
 """The same costs, slept: for programs in which what arrives first decides (parameter servers, work stealing, failures).
 
-An operation really computes, and the rank sleeps for what is left of its cost; a message is held back until it would have
-arrived. What the real machine adds to that (it computes more slowly than what it emulates, it has other work, it wakes up
-late) is in all times that are read from this clock. The overrun says how much it is:
+An operation really computes, and the rank sleeps for what is left of its cost; a message is held back until it would
+have arrived. What the real machine adds to that (it computes more slowly than what it emulates, it has other work, it
+wakes up late) is in all times that are read from this clock. The overrun says how much it is:
 
     overrun = 1 - (emulated compute + emulated waiting) / time
 

@@ -1,22 +1,23 @@
 """Rows to the ranks that hold their experts, and back: dispatch and combine, all-to-alls with uneven splits.
 
 Each rank has rows in the order of the experts, so many for each: blocks. Nobody knows how much will come, so the counts
-travel first, and then the rows, in messages as long as the counts say. What arrives is in the order of the ranks, and put
-together by expert. combine sends everything back the same way. (GShard, Lepikhin et al. 2006.16668, section 3.2; there the
-blocks are padded to a capacity, here they are as long as they are.)
+travel first, and then the rows, in messages as long as the counts say. What arrives is in the order of the ranks, and
+put together by expert. combine sends everything back the same way. (GShard, Lepikhin et al. 2006.16668, section 3.2;
+there the blocks are padded to a capacity, here they are as long as they are.)
 
-On one axis of p ranks, a rank sends each other one its rows in one message: p - 1 messages an all-to-all, none empty but
-all small where p is large. On two axes, k nodes of g ranks, the same in two steps:
+On one axis of p ranks, a rank sends each other one its rows in one message: p - 1 messages an all-to-all, none empty
+but all small where p is large. On two axes, k nodes of g ranks, the same in two steps:
 
     inside    to place i of its own node, what goes to place i of *any* node: g - 1 messages
     between   place i of each node to place i of every other: k - 1 messages, of all g ranks' rows
 
-So (k - 1) instead of (p - g) messages leave a node per rank, each g times as long. The bytes that leave the node are the same;
-inside, rows for other nodes travel once more. (Hierarchical all-to-all: Tutel, Hwang et al. 2206.03382.)
+So (k - 1) instead of (p - g) messages leave a node per rank, each g times as long. The bytes that leave the node are
+the same; inside, rows for other nodes travel once more. (Hierarchical all-to-all: Tutel, Hwang et al. 2206.03382.)
 
-Per rank and all-to-all: forward, D numbers for each row whose expert is elsewhere, (p - 1)/p of them where loads are even;
-as much for combine, and the same again in backward: the all-to-all's transpose is the all-to-all the other way. Counts:
-8 bytes for each expert elsewhere, forward and dispatch only. Memory: the rows that arrive, which nobody can bound but a capacity.
+Per rank and all-to-all: forward, D numbers for each row whose expert is elsewhere, (p - 1)/p of them where loads are
+even; as much for combine, and the same again in backward: the all-to-all's transpose is the all-to-all the other way.
+Counts: 8 bytes for each expert elsewhere, forward and dispatch only. Memory: the rows that arrive, which nobody can
+bound but a capacity.
 """
 
 from __future__ import annotations
@@ -85,9 +86,11 @@ def dispatch(
     """This rank's rows, in the order of the experts -> all ranks' rows for this rank's experts, in their order.
 
     counts_E: rows of each expert. Rank r has the r-th part of the experts
-    groups:   one for each axis over which experts are given out, the slowest first: (ranks,), or (nodes, ranks of a node)
+    groups:   one for each axis over which experts are given out, the slowest first: (ranks,), or (nodes, ranks of a
+              node)
 
-    Returns rows_SD; counts, of this rank's experts; and the way back for `combine`. All ranks call it, also with no rows.
+    Returns rows_SD; counts, of this rank's experts; and the way back for `combine`. All ranks call it,
+    also with no rows.
     """
     shape = [dist.get_world_size(group) for group in groups]
     blocks = Blocks(rows_RD, counts_E.cpu().view(*shape, -1))
@@ -104,7 +107,9 @@ def dispatch(
 
 
 def combine(rows_SD: Tensor, way: Way) -> Tensor:
-    """The rows, in the order in which dispatch gave them, back to where they came from, in the order that they had there."""
+    """The rows, in the order in which dispatch gave them, back to where they came from,
+    in the order that they had there.
+    """
     dims, sizes = len(way.groups) + 1, list(way.sizes)
     blocks = Blocks(rows_SD, sizes.pop().permute(dims - 1, *range(dims - 1)))
     blocks = blocks.permute(*range(1, dims), 0)

@@ -1,12 +1,14 @@
 """Gradients of experts and of all else: each summed over those who hold the same, and divided by the same number.
 
-What counts is the mean of the losses of all W ranks. Backward on a rank begins at its own loss, and what it leaves there is:
+What counts is the mean of the losses of all W ranks. Backward on a rank begins at its own loss,
+and what it leaves there is:
 
     an expert's gradient       from the tokens of all ranks that send to it: a sum of p ranks' losses already
     any other parameter's      from its own tokens: one rank's loss
 
 So experts are summed over the W / p ranks that hold them too, all others over all W ranks, and *both* are divided by W.
-Averaging experts over those that hold them, as DistributedDataParallel would, is p times too much; SGD shows it, Adam hides it.
+Averaging experts over those that hold them, as DistributedDataParallel would, is p times too much; SGD shows it, Adam
+hides it.
 
 Bytes: an all-reduce of each parameter that a rank holds, on each axis on which others hold it.
 """
@@ -22,7 +24,8 @@ from dtcourse.expert_parallel.state import experts_of, joined, plain_name
 
 
 def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Makes each gradient that of the mean of all ranks' losses. Between backward and the optimizer's step, on all ranks.
+    """Makes each gradient that of the mean of all ranks' losses. Between backward and the optimizer's step,
+    on all ranks.
 
     mesh: the one of expert_parallel. A parameter without a gradient counts as zero, as others may have one.
     """

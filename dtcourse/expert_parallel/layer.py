@@ -6,9 +6,12 @@
     model.loss(tokens, targets).backward()              # this rank's own part of the batch
     average_gradients(model, mesh)                      # gradients.py
 
-1. Each of p ranks holds E / p experts. Gate, and all else, every rank has whole, for the tokens of its own part of the batch.
-2. The gate chooses experts wherever they are. Tokens travel to them, and the results back: two all-to-alls (exchange.py).
-3. So memory for experts falls with p and the work does not grow: what each expert computes is the union of what it gets.
+1. Each of p ranks holds E / p experts. Gate, and all else, every rank has whole, for the tokens of its own part of the
+   batch.
+2. The gate chooses experts wherever they are. Tokens travel to them, and the results back: two all-to-alls
+   (exchange.py).
+3. So memory for experts falls with p and the work does not grow: what each expert computes is the union of what it
+   gets.
 4. It waits for the rank whose experts are wanted most: balance is time here (a balancing loss, a capacity, scope.py).
 
 Source: GShard, Lepikhin et al. 2006.16668; drop-less, with uneven splits: MegaBlocks, Gale et al. 2211.15841.
@@ -32,7 +35,8 @@ from dtcourse.parameters.replicas import Group, broadcast_tensors, check_same_mo
 
 
 class ParallelExperts(nn.Module):
-    """This rank's part of `experts`, in its place. rows_RD, counts_E of all experts -> (R, D), each row through its expert.
+    """This rank's part of `experts`, in its place. rows_RD, counts_E of all experts -> (R, D),
+    each row through its expert.
 
     groups: as dispatch's. The module `experts` itself is cut: `mine` is what is left of it, from the expert `first` on
     """
@@ -73,13 +77,15 @@ def expert_parallel(
     scope: str = "global",
     broadcast: bool = True,
 ) -> nn.Module:
-    """Gives out the experts of every mixture in the model, in place, and returns the model. All ranks of the mesh call it.
+    """Gives out the experts of every mixture in the model, in place, and returns the model.
+    All ranks of the mesh call it.
 
     model:     has modules with `gate` and `experts` (models.MoE), or is one; the same on all ranks but for its values
     mesh:      all ranks that share a batch, each with tokens of its own
-    axes:      over which the experts are given out; None is the last. Two of them, ("node", "rank"), make the all-to-all
-               hierarchical. Over the others each expert is held more than once
-    scope:     "global": capacity, expert choice and losses are about the tokens of all ranks; "rank": about each rank's own
+    axes:      over which the experts are given out; None is the last. Two of them, ("node", "rank"), make the
+               all-to-all hierarchical. Over the others each expert is held more than once
+    scope:     "global": capacity, expert choice and losses are about the tokens of all ranks; "rank": about each rank's
+               own
     broadcast: the first rank's values count: the others get them first. False: they have them already
 
     Raises ValueError, with the numbers, before anything is changed, where experts cannot be given out so.
@@ -139,7 +145,8 @@ def _mixtures(model: nn.Module, ranks: int, scope: str) -> list[Any]:
             fits = ", ".join(str(n) for n in range(1, E + 1) if E % n == 0)
             why = "fewer than one each" if ranks > E else "not as many for each"
             raise ValueError(
-                f"{name}: {E} experts on {ranks} ranks are {why}; {fits} ranks would do, or a multiple of {ranks} experts"
+                f"{name}: {E} experts on {ranks} ranks are {why}; {fits} "
+                f"ranks would do, or a multiple of {ranks} experts"
             )
         for parameter, whole in mixture.experts.named_parameters():
             if whole.dim() == 0 or len(whole) != E:

@@ -2,15 +2,17 @@
 
 Three things in a mixture of experts look at many tokens at once, and each could mean a rank's own or everybody's:
 
-    losses          shares and mean scores are products of two sums: a mean of local losses is not the whole batch's loss
+    losses          shares and mean scores are products of two sums: a mean of local losses is not the whole batch's
+                    loss
     capacity        who comes first at an expert, and how many fit
     expert choice   which tokens an expert takes
 
-scope="rank" leaves the plain model's `OneForward` there: nothing is sent, and what is computed depends on how the batch was
-cut. scope="global" puts `AllRanks` in its place: a batch gives the same numbers on any number of ranks.
+scope="rank" leaves the plain model's `OneForward` there: nothing is sent, and what is computed depends on how the batch
+was cut. scope="global" puts `AllRanks` in its place: a batch gives the same numbers on any number of ranks.
 
-Bytes per rank and forward, p ranks, E experts: 8 (2 E + 2) all-reduced for the losses, and once more in backward; 8 k E all-gathered
-for a capacity; for expert choice all scores are all-gathered, (p - 1) times 8 E numbers a token: as much as the rows of small models.
+Bytes per rank and forward, p ranks, E experts: 8 (2 E + 2) all-reduced for the losses, and once more in backward; 8 k E
+all-gathered for a capacity; for expert choice all scores are all-gathered, (p - 1) times 8 E numbers a token: as much
+as the rows of small models.
 """
 
 from __future__ import annotations
@@ -39,13 +41,17 @@ class AllRanks:
         self.groups = tuple(groups)
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum over all ranks. Each computes a loss from it, all the same, and what counts is the mean of the ranks' losses."""
+        """The sum over all ranks. Each computes a loss from it, all the same,
+        and what counts is the mean of the ranks' losses.
+        """
         for group in self.groups:
             x = autograd.all_reduce(x, group=group, using=dist)
         return x
 
     def before(self, routing: Any, k: int) -> Tensor:
-        """(R,): other ranks' pairs before each pair at its expert: earlier choices of all, the same choice of lower ranks."""
+        """(R,): other ranks' pairs before each pair at its expert: earlier choices of all,
+        the same choice of lower ranks.
+        """
         E, me = routing.logits_NE.shape[1], self.rank
         where_R = routing.choices_R * E + routing.experts_R
         counts_pkE = self.gather(torch.bincount(where_R, minlength=k * E)).view(-1, k, E)
@@ -54,7 +60,9 @@ class AllRanks:
         return before_kE.flatten()[where_R]
 
     def chosen(self, scores_NE: Tensor, k: float) -> tuple[Tensor, Tensor]:
-        """Each expert takes the k N / E largest of all ranks' N scores: this rank's tokens_R and experts_R among them."""
+        """Each expert takes the k N / E largest of all ranks' N scores:
+        this rank's tokens_R and experts_R among them.
+        """
         E = scores_NE.shape[1]
         lengths = self.gather(torch.tensor([len(scores_NE)], device=scores_NE.device)).tolist()
         longest, first = max(lengths), sum(lengths[: self.rank])

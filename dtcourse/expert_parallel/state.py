@@ -3,8 +3,8 @@
     torch.save(full_state_dict(model), path)                 # whole, by the plain model's names; a collective
     load_full_state_dict(model, torch.load(path))            # each rank takes its experts' rows
 
-Each expert's parameter is a run of rows of the plain model's, in the order of the ranks, so a state that 4 ranks saved loads
-into one process or into 2. Memory: the whole model's once on each rank, for as long as the state is kept.
+Each expert's parameter is a run of rows of the plain model's, in the order of the ranks, so a state that 4 ranks saved
+loads into one process or into 2. Memory: the whole model's once on each rank, for as long as the state is kept.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Takes this rank's experts out of each whole tensor, and all of the others. Every rank calls it, with the same state.
+    """Takes this rank's experts out of each whole tensor, and all of the others. Every rank calls it,
+    with the same state.
 
-    Raises ValueError on all ranks, before anything is changed, for names that are missing or unexpected and other shapes.
+    Raises ValueError on all ranks, before anything is changed,
+    for names that are missing or unexpected and other shapes.
     """
     experts, held = experts_of(model), model.state_dict()
     whole = {plain_name(name): (name, tuple(value.shape)) for name, value in held.items()}

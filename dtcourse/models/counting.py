@@ -19,7 +19,8 @@ def transformer_parameters(config: TransformerConfig) -> int:
     """Number of parameters of Transformer(config), without building it.
 
     Per block with d = d_model, k = n_kv_heads d_head and f = d_ff: query and output 2 d^2, key and value 2 d k, the
-    MLP 2 d f (SwiGLU 3 d f; experts that each, and d for the gate), two norms 2 d, and biases. With k = d and f = 4 d the matrices are the well-known 12 d^2.
+    MLP 2 d f (SwiGLU 3 d f; experts that each, and d for the gate), two norms 2 d, and biases. With k = d and f = 4 d
+    the matrices are the well-known 12 d^2.
     """
     d, f, kv, bias = config.d_model, config.ff, config.kv_heads * config.d_head, config.bias
     norm = d + d * (bias and config.norm == "layer")

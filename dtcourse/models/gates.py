@@ -1,6 +1,7 @@
 """Gates: which tokens go to which experts, and with what weight. Each makes a Routing: pairs of token and expert.
 
-    top-k            each token takes the k experts with the largest softmax (Shazeer et al. 1701.06538), k = 1: Switch (2101.03961)
+    top-k            each token takes the k experts with the largest softmax (Shazeer et al. 1701.06538), k = 1: Switch
+    (2101.03961)
     noisy top-k      by logits with noise while training (the same paper)
     bias-balanced    a bias for each expert keeps them equally busy, without a loss (Wang et al. 2408.15664)
     expert choice    each expert takes the tokens with the largest softmax (Zhou et al. 2202.09368)
@@ -52,7 +53,8 @@ class Routing:
         )
 
     def totals(self) -> Tensor:
-        """All that the losses need to know, as sums over tokens, which can be added: (2 E + 2) numbers in double precision.
+        """All that the losses need to know, as sums over tokens, which can be added:
+        (2 E + 2) numbers in double precision.
 
         The tokens of each expert; the sums of scores_NE, and of logsumexp(logits)^2; the number of tokens.
         """
@@ -66,7 +68,8 @@ class Routing:
 
 
 class OneForward:
-    """The tokens among which experts choose, of which they take so many, and over which losses are meant: one forward's.
+    """The tokens among which experts choose, of which they take so many, and over which losses are meant:
+    one forward's.
 
     Where the batch is spread over ranks, another object with these methods can speak for all of it
     (dtcourse.expert_parallel.scope).
@@ -94,7 +97,8 @@ class TopKGate(nn.Module):
     renormalise: a token's k weights add up to 1; False, with k = 1, is Switch: the weight must be the probability
                  itself there, or the gate would have no gradient
     noise:       the experts are chosen by noisy logits while training: standard normal noise times softplus of a second
-                 linear map, which starts at zero (Shazeer et al. 1701.06538, equation 4). The weights are of the noisy ones, too
+                 linear map, which starts at zero (Shazeer et al. 1701.06538, equation 4). The weights are of the noisy
+                 ones, too
     """
 
     def __init__(
@@ -146,8 +150,8 @@ class TopKGate(nn.Module):
 class BiasBalancedGate(TopKGate):
     """Balance without a loss: a bias for each expert says who is chosen, but not with what weight (2408.15664).
 
-    Call `update(counts_E)` after each step: experts with more tokens than the mean lose `rate` of their bias, those with
-    fewer gain it. Scores are sigmoids, as in the paper. The bias is a buffer: no gradient moves it.
+    Call `update(counts_E)` after each step: experts with more tokens than the mean lose `rate` of their bias, those
+    with fewer gain it. Scores are sigmoids, as in the paper. The bias is a buffer: no gradient moves it.
     """
 
     bias_E: Tensor

@@ -1,12 +1,14 @@
 """A mixture of experts: many MLPs, of which each token goes through a few. A gate chooses, and learns to choose.
 
-    gate      scores each token for each expert and makes a Routing: pairs of token and expert, with a weight each (gates.py)
+    gate      scores each token for each expert and makes a Routing: pairs of token and expert, with a weight each
+              (gates.py)
     capacity  cuts what is too much for an expert: those tokens skip it (`with_capacity`); without, nothing is dropped
     experts   compute their tokens, all experts in one grouped product (dtcourse.grouped_mm)
     losses    keep the gate from sending everything to a few experts
 
-Parameters grow with the number of experts E, operations per token only with the k that it visits. Sources: Shazeer et al.
-1701.06538, Switch Transformer, Fedus et al. 2101.03961 (capacity, the balancing loss), ST-MoE, Zoph et al. 2202.08906 (z-loss).
+Parameters grow with the number of experts E, operations per token only with the k that it visits. Sources: Shazeer et
+al. 1701.06538, Switch Transformer, Fedus et al. 2101.03961 (capacity, the balancing loss), ST-MoE, Zoph et al.
+2202.08906 (z-loss).
 
 Shape suffixes: N tokens, D d_model, F width of an expert, E experts, R routes: pairs of a token and an expert.
 """
@@ -37,7 +39,8 @@ def with_capacity(routing: Routing, capacity: int, before_R: Tensor | int = 0) -
 
 
 def capacity_of(tokens: int, num_experts: int, k: int, factor: float) -> int:
-    """ceil(factor k N / E), at least 1: with factor 1 just enough where all experts get as many (Switch, equation 3; there k = 1).
+    """ceil(factor k N / E), at least 1: with factor 1 just enough where all experts get as many (Switch, equation 3;
+    there k = 1).
 
     Of no tokens, too, as a rank may have none: what raises on one rank alone leaves the others waiting.
     """
@@ -115,8 +118,8 @@ class MoE(nn.Module):
     balancing, z:    weights of the two losses
 
     Capacity, losses and the choice of experts are about all tokens of a forward (`scope`).
-    Of the last forward: `auxiliary_loss`, to be added to the model's own loss; `counts_E`, the tokens of each expert; and
-    `num_dropped`, the pairs of token and expert that did not fit.
+    Of the last forward: `auxiliary_loss`, to be added to the model's own loss; `counts_E`, the tokens of each expert;
+    and `num_dropped`, the pairs of token and expert that did not fit.
     """
 
     def __init__(

@@ -1,11 +1,13 @@
 """A GPT-style decoder: the model that every kind of parallelism in this course is applied to.
 
 GPT-2's shape (Radford et al. 2019): learned positions, LayerNorm before each part, GELU, one causal mask. Options are
-grouped-query attention (Ainslie et al. 2305.13245), untied embeddings, and what Llama changed (Touvron et al. 2302.13971):
-rotary positions (rotary.py), RMSNorm (Zhang and Sennrich 1910.07467), SwiGLU (Shazeer 2002.05202); and experts (moe.py).
-Its parts have names that a parallel plan can speak of: `blocks.0.attention.query`, `blocks.0.mlp.down`.
+grouped-query attention (Ainslie et al. 2305.13245), untied embeddings, and what Llama changed (Touvron et al.
+2302.13971): rotary positions (rotary.py), RMSNorm (Zhang and Sennrich 1910.07467), SwiGLU (Shazeer 2002.05202); and
+experts (moe.py). Its parts have names that a parallel plan can speak of: `blocks.0.attention.query`,
+`blocks.0.mlp.down`.
 
-Shape suffixes: B batch, S sequence, D d_model, F d_ff, H heads, K key-value heads, E elements of one head, V vocabulary.
+Shape suffixes: B batch, S sequence, D d_model, F d_ff, H heads, K key-value heads, E elements of one head,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -40,8 +42,10 @@ class TransformerConfig:
     positions: "learned", or "rotary" with its base, which needs heads of an even size
     norm: "layer" or "rms"
     mlp: "gelu" or "swiglu"
-    experts: MLPs of width d_ff in each block, of which a token goes through top_k and no token is dropped; 0: one, for all
-        tokens. shared_experts: that many times d_ff beside them for every token. balancing: the weight of the gates' loss
+    experts: MLPs of width d_ff in each block, of which a token goes through top_k and no token is dropped; 0: one, for
+             all
+        tokens. shared_experts: that many times d_ff beside them for every token. balancing: the weight of the gates'
+        loss
     """
 
     vocab: int = 256

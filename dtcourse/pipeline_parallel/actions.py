@@ -4,7 +4,8 @@
     rank 0   0F0 0F1 0B0 0F2 0B1 0B2
     rank 1   1F0 1B0 1F1 1B1 1F2 1B2
 
-Nothing else is decided by it: not when an action runs (simulate.py), nor how (the engine). What a schedule has to respect:
+Nothing else is decided by it: not when an action runs (simulate.py), nor how (the engine).
+What a schedule has to respect:
 
     F(s, m)  after F(s - 1, m)                    the activations of the stage before
     B(s, m)  after F(s, m) and B(s + 1, m)        what the forward has kept; the gradient from the stage after
@@ -67,8 +68,8 @@ class Schedule(HasTimeline):
     micro_batches:  into how many parts the batch is split
     memory_bound:   by rank, the most that its forwards have stored at once, in activations of one micro-batch in all
                     stages of the rank; an activation counts until its B or W, as if I freed nothing
-    flush:          whether all weights are updated once, after the last backward. Else (PipeDream) each stage updates its
-                    own after each of its backwards, and a backward takes the weights that its forward has met
+    flush:          whether all weights are updated once, after the last backward. Else (PipeDream) each stage updates
+                    its own after each of its backwards, and a backward takes the weights that its forward has met
     """
 
     name: str
@@ -116,12 +117,16 @@ def looped(ranks: int, chunks: int = 1) -> list[int]:
 
 
 def v_shaped(ranks: int) -> list[int]:
-    """Placement of 2 stages a rank: down and up again, so that rank 0 has the first and the last. 2 ranks: [0, 1, 1, 0]."""
+    """Placement of 2 stages a rank: down and up again, so that rank 0 has the first and the last. 2 ranks: [0, 1, 1,
+    0].
+    """
     return [*range(ranks), *reversed(range(ranks))]
 
 
 def needs(action: Action, num_stages: int) -> Action | None:
-    """What a stage elsewhere must have done before: F of the stage before, the backward of the stage after (`result`)."""
+    """What a stage elsewhere must have done before: F of the stage before,
+    the backward of the stage after (`result`).
+    """
     stage, kind, micro_batch = action
     if kind == FORWARD:
         return Action(stage - 1, FORWARD, micro_batch) if stage > 0 else None

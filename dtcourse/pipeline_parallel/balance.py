@@ -1,8 +1,8 @@
 """Which layers go into which stage: consecutive ones, so that the slowest stage is as fast as it can be.
 
-A pipeline is as fast as its slowest stage; all others wait for it, in every micro-batch. Equally many layers are not equally
-much work: the embedding of a Transformer costs next to nothing and its last projection much (PipeDream, Narayanan et al.
-2019, section 3.1, balances by measured times; AMP, Li et al. 2022, on unequal devices).
+A pipeline is as fast as its slowest stage; all others wait for it, in every micro-batch. Equally many layers are not
+equally much work: the embedding of a Transformer costs next to nothing and its last projection much (PipeDream,
+Narayanan et al. 2019, section 3.1, balances by measured times; AMP, Li et al. 2022, on unequal devices).
 """
 
 from __future__ import annotations

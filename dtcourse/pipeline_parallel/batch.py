@@ -1,10 +1,11 @@
 """One batch on its way through a rank's stages: each action of a schedule, on one micro-batch.
 
-A forward keeps a `Stash` for its backward, which holds no more than autograd has saved: the outputs themselves go to the
-next rank, and only their place in the graph stays. The stash goes with the backward, and everything else with the batch.
+A forward keeps a `Stash` for its backward, which holds no more than autograd has saved: the outputs themselves go to
+the next rank, and only their place in the graph stays. The stash goes with the backward, and everything else with the
+batch.
 
-What a stage takes and returns is one tensor or a tuple of tensors: the next stage gets each as an argument of its own. A
-gradient comes back for those that need one; a mask, or positions, pass without.
+What a stage takes and returns is one tensor or a tuple of tensors: the next stage gets each as an argument of its own.
+A gradient comes back for those that need one; a mask, or positions, pass without.
 """
 
 from __future__ import annotations

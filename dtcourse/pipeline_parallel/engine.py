@@ -3,8 +3,8 @@
     schedule = zb_h1(ranks=4, micro_batches=8)
     stages = split(model, balance(costs, schedule.num_stages), schedule, rank)
     pipeline = Pipeline(stages, schedule, loss=F.cross_entropy)
-    loss = pipeline.step(x, target)       # every rank calls it with the same batch; gradients are those of the mean loss
-    optimizer.step()
+    loss = pipeline.step(x, target)       # every rank calls it with the same batch; gradients are those of the mean
+    loss optimizer.step()
 
 In each action a stage does one micro-batch's forward, or its backward, or one of its halves (batch.py). Messages travel
 while the rank computes (messages.py). Weights stay as they are until the step is over.
@@ -46,8 +46,9 @@ def split(
     """
     if not isinstance(layers, (Sequence, nn.Sequential, nn.ModuleList)):
         raise ValueError(
-            f"A model is split as a sequence of layers, each with the output of the one before as its input; got "
-            f"{type(layers).__name__}. layers_of(model) makes such a list of most models; else write the stages as modules of your own."
+            "A model is split as a sequence of layers, each with the output of the one before as its input; got "
+            f"{type(layers).__name__}. layers_of(model) makes such a list of most models; else write the stages as "
+            "modules of your own."
         )
     if len(ranges) != schedule.num_stages:
         raise ValueError(
@@ -55,8 +56,8 @@ def split(
         )
     if [i for one in ranges for i in one] != list(range(len(layers))) or not all(map(len, ranges)):
         raise ValueError(
-            f"The ranges of the stages take each of the {plural(len(layers), 'layer')} once, in order, and none is empty; "
-            f"got {', '.join(map(str, ranges))}."
+            "The ranges of the stages take each of the "
+            f"{plural(len(layers), 'layer')} once, in order, and none is empty; got {', '.join(map(str, ranges))}."
         )
     return [nn.Sequential(*(layers[i] for i in ranges[s])) for s in schedule.stages_of(rank)]
 
@@ -64,17 +65,19 @@ def split(
 class Pipeline(Performer):
     """Performs a schedule's steps with this rank's stages.
 
-    stages:   this rank's, in the model's order (`schedule.stages_of(rank)`); each takes and returns one tensor, or a tuple
-              of tensors, of which the next stage gets each as an argument of its own
+    stages:   this rank's, in the model's order (`schedule.stages_of(rank)`); each takes and returns one tensor, or a
+              tuple of tensors, of which the next stage gets each as an argument of its own
     schedule: who does what; the same on all ranks
     loss:     (output, target) -> the mean loss of a micro-batch; called on the last stage's rank
     group:    the pipeline's ranks; default: all
-    weigh:    target -> what a micro-batch counts; default: its samples. For losses that are means over tokens, the tokens
+    weigh:    target -> what a micro-batch counts; default: its samples. For losses that are means over tokens, the
+              tokens
     recompute: forwards keep their input only, and are run once more before their backward
     data_parallel: ranks that hold the same stages and have other samples: gradients are averaged over them, once, after
               the last micro-batch
-    shared:   parameters of which ranks of the pipeline hold copies (first and last stage's embedding), each with the group
-              of those ranks: their gradients are summed. Copies on one rank are the same parameter and need nothing
+    shared:   parameters of which ranks of the pipeline hold copies (first and last stage's embedding), each with the
+              group of those ranks: their gradients are summed. Copies on one rank are the same parameter and need
+              nothing
 
     Raises
     ------
@@ -116,15 +119,15 @@ class Pipeline(Performer):
     def step(self, x: Any, target: Any) -> float | None:
         """Forward and backward of one batch: adds the gradients of its mean loss to every `.grad`.
 
-        x, target: the whole batch: a tensor with samples on dim 0, or a tuple of such. Only the ranks of the first and of
-        the last stage look at them.
+        x, target: the whole batch: a tensor with samples on dim 0, or a tuple of such. Only the ranks of the first and
+        of the last stage look at them.
         Returns the mean loss on the last stage's rank, None elsewhere.
 
         Raises
         ------
         ValueError
-            If the batch has fewer samples than there are micro-batches, or a stage's outputs change in shape: on the rank
-            that finds it, and as StepRefused on those that wait for that rank.
+            If the batch has fewer samples than there are micro-batches, or a stage's outputs change in shape: on the
+            rank that finds it, and as StepRefused on those that wait for that rank.
         """
         with self.step_with(self.mail):
             batch = self.batch(x, target)
@@ -138,7 +141,9 @@ class Pipeline(Performer):
         return batch.mean_loss()
 
     def sum_shared(self) -> None:
-        """Gives all copies of a parameter the sum of their gradients. One that is not used here has none, and counts 0."""
+        """Gives all copies of a parameter the sum of their gradients. One that is not used here has none,
+        and counts 0.
+        """
         for parameter, group in self.shared:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

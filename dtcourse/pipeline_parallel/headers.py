@@ -1,4 +1,6 @@
-"""What is said of a tensor before it comes: whether one comes at all, its shape and dtype, whether a gradient is to come back."""
+"""What is said of a tensor before it comes: whether one comes at all, its shape and dtype,
+whether a gradient is to come back.
+"""
 
 from __future__ import annotations
 

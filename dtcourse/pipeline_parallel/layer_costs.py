@@ -45,9 +45,10 @@ def layer_costs(
 
     x:    a micro-batch, as the first layer gets it: nobody wants its gradient
     loss: what the last stage computes besides (output -> a number); counted with the last layer
-    on:   count: seconds that this device needs, max(FLOPs / flops, bytes / bandwidth) per operation, whatever runs it here.
-          `EmulatedDevice(flops=1)` counts FLOPs. Default: measure, on the clock of the events: the median of `repeats`
-          passes after one to warm up. In a launch with devices= that is the emulated clock, and the same each time
+    on:   count: seconds that this device needs, max(FLOPs / flops, bytes / bandwidth) per operation, whatever runs it
+          here. `EmulatedDevice(flops=1)` counts FLOPs. Default: measure, on the clock of the events: the median of
+          `repeats` passes after one to warm up. In a launch with devices= that is the emulated clock, and the same each
+          time
 
     The model stays as it is: gradients, buffers and random numbers are a copy's, one layer's at a time.
     """

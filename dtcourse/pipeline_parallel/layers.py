@@ -1,9 +1,9 @@
 """A model as a list of layers, each a function of the one before: what stages are cut from.
 
 A border between two stages is a place where one tensor is alive: it is what travels. An nn.Sequential is such a list
-already. A GPT-like decoder (known by its attributes: token_embedding, blocks, norm, output) is its embedding, its blocks and
-its head. Of any other model the borders are found by following one tensor through its forward (torch.fx): inside a residual
-block two tensors are alive, and there is no border.
+already. A GPT-like decoder (known by its attributes: token_embedding, blocks, norm, output) is its embedding, its
+blocks and its head. Of any other model the borders are found by following one tensor through its forward (torch.fx):
+inside a residual block two tensors are alive, and there is no border.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def shared_parameters(
     schedule: Schedule,
     group: dist.ProcessGroup | None = None,
 ) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
-    """Pipeline's `shared`: this rank's parameters of which other ranks hold copies, since layers there use the same one.
+    """Pipeline's `shared`: this rank's parameters of which other ranks hold copies,
+    since layers there use the same one.
 
     layers: of the whole model (a Transformer's tied embedding is in the first one and in the last one)
     group:  the pipeline's ranks; default: all. All of them call it
@@ -122,8 +123,8 @@ def _between_borders(model: nn.Module) -> list[nn.Module]:
     for node in nodes:
         if "training" in node.kwargs:
             raise ValueError(
-                f"{name} cannot be split: {node.name} would stay in training (or evaluation) for ever. Make it a module "
-                "(nn.Dropout for F.dropout)."
+                f"{name} cannot be split: {node.name} would stay in training "
+                "(or evaluation) for ever. Make it a module (nn.Dropout for F.dropout)."
             )
     (result,) = next(node for node in graph.nodes if node.op == "output").args
     if result is not nodes[-1]:
@@ -135,13 +136,15 @@ def _between_borders(model: nn.Module) -> list[nn.Module]:
     layers = [_layer(model, before, piece) for before, piece in pieces]
     if len(layers) < 2:
         raise ValueError(
-            f"{name} cannot be split: nowhere between its parameters is there one tensor alone that the rest needs. {_ADVICE}"
+            f"{name} cannot be split: nowhere between its parameters is there one tensor alone that the rest needs. "
+            f"{_ADVICE}"
         )
     return layers
 
 
 def _pieces(model: nn.Module, nodes: Sequence[fx.Node]) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
-    """The forward from border to border: the tensor that comes in, and what is done; each piece but the last with weights.
+    """The forward from border to border: the tensor that comes in, and what is done;
+    each piece but the last with weights.
 
     What has no weights of its own (relu, a mean) goes with what comes before it.
     """

@@ -1,12 +1,12 @@
 """Activations and gradients between stages: sent as soon as they are made, received before they are needed.
 
 What an action makes is one tensor or several; each is a message. Before a step's first ones their shapes are not known
-where they are to be received, so a header goes ahead of each (how many come, dtype, sizes, whether a gradient is to come
-back); from the second step on all that is taken to be as in the first, and a stage whose outputs change says so.
+where they are to be received, so a header goes ahead of each (how many come, dtype, sizes, whether a gradient is to
+come back); from the second step on all that is taken to be as in the first, and a stage whose outputs change says so.
 
 Sends do not block: a rank works on, and keeps what it sends until something comes that its receiver cannot have made
-without it. Receives of a rank are posted in the order in which the other side sends (validate.py's one order), one message
-ahead of the action that needs it.
+without it. Receives of a rank are posted in the order in which the other side sends (validate.py's one order), one
+message ahead of the action that needs it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dtcourse.pipeline_parallel import headers, refusals
 from dtcourse.pipeline_parallel.actions import FORWARD, Action, Schedule, needed_by, needs, result
 from dtcourse.pipeline_parallel.headers import MOST_TENSORS, Form
 
-# By group, what steps that were refused (by whatever Mail) have left on its way: it has to stay in memory, since some may
-# still be received. Their number makes the tags, so that nothing is taken for a later step's.
+# By group, what steps that were refused (by whatever Mail) have left on its way: it has to stay in memory, since some
+# may still be received. Their number makes the tags, so that nothing is taken for a later step's.
 _left: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
 AHEAD = 1  # messages that are received before their action's turn
 
@@ -94,8 +94,8 @@ class Mail:
     schedule: who sends what to whom
     expected: what this rank receives in a step, in order (`incoming`)
     group:    the pipeline's ranks; group rank r performs the schedule's list r
-    where:    where the stages of this rank compute. What comes is put there; a GPU's tensors travel over NCCL where every
-              rank has one, else through host memory (collectives/wire/device_transport.py)
+    where:    where the stages of this rank compute. What comes is put there; a GPU's tensors travel over NCCL where
+              every rank has one, else through host memory (collectives/wire/device_transport.py)
     """
 
     def __init__(
@@ -218,7 +218,9 @@ class Mail:
             self._post(self.to_post.popleft())
 
     def _post_ahead(self) -> None:
-        """The next receives, so that they are under way while this rank computes. Not of what has no known shape yet."""
+        """The next receives, so that they are under way while this rank computes.
+        Not of what has no known shape yet.
+        """
         while len(self.coming) < AHEAD and self.to_post and self.to_post[0].made in self.forms:
             self._post(self.to_post.popleft())
 
@@ -245,9 +247,10 @@ class Mail:
         elif known != forms:
             now, before = (", ".join(map(str, one)) for one in (forms, known))
             raise ValueError(
-                f"Stage {made.stage} makes {now} for micro-batch {made.micro_batch}, and made {before} in the first step; "
-                "the next rank waits for that. Make batches of one size (drop_last=True, or padding), or a Pipeline for "
-                "each size."
+                f"Stage {made.stage} makes {now} for micro-batch {made.micro_batch}, "
+                f"and made {before} in the first step; "
+                "the next rank waits for that. Make batches of "
+                "one size (drop_last=True, or padding), or a Pipeline for each size."
             )
 
     def _receive_headers(self, message: Message) -> list[Form]:

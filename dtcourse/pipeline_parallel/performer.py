@@ -47,7 +47,8 @@ class Performer:
         mine = schedule.stages_of(self.rank)
         if len(stages) != len(mine):
             raise ValueError(
-                f"Rank {self.rank} holds {plural(len(mine), 'stage')} in {schedule!r} (stages {mine}); got {len(stages)}."
+                f"Rank {self.rank} holds {plural(len(mine), 'stage')} in {schedule!r} (stages {mine}); got "
+                f"{len(stages)}."
             )
         self.stages = dict(zip(mine, stages, strict=True))
         self.schedule, self.loss, self.group = schedule, loss, group
@@ -98,7 +99,9 @@ class Performer:
         )
 
     def weights_of(self, targets: Sequence[Any]) -> list[float]:
-        """What each micro-batch's mean loss counts in the mean loss of the batch: n_i / n (samples, or what `weigh` counts)."""
+        """What each micro-batch's mean loss counts in the mean loss of the batch: n_i / n (samples,
+        or what `weigh` counts).
+        """
         weights = [float(self.weigh(one)) for one in targets]
         total = sum(weights)
         if not total > 0:

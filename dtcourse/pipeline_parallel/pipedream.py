@@ -4,24 +4,27 @@
     engine = PipeDream(stages, schedule, F.cross_entropy, lambda weights: torch.optim.SGD(weights, lr=0.1))
     losses = engine.run(x, target)        # 100 updates; no optimizer.step() afterwards
 
-A micro-batch is what it is to SGD a batch: its gradient is that of its own mean loss, and is applied at once. So the next
-ones, already under way, are behind: between a micro-batch's forward and its backward on stage s of p, the stage does
-p - s - 1 updates. To run the backward with weights that the forward has not seen gives the gradient of no function. Hence
+A micro-batch is what it is to SGD a batch: its gradient is that of its own mean loss, and is applied at once. So the
+next ones, already under way, are behind: between a micro-batch's forward and its backward on stage s of p, the stage
+does p - s - 1 updates. To run the backward with weights that the forward has not seen gives the gradient of no
+function. Hence
 
-    weight stashing   a stage keeps the weights of a forward for its backward. Micro-batch i uses version i - (p - s) + 1 on
-                      stage s (the version is the number of updates; not less than 0), and changes version i to i + 1:
-                      w(i+1) = w(i) - lr grad f(w_0(i-p+1), w_1(i-p+2), ..., w_p-1(i)). Each stage's gradient is that of
-                      one function of the weights, but the stages' weights are of different ages.
+    weight stashing   a stage keeps the weights of a forward for its backward. Micro-batch i uses version i - (p - s) +
+                      1 on stage s (the version is the number of updates; not less than 0), and changes version i to i +
+                      1: w(i+1) = w(i) - lr grad f(w_0(i-p+1), w_1(i-p+2), ..., w_p-1(i)). Each stage's gradient is that
+                      of one function of the weights, but the stages' weights are of different ages.
     vertical sync     all stages use the version that the first one had when the micro-batch entered, i - p + 1:
                       w(i+1) = w(i) - lr grad f(w(i-p+1)): SGD whose gradients are p - 1 updates late.
 
-Memory: p - s versions of stage s's weights (the latest one and those in flight), and with vertical sync p on every stage.
-Activations, bytes and messages are 1F1B's. A version is copied only when an update would overwrite what a micro-batch in
-flight still needs: the last stage, without vertical sync, copies nothing. With one micro-batch in flight it is plain SGD.
+Memory: p - s versions of stage s's weights (the latest one and those in flight), and with vertical sync p on every
+stage. Activations, bytes and messages are 1F1B's. A version is copied only when an update would overwrite what a
+micro-batch in flight still needs: the last stage, without vertical sync, copies nothing. With one micro-batch in flight
+it is plain SGD.
 
 The paper sends the version's number along with the activations; here every rank reads it off the schedule.
 
-Source: Narayanan et al. 2019, PipeDream: Generalized Pipeline Parallelism for DNN Training; Harlap et al. 2018, 1806.03377.
+Source: Narayanan et al. 2019, PipeDream: Generalized Pipeline Parallelism for DNN Training; Harlap et al. 2018,
+1806.03377.
 """
 
 from __future__ import annotations
@@ -59,8 +62,9 @@ def versions(schedule: Schedule, stage: int, vertical_sync: bool = False) -> lis
 class Versions:
     """The weights of one stage: the latest, which are the module's own, and older ones that micro-batches still need.
 
-    held:   by version, the weights as tensors that a forward can use and a backward can bring gradients. The latest ones
-            share the module's memory; an older one has its own, from when an update has moved the module's elsewhere
+    held:   by version, the weights as tensors that a forward can use and a backward can bring gradients. The latest
+            ones share the module's memory; an older one has its own, from when an update has moved the module's
+            elsewhere
     uses:   by micro-batch, its version (`versions`); None: nothing is stashed, each takes whatever is there
     latest: how many updates there have been
     most:   the most versions that were held at once
@@ -122,15 +126,17 @@ class Versions:
             del self.held[version]
 
     def keep_latest(self) -> None:
-        """Before an update: moves the module's weights elsewhere, so that the optimizer leaves those held as they are."""
+        """Before an update: moves the module's weights elsewhere,
+        so that the optimizer leaves those held as they are.
+        """
         for weight in self.weights.values():
             weight.data = weight.data.clone()
 
     def _as_they_are(self) -> dict[str, torch.Tensor]:
         """The module's weights, without a copy: leaves of their own for autograd.
 
-        `.data`, and not `detach()`: autograd counts changes of the two apart. Without stashing it would notice the update
-        ("modified by an inplace operation"), and refuse what PipeDream's paper warns of.
+        `.data`, and not `detach()`: autograd counts changes of the two apart. Without stashing it would notice the
+        update ("modified by an inplace operation"), and refuse what PipeDream's paper warns of.
         """
         return {name: p.data.requires_grad_() for name, p in self.weights.items()}
 
@@ -166,8 +172,8 @@ class PipeDream(Performer):
         super().__init__(stages, schedule, loss, group, recompute=recompute)
         if schedule.flush:
             raise ValueError(
-                f"{schedule.name} updates all weights at once, after the last backward: use engine.Pipeline, or a schedule "
-                "with flush=False (schedules.pipedream)."
+                f"{schedule.name} updates all weights at once, after the last backward: use engine.Pipeline, or a "
+                "schedule with flush=False (schedules.pipedream)."
             )
         if vertical_sync and not stash:
             raise ValueError(
@@ -184,8 +190,8 @@ class PipeDream(Performer):
     def run(self, x: Any, target: Any) -> list[float] | None:
         """Fills the pipeline, takes each micro-batch through it, drains it: one update per micro-batch, on every stage.
 
-        x, target: all micro-batches together, as Pipeline.step's. Returns the micro-batches' mean losses, each from before
-        its update, on the last stage's rank; None elsewhere.
+        x, target: all micro-batches together, as Pipeline.step's. Returns the micro-batches' mean losses, each from
+        before its update, on the last stage's rank; None elsewhere.
 
         Raises
         ------
@@ -214,6 +220,7 @@ def _refuse_shared(stages: dict[int, nn.Module]) -> None:
         for name, parameter in module.named_parameters():
             if holder.setdefault(parameter, stage) != stage and parameter.requires_grad:
                 raise ValueError(
-                    f"Stages {holder[parameter]} and {stage} share a parameter (stage {stage}'s {name}), and each would "
+                    f"Stages {holder[parameter]} and {stage} share a parameter "
+                    f"(stage {stage}'s {name}), and each would "
                     "update it, at other times: PipeDream has no tied weights."
                 )

@@ -1,13 +1,15 @@
 """How a rank that cannot go on tells those that wait for it, at no cost to the steps that go well.
 
-Only the first and the last stage's rank look at the batch. If one of them refuses it, the others would wait for messages
-that nobody sends. To ask all ranks before each step would be a collective per step; and after the first step nothing
-travels but tensors of known shapes, no headers that could carry a word. So the refusal comes in place of a tensor: one of
-the shape that is waited for, whose first element is a NaN with bits that no arithmetic makes, and the reason after it, as a
-message of its own. Who receives it tells those that wait for *it*, and raises. On the first step the header says it.
+Only the first and the last stage's rank look at the batch. If one of them refuses it, the others would wait for
+messages that nobody sends. To ask all ranks before each step would be a collective per step; and after the first step
+nothing travels but tensors of known shapes, no headers that could carry a word. So the refusal comes in place of a
+tensor: one of the shape that is waited for, whose first element is a NaN with bits that no arithmetic makes, and the
+reason after it, as a message of its own. Who receives it tells those that wait for *it*, and raises. On the first step
+the header says it.
 
-To look at one element is microseconds on a CPU. On a GPU it waits for the message to be there, so there a rank looks only
-at the first message of a step from each other rank: batches that are refused are heard of, what happens later is not.
+To look at one element is microseconds on a CPU. On a GPU it waits for the message to be there, so there a rank looks
+only at the first message of a step from each other rank: batches that are refused are heard of, what happens later is
+not.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import torch
 from dtcourse.pipeline_parallel.headers import Form
 
 _LENGTH = 1000  # bytes of a reason
-# By dtype, its bits as a number, and which of them is the mark: a NaN whose payload spells nothing that hardware writes.
+# By dtype, its bits as a number, and which of them is the mark:
+# a NaN whose payload spells nothing that hardware writes.
 _MARKS = {
     torch.float64: (torch.int64, 0x7FFC_0DE0_5A5A_0DE1),
     torch.float32: (torch.int32, 0x7FC5_0DE1),

@@ -1,7 +1,7 @@
 """Schedules with whole backwards, from one micro-batch at a time to interleaved 1F1B, and PipeDream.
 
-Bubbles and memory, for p ranks, m micro-batches, v chunks a rank, F and B the seconds of a rank's forward and backward of
-one micro-batch, transfers for nothing:
+Bubbles and memory, for p ranks, m micro-batches, v chunks a rank, F and B the seconds of a rank's forward and backward
+of one micro-batch, transfers for nothing:
 
                        idle seconds of a rank     activations stored on rank r
     sequential         m (p - 1) (F + B)          1
@@ -57,8 +57,8 @@ def gpipe(ranks: int, micro_batches: int) -> Schedule:
 def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
     """One forward, one backward (Narayanan et al. 2019, PipeDream; with a flush: Fan et al. 2021, DAPPLE).
 
-    GPipe's bubble. But a micro-batch goes back as soon as it can, so rank r has at most p - r of them under way: as many as
-    fit between it and the end of the pipeline.
+    GPipe's bubble. But a micro-batch goes back as soon as it can, so rank r has at most p - r of them under way: as
+    many as fit between it and the end of the pipeline.
     """
     at_least(1, ranks, "rank")
     at_least(1, micro_batches, "micro-batch")
@@ -78,9 +78,9 @@ def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
 def pipedream(ranks: int, micro_batches: int) -> Schedule:
     """PipeDream: 1F1B without an end (Narayanan et al. 2019). There is no bubble but the first and the last.
 
-    The order is 1F1B's. What differs is when weights change: each stage updates its own after each of its backwards. So a
-    micro-batch meets older weights on the first stage than on the last, and its backward must take those of its forward
-    (weight stashing), p - r versions on rank r; vertical sync makes it take one version on all stages.
+    The order is 1F1B's. What differs is when weights change: each stage updates its own after each of its backwards. So
+    a micro-batch meets older weights on the first stage than on the last, and its backward must take those of its
+    forward (weight stashing), p - r versions on rank r; vertical sync makes it take one version on all stages.
     """
     same = one_f_one_b(ranks, micro_batches)
     return Schedule(
@@ -91,8 +91,8 @@ def pipedream(ranks: int, micro_batches: int) -> Schedule:
 def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int) -> Schedule:
     """1F1B with several stages a rank, in rounds of p micro-batches (Narayanan et al. 2021, Megatron-LM).
 
-    A rank works on its first stage until a round of micro-batches has passed it, then on its second, and so on. A stage is
-    shorter by v, and so is the wait for the first micro-batch; activations cross v times as many borders.
+    A rank works on its first stage until a round of micro-batches has passed it, then on its second, and so on. A stage
+    is shorter by v, and so is the wait for the first micro-batch; activations cross v times as many borders.
 
     As PyTorch's ScheduleInterleaved1F1B it takes rounds of more than p micro-batches where p does not divide them.
 

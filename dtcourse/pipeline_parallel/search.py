@@ -1,16 +1,18 @@
 """A schedule for given times and memory: the zero-bubble paper's heuristic (2401.10241, section 3.1).
 
-The handcrafted schedules are for F = I = W and free transfers. Where that is not so, the order that is best depends on the
-numbers. The heuristic plays the step through, rank by rank in the order of time, and decides whenever a rank is free:
+The handcrafted schedules are for F = I = W and free transfers. Where that is not so, the order that is best depends on
+the numbers. The heuristic plays the step through, rank by rank in the order of time, and decides whenever a rank is
+free:
 
     backward-input, if its gradient is there       others wait for it
-    else a forward, if there is room for it        it fills the bubble before the first backward, and feeds the next ranks
+    else a forward, if there is room for it        it fills the bubble before the first backward, and feeds the next
+    ranks
     else a backward-weight                         it fills any other gap, and gives room back
 
-Four choices are open, and which is best is found by trying: how many forwards a rank takes in before its first backward;
-whether in the steady state a forward or a backward-input goes first where both could; whether a forward may delay a
-gradient that is on its way; and how much of a gap that is shorter than W is worth filling. Each try is simulated, and the
-best one is returned.
+Four choices are open, and which is best is found by trying: how many forwards a rank takes in before its first
+backward; whether in the steady state a forward or a backward-input goes first where both could; whether a forward may
+delay a gradient that is on its way; and how much of a gap that is shorter than W is worth filling. Each try is
+simulated, and the best one is returned.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def search(
     memory_limit: float,
     memory: Memory | None = None,
 ) -> Schedule:
-    """The best schedule that is found, for one stage a rank: the smallest `Simulation.cost`, then the smallest makespan.
+    """The best schedule that is found, for one stage a rank: the smallest `Simulation.cost`,
+    then the smallest makespan.
 
     memory_limit: the most that a rank may have stored, in the unit of `memory`; by default in activations of one
                   micro-batch, each counted until its backward-weight
@@ -66,7 +69,8 @@ def search(
     memory = memory or Memory()
     if memory_limit < memory.stored:
         raise ValueError(
-            f"A limit of {memory_limit:g} holds no forward, which stores {memory.stored:g}; no schedule can do with less."
+            f"A limit of {memory_limit:g} holds no forward, which "
+            f"stores {memory.stored:g}; no schedule can do with less."
         )
     limited = Memory(memory.stored, memory.kept, memory_limit)
     choices = _choices(times, stages, micro_batches, limited)
@@ -83,7 +87,9 @@ def _goodness(found: Simulation) -> tuple[float, float, float]:
 def _choices(
     times: Times, stages: int, micro_batches: int, memory: Memory
 ) -> list[tuple[Any, ...]]:
-    """All of them; for many micro-batches those that were good with fewer, since what they differ in is begin and end."""
+    """All of them; for many micro-batches those that were good with fewer,
+    since what they differ in is begin and end.
+    """
     most = int(memory.limit / memory.stored) if memory.limit and memory.stored else micro_batches
     choices = list(product(_warmups(stages, most), STEADY, PARTS, PARTS))
     short = 4 * stages
@@ -103,7 +109,9 @@ def _play(times: Times, stages: int, micro_batches: int, memory: Memory, *choice
 
 
 def _warmups(stages: int, most: int) -> list[list[int]]:
-    """By rank, how many forwards may precede the first backward-input: 1F1B's, ZB-H2's, steps between them, no limit."""
+    """By rank, how many forwards may precede the first backward-input: 1F1B's, ZB-H2's, steps between them,
+    no limit.
+    """
     ahead = [stages - 1 - rank for rank in range(stages)]
     between = [[min(most, 1 + tenths * n // 10) for n in ahead] for tenths in range(10, 23, 2)]
     return [*between, [min(most, 1 + 5 * n // 2) for n in ahead], [most] * stages]

@@ -26,11 +26,14 @@ from dtcourse.pipeline_parallel.validate import peak_memory, validate
 class Times:
     """Seconds of one micro-batch.
 
-    forward, backward_input, backward_weight: of all that a rank holds: one number for all ranks, one per rank, or one per
-        stage. Of the first two an action of a stage takes 1/v, where the rank holds v stages; one per stage is as it is.
+    forward, backward_input, backward_weight: of all that a rank holds: one number for all ranks, one per rank, or one
+                                              per
+        stage. Of the first two an action of a stage takes 1/v, where the rank holds v stages; one per stage is as it
+        is.
     transfer:   from the end of an action to the earliest start of the one that needs it on another rank. Both ranks can
                 work meanwhile, or the sender cannot (`sender_waits`)
-    optimizer:  after a rank's last action; with `barrier`, after everybody's. Without a flush (PipeDream) it follows each
+    optimizer:  after a rank's last action; with `barrier`, after everybody's. Without a flush (PipeDream) it follows
+                each
         backward instead, once its gradient has left, with 1/v of this where the rank holds v stages
     """
 
@@ -68,7 +71,8 @@ class Times:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes (or any unit) of one micro-batch in all stages of a rank. Weights do not count, nor do PipeDream's old versions.
+    """Bytes (or any unit) of one micro-batch in all stages of a rank. Weights do not count,
+    nor do PipeDream's old versions.
 
     stored: by its forward, until its backward
     kept:   of that, after backward-input, for backward-weight; None: all of it
@@ -82,7 +86,8 @@ class Memory:
     def __post_init__(self) -> None:
         if not self.stored >= 0 or not 0 <= self.after_input <= self.stored:
             raise ValueError(
-                f"A forward stores 0 or more, and backward-input leaves no more than that; got stored={self.stored}, kept={self.kept}."
+                "A forward stores 0 or more, and backward-input leaves no more than that; got "
+                f"stored={self.stored}, kept={self.kept}."
             )
 
     @property
@@ -93,7 +98,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Simulation(HasTimeline):
-    """What `simulate` found. By rank and in the schedule's order: `starts` and `ends`, in seconds from the step's start.
+    """What `simulate` found. By rank and in the schedule's order: `starts` and `ends`,
+    in seconds from the step's start.
 
     optimizer:      seconds of a rank's optimizer's step after its last action; 0 without a flush
     optimizer_ends: by rank, when its last one is over
@@ -123,8 +129,8 @@ class Simulation(HasTimeline):
 
     @property
     def cost(self) -> float:
-        """Seconds from a rank's first action to the end of its last one (without a flush, of its last update), of the rank
-        where that is longest.
+        """Seconds from a rank's first action to the end of its last one (without a flush, of its last update), of the
+        rank where that is longest.
 
         It is what a step takes where steps follow each other without a barrier (2401.10241, section 5.1).
         """
@@ -133,7 +139,9 @@ class Simulation(HasTimeline):
 
     @property
     def bubble_rate(self) -> float:
-        """The part of `cost` that is no work: (cost - m (F + I + W)) / cost. With unequal ranks, the most laden one's work."""
+        """The part of `cost` that is no work: (cost - m (F + I + W)) / cost. With unequal ranks,
+        the most laden one's work.
+        """
         return (self.cost - max(self.work)) / self.cost if self.cost else 0.0
 
     @property
@@ -197,9 +205,9 @@ class Simulation(HasTimeline):
 def simulate(schedule: Schedule, times: Times, memory: Memory | None = None) -> Simulation:
     """When each action of a valid schedule starts and ends, on ranks that do one action at a time.
 
-    The gradient of a full backward leaves at its end, that of a backward-input at its own. A message within a rank takes
-    no time. Memory: `stored` from a forward's start, `kept` from the end of backward-input, nothing from the end of the
-    backward or backward-weight.
+    The gradient of a full backward leaves at its end, that of a backward-input at its own. A message within a rank
+    takes no time. Memory: `stored` from a forward's start, `kept` from the end of backward-input, nothing from the end
+    of the backward or backward-weight.
 
     Raises
     ------

@@ -6,13 +6,13 @@
     torch.autograd.backward(y, dy)    # backward-input: x.grad is there, the weights' gradients are not
     later.compute()                   # backward-weight: now they are
 
-For y = x W^T a backward computes dx = dy W and dW = dy^T x. They need nothing of each other, so they can run at different
-times: the FLOPs of both halves are those of one backward. (Asking autograd.grad twice, once for the input and once for the
-weights, walks the same graph twice and computes dx twice.) What the second half needs is kept: x and dy of every linear
-layer. All else that the forward has stored is free after the first half.
+For y = x W^T a backward computes dx = dy W and dW = dy^T x. They need nothing of each other, so they can run at
+different times: the FLOPs of both halves are those of one backward. (Asking autograd.grad twice, once for the input and
+once for the weights, walks the same graph twice and computes dx twice.) What the second half needs is kept: x and dy of
+every linear layer. All else that the forward has stored is free after the first half.
 
-The model stays as it is: while the forward runs, calls of `linear` are taken over (a TorchFunctionMode). Weights of other
-layers (norms, embeddings, convolutions) get their gradients in the first half.
+The model stays as it is: while the forward runs, calls of `linear` are taken over (a TorchFunctionMode). Weights of
+other layers (norms, embeddings, convolutions) get their gradients in the first half.
 
 Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.
 """
@@ -31,10 +31,12 @@ from dtcourse.torch_private import saves_through_hooks
 
 
 class DelayedWeightGradients(TorchFunctionMode):
-    """Takes the weights' gradients of the linear layers called inside of it out of the backward, and computes them later.
+    """Takes the weights' gradients of the linear layers called inside of it out of the backward,
+    and computes them later.
 
     One for each micro-batch. Gradients of weights come to `.grad` as in any backward, hooks included, but in `compute`.
-    Checkpointed layers keep their whole backward: it computes them again, from what it finds saved, where no mode reaches.
+    Checkpointed layers keep their whole backward: it computes them again, from what it finds saved, where no mode
+    reaches.
     """
 
     def __init__(self) -> None:

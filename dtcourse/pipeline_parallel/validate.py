@@ -47,10 +47,11 @@ def validate(schedule: Schedule, memory_limit: float | None = None) -> list[Acti
     - It is complete: each stage does each micro-batch's F once, and its B once, or I and W; each on the rank that holds
       the stage, and a rank does nothing else.
     - Each rank's list is in order: a backward after its forward, W after I.
-    - It comes to an end. Where the actions of all ranks can be put into one order that respects each rank's list and what
-      each needs from other stages (the order returned), sends and receives can be put into the same order on both of their
-      ranks, right after the action that makes what is sent. Then even a send that blocks until it is received (gloo's, and
-      NCCL's large ones) is met: nothing relies on a buffer in between. Where there is no such order, ranks wait in a circle.
+    - It comes to an end. Where the actions of all ranks can be put into one order that respects each rank's list and
+      what each needs from other stages (the order returned), sends and receives can be put into the same order on both
+      of their ranks, right after the action that makes what is sent. Then even a send that blocks until it is received
+      (gloo's, and NCCL's large ones) is met: nothing relies on a buffer in between. Where there is no such order, ranks
+      wait in a circle.
     - It stays within `memory_bound`, and within `memory_limit` (the same unit) if there is one.
 
     Time and memory: about a microsecond and 100 bytes per action.
@@ -81,7 +82,9 @@ def validate(schedule: Schedule, memory_limit: float | None = None) -> list[Acti
 
 
 def stored(schedule: Schedule) -> list[float]:
-    """By rank, the most activations stored at once, in those of one micro-batch in all stages of the rank, until B or W."""
+    """By rank, the most activations stored at once, in those of one micro-batch in all stages of the rank,
+    until B or W.
+    """
     return [peak_memory(actions) / schedule.num_chunks for actions in schedule]
 
 

@@ -46,8 +46,8 @@ def zb_h1(ranks: int, micro_batches: int) -> Schedule:
 def zb_h2(ranks: int, micro_batches: int) -> Schedule:
     """Twice the warm-up, so that the first backward meets no bubble. None at all where F = I = W.
 
-    The ranks' work forms a parallelogram: the first rank ends p - 1 micro-batches' time before the last one, and takes the
-    optimizer's step without waiting for it. With fewer than 2 p - 1 micro-batches the bubble comes back.
+    The ranks' work forms a parallelogram: the first rank ends p - 1 micro-batches' time before the last one, and takes
+    the optimizer's step without waiting for it. With fewer than 2 p - 1 micro-batches the bubble comes back.
     """
     return _handcrafted("ZB-H2", ranks, micro_batches, extra=1)
 
@@ -79,9 +79,9 @@ def _handcrafted(name: str, ranks: int, micro_batches: int, extra: int) -> Sched
 def zb_v(ranks: int, micro_batches: int) -> Schedule:
     """Two stages a rank, down and up again: 1F1B's memory and, where F = I = W, no bubble.
 
-    The last stage lies on rank 0, beside the first, so the first backward begins where there is most time to fill; and a
-    weight that first and last stage share needs no message. The order is that of PyTorch's ScheduleZBVZeroBubble. With
-    fewer than 2 p - 1 micro-batches it is the schedule of 2 p - 1, without those that are not there.
+    The last stage lies on rank 0, beside the first, so the first backward begins where there is most time to fill; and
+    a weight that first and last stage share needs no message. The order is that of PyTorch's ScheduleZBVZeroBubble.
+    With fewer than 2 p - 1 micro-batches it is the schedule of 2 p - 1, without those that are not there.
     """
     at_least(1, ranks, "rank")
     at_least(1, micro_batches, "micro-batch")
@@ -113,12 +113,14 @@ def zb_v(ranks: int, micro_batches: int) -> Schedule:
 
 
 def dualpipe_v(ranks: int, micro_batches: int) -> Schedule:
-    """DeepSeek's DualPipe cut in half: V-shaped, and in the middle a forward of one stage beside a backward of the other.
+    """DeepSeek's DualPipe cut in half: V-shaped, and in the middle a forward of one stage beside a backward of the
+    other.
 
-    DualPipe feeds micro-batches from both ends and holds the weights twice; folded at the middle (DualPipe-V, and "cut in
-    half" by Sea AI Lab) it holds them once. The middle's pairs, one forward and one backward that need nothing of each
-    other, are meant to run at once on a GPU, each hiding the other's messages; here they stand one after the other, as
-    PyTorch's OVERLAP_F_B has them where a stage brings no code for both. Whole backwards where no bubble waits to be filled.
+    DualPipe feeds micro-batches from both ends and holds the weights twice; folded at the middle (DualPipe-V, and "cut
+    in half" by Sea AI Lab) it holds them once. The middle's pairs, one forward and one backward that need nothing of
+    each other, are meant to run at once on a GPU, each hiding the other's messages; here they stand one after the
+    other, as PyTorch's OVERLAP_F_B has them where a stage brings no code for both. Whole backwards where no bubble
+    waits to be filled.
 
     Raises
     ------
@@ -154,7 +156,9 @@ def dualpipe_v(ranks: int, micro_batches: int) -> Schedule:
 
 
 class _Counter:
-    """Writes a rank's list by words: "F down" is the next forward of its stage on the way down, "W" the oldest weight."""
+    """Writes a rank's list by words: "F down" is the next forward of its stage on the way down,
+    "W" the oldest weight.
+    """
 
     def __init__(self, down: int, up: int) -> None:
         self.stage = {"down": down, "up": up}

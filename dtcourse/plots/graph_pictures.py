@@ -18,8 +18,9 @@ def graphs(
 ) -> Picture:
     """A panel per graph, side by side.
 
-    panels: {"label": (places, links)}; places: {name: (x, y)}; links: (name, name, rate, busy). A link's width is by its
-            rate, on one logarithmic scale for all panels; its colour by busy, from grey (0) to red (the panel's most)
+    panels: {"label": (places, links)}; places: {name: (x, y)}; links: (name, name, rate, busy). A link's width is by
+            its rate, on one logarithmic scale for all panels; its colour by busy, from grey (0) to red (the panel's
+            most)
     """
     if not panels:
         raise ValueError("graphs needs at least one panel: {'label': (places, links)}")

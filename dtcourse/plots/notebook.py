@@ -19,7 +19,9 @@ def shell() -> Any | None:
 
 
 def register() -> bool:
-    """Lets a Timeline, or what has one, draw itself as the last expression of a cell. Returns whether there was an IPython to tell."""
+    """Lets a Timeline, or what has one, draw itself as the last expression of a cell.
+    Returns whether there was an IPython to tell.
+    """
     ip = shell()
     if ip is None:
         return False

@@ -1,7 +1,7 @@
 """How much faster with more ranks: speed-up, efficiency, and the two laws that they are held against.
 
-Amdahl (1967): the same work on p ranks, a fraction s of which cannot be shared, runs 1 / (s + (1 - s) / p) times as fast.
-Gustafson (1988): work that grows with p, in the same time: s + (1 - s) p times as much.
+Amdahl (1967): the same work on p ranks, a fraction s of which cannot be shared, runs 1 / (s + (1 - s) / p) times as
+fast. Gustafson (1988): work that grows with p, in the same time: s + (1 - s) p times as much.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Schedules: who does which part of the work on which micro-batch, a row for each rank, several on one time axis.
 
-The hue is the kind of work, lighter to darker are the micro-batches, white is idle. Where a rank holds several stages, a
-later stage's boxes lie lower in its row. Kinds differ in lightness too: they are told apart without colour.
+The hue is the kind of work, lighter to darker are the micro-batches, white is idle. Where a rank holds several stages,
+a later stage's boxes lie lower in its row. Kinds differ in lightness too: they are told apart without colour.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _SMALLEST = 6.0  # points: what smaller numbers would be left out
 
 
 class Box(NamedTuple):
-    """An event to draw. `level`: 0 for the first stage that its rank holds, 1 for the next; None for what is of no stage."""
+    """An event to draw. `level`: 0 for the first stage that its rank holds, 1 for the next;
+    None for what is of no stage.
+    """
 
     rank: int
     start: float
@@ -57,13 +59,16 @@ def schedules(
     title: str | None = None,
     description: str | None = None,
 ) -> Picture:
-    """Schedules, simulated or run, under one another on one time axis; at the right, what part of its time a rank idles.
+    """Schedules, simulated or run, under one another on one time axis; at the right,
+    what part of its time a rank idles.
 
-    schedules: {"1F1B": one}, or one alone: a Timeline, or what has one (a launch's Run, a Simulation, a Schedule). Drawn
+    schedules: {"1F1B": one}, or one alone: a Timeline, or what has one (a launch's Run, a Simulation, a Schedule).
+               Drawn
         are the events whose detail has the "action": "forward", "backward", "backward-input", "backward-weight" or
         "optimizer" (also an event of that name); with "micro_batch" and "stage" where they have one
     unit: in what the times are; default: what the first schedule says, mostly seconds
-    figures: for what has them (a Simulation), also `bubble_rate`, and at the right `peak_memory`: the most a rank stores
+    figures: for what has them (a Simulation), also `bubble_rate`, and at the right `peak_memory`: the most a rank
+             stores
     labels: write the micro-batch into its box where it fits
     """
     many = dict(schedules) if isinstance(schedules, Mapping) else {_name(schedules): schedules}

@@ -52,7 +52,9 @@ def plain_text(value: float) -> str:
 
 
 def formatter(unit: str | None) -> Callable[[float], str]:
-    """The function that writes a value of this unit: "bytes", "seconds", "count", "flops", "percent", None or a word."""
+    """The function that writes a value of this unit: "bytes", "seconds", "count", "flops", "percent",
+    None or a word.
+    """
     known: dict[str | None, Callable[[float], str]] = {
         "bytes": bytes_text,
         "seconds": seconds_text,

@@ -1,4 +1,5 @@
-"""What torch.profiler saw, as a Timeline: kernels of a GPU, or the operators of a CPU, communication apart from compute.
+"""What torch.profiler saw, as a Timeline: kernels of a GPU, or the operators of a CPU,
+communication apart from compute.
 
     with torch.profiler.profile() as profiler:
         step()

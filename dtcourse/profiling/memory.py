@@ -1,8 +1,8 @@
 """What a model holds right now: bytes of parameters, gradients, optimizer states, buffers, and of saved activations.
 
-Bytes belong to storages, not to tensors: a view, a tied weight or a tensor that autograd saved three times is one storage and
-counts once. `held` walks a model and its optimizer; `SavedTensors` sees what a forward pass keeps for its backward,
-through PyTorch's saved_tensors_hooks. What is alive at every moment in between, and the peak, is
+Bytes belong to storages, not to tensors: a view, a tied weight or a tensor that autograd saved three times is one
+storage and counts once. `held` walks a model and its optimizer; `SavedTensors` sees what a forward pass keeps for its
+backward, through PyTorch's saved_tensors_hooks. What is alive at every moment in between, and the peak, is
 `dtcourse.profiling.memory_tracker`. The predictions that these are held against are `dtcourse.simulator.memory`.
 
 Nothing here asks the device, so the counts are the same on a CPU and on a GPU; the GPU's allocator rounds each

@@ -119,7 +119,9 @@ class History:
         return int(activations.max()) if len(activations) else 0
 
     def trace(self) -> list[tuple[str, int, int]]:
-        """What an allocator is asked, in order: ("alloc" or "free", which storage, bytes). Empty storages are left out."""
+        """What an allocator is asked, in order: ("alloc" or "free", which storage, bytes).
+        Empty storages are left out.
+        """
         return [
             ("alloc" if self.allocations[number].born == i else "free", number, abs(change))
             for i, (change, number, _) in enumerate(self.events)

@@ -82,7 +82,9 @@ class Report:
         return sum(step.tokens for step in self.steps) / self.seconds
 
     def percentile(self, percent: float, part: str = "seconds") -> float:
-        """Seconds that `percent` of the steps (of all ranks) did not exceed: the nearest rank, always a measured one."""
+        """Seconds that `percent` of the steps (of all ranks) did not exceed: the nearest rank,
+        always a measured one.
+        """
         if not 0 < percent <= 100:
             raise ValueError(f"a percentile is above 0 and at most 100; got {percent}")
         values = sorted(self._of(part))

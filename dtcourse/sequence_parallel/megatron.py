@@ -1,6 +1,8 @@
-"""Megatron's sequence parallelism: what tensor parallelism leaves whole on every rank, each rank does for its tokens alone.
+"""Megatron's sequence parallelism: what tensor parallelism leaves whole on every rank,
+each rank does for its tokens alone.
 
-1. Tensor parallelism cuts attention and MLP; norms, dropouts and residuals are done alike on all t ranks, and kept t times.
+1. Tensor parallelism cuts attention and MLP; norms, dropouts and residuals are done alike on all t ranks, and kept t
+   times.
 2. They work token by token. So outside the parallel regions each rank has S/t of the tokens, and of the activations.
 3. An all-reduce is a reduce-scatter and an all-gather. The sum at a region's end stops after the first half, and the
    second one is made up for at the next region's beginning: the same bytes.
@@ -12,10 +14,10 @@
 
 Source: Korthikanti et al. 2205.05198, section 4.2.
 
-Per rank and layer, in units of (t - 1)/t n, n being the bytes of s b h activations: two regions, each a gather and a sum each
-way, so 8, as tensor parallelism's four all-reduces; step 4 adds two gathers: 10. gather_again=False keeps what was gathered:
-8, and two tensors of s b h more alive. Kept are 34/t s b h bytes and the attention core, instead of 10 s b h + 24/t s b h: at
-two bytes a number and one for a dropout's mask, 18/t numbers instead of 6 + 12/t.
+Per rank and layer, in units of (t - 1)/t n, n being the bytes of s b h activations: two regions, each a gather and a
+sum each way, so 8, as tensor parallelism's four all-reduces; step 4 adds two gathers: 10. gather_again=False keeps what
+was gathered: 8, and two tensors of s b h more alive. Kept are 34/t s b h bytes and the attention core, instead of 10 s
+b h + 24/t s b h: at two bytes a number and one for a dropout's mask, 18/t numbers instead of 6 + 12/t.
 Norms and the biases after the sums see a part of the tokens: their gradients are summed over the ranks, h numbers each.
 """
 
@@ -51,7 +53,8 @@ def parallelize_sequence(
     mesh:  the same axis as there
     gather_again: False: what was gathered is kept for backward, 8 units of messages for 10, and more memory
 
-    Tokens, positions and loss are as before, the same on all ranks. A forward whose tokens do not divide is a ValueError.
+    Tokens, positions and loss are as before, the same on all ranks.
+    A forward whose tokens do not divide is a ValueError.
     """
     blocks, group = cut_blocks(model), mesh.get_group()
     if mesh.size() == 1:
@@ -81,7 +84,9 @@ def parallelize_sequence(
 
 
 def gather(x: Tensor, group: Group = None) -> Tensor:
-    """(B, S/t, D) -> (B, S, D). Each rank uses all tokens for a part of the work, so gradients are summed on the way back."""
+    """(B, S/t, D) -> (B, S, D). Each rank uses all tokens for a part of the work,
+    so gradients are summed on the way back.
+    """
     return _Gather.apply(x, group)
 
 
@@ -125,7 +130,9 @@ def start_sum(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor, 
 
 
 class GatheredInput(SharedInput):
-    """Column-parallel layers that read the same tokens, of which each rank brings its own: one gather for all of them."""
+    """Column-parallel layers that read the same tokens, of which each rank brings its own:
+    one gather for all of them.
+    """
 
     def __init__(self, layers: Sequence[ColumnParallelLinear], gather_again: bool) -> None:
         super().__init__(layers)
@@ -192,7 +199,9 @@ class _GatheredLinear(torch.autograd.Function):
 
 
 class CutRowLinear(Sharded):
-    """A row-parallel layer whose sum goes to the ranks by tokens: (B, S, in / t) -> (B, S/t, out). Parameters as `row`'s."""
+    """A row-parallel layer whose sum goes to the ranks by tokens: (B, S, in / t) -> (B, S/t, out).
+    Parameters as `row`'s.
+    """
 
     def __init__(self, row: RowParallelLinear) -> None:
         super().__init__()
@@ -206,7 +215,9 @@ class CutRowLinear(Sharded):
 
 
 class OwnTokens(nn.Module):
-    """(B, S, D), the same on all ranks -> this rank's tokens (B, S/t, D), and their dropout, whose masks are its own."""
+    """(B, S, D), the same on all ranks -> this rank's tokens (B, S/t, D), and their dropout,
+    whose masks are its own.
+    """
 
     def __init__(self, dropout: nn.Module, group: Group = None) -> None:
         super().__init__()
@@ -217,7 +228,9 @@ class OwnTokens(nn.Module):
 
 
 def sum_gradients(parameters: Sequence[nn.Parameter], group: Group) -> None:
-    """Of parameters that every rank uses for its own tokens: from now on backward adds up their gradients over the ranks."""
+    """Of parameters that every rank uses for its own tokens:
+    from now on backward adds up their gradients over the ranks.
+    """
 
     def total(grad: Tensor) -> Tensor:
         grad = grad.clone()

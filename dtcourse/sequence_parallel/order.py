@@ -1,11 +1,12 @@
-"""Which tokens of a long sequence a rank holds: neighbours, or the order in which causal attention is equal work for all.
+"""Which tokens of a long sequence a rank holds: neighbours,
+or the order in which causal attention is equal work for all.
 
     contiguous   0 0 1 1 2 2 3 3   rank 3's queries see every key, rank 0's see its own alone
     zigzag       0 1 2 3 3 2 1 0   2 p chunks: rank r has chunk r, of the first half, and its mirror image in the second
 
-A causal mask shows chunk i the chunks 0 to i. Under zigzag each rank has an early chunk and a late one, which together see
-2 p + 1 chunks on every rank. Source: Llama 3 (Grattafiori et al. 2407.21783, section 3.3.2); another order with this aim is
-Striped Attention (Brandon et al. 2311.09431).
+A causal mask shows chunk i the chunks 0 to i. Under zigzag each rank has an early chunk and a late one, which together
+see 2 p + 1 chunks on every rank. Source: Llama 3 (Grattafiori et al. 2407.21783, section 3.3.2); another order with
+this aim is Striped Attention (Brandon et al. 2311.09431).
 
 What is computed token by token (norms, MLPs, embeddings, the loss) does not see the order. Positions have to be told:
 `positions(...)`, for Transformer's positions_S. Nothing is sent but by `unshard`: an all-gather.
@@ -41,8 +42,9 @@ def positions(length: int, rank: int, size: int, order: str = "contiguous") -> T
         lower = length // parts * parts
         near = f"{lower} or {lower + parts}" if lower else f"{parts}"
         raise ValueError(
-            f"a sequence of {length} tokens cannot be split over {size} ranks in {order} order, which needs {parts} equal "
-            f"chunks; {near} tokens would do: pad the sequence (document -1) or cut it"
+            f"a sequence of {length} tokens cannot be split over "
+            f"{size} ranks in {order} order, which needs {parts} equal chunks; {near} tokens would do: pad the "
+            "sequence (document -1) or cut it"
         )
     return torch.cat([torch.arange(length).chunk(parts)[chunk] for chunk in mine])
 
@@ -58,7 +60,9 @@ def shard(x: Tensor, dim: int = 1, group: Group = None, order: str = "contiguous
 
 
 def unshard(x: Tensor, dim: int = 1, group: Group = None, order: str = "contiguous") -> Tensor:
-    """The whole sequence on every rank, in its own order, from what each rank holds. No gradient goes back through it."""
+    """The whole sequence on every rank, in its own order, from what each rank holds.
+    No gradient goes back through it.
+    """
     size = dist.get_world_size(group)
     first = x.detach().movedim(dim, 0).contiguous()
     parts = first.new_empty((size * first.shape[0], *first.shape[1:]))

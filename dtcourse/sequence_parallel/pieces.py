@@ -8,9 +8,9 @@ stretch of one document meet in one of three ways:
     the key's is later          nothing is seen, and nothing is computed
 
 Without a causal mask, and inside one document, all is seen. Tokens of document -1 (padding) see nothing and are seen by
-nobody: their output is 0 and so are their gradients. Packed documents do not see each other, and what they do not see costs
-nothing. No mask is ever made for a rectangle, and there is no offset between ranks that could be wrong: positions are
-compared, those of the whole sequence.
+nobody: their output is 0 and so are their gradients. Packed documents do not see each other, and what they do not see
+costs nothing. No mask is ever made for a rectangle, and there is no offset between ranks that could be wrong: positions
+are compared, those of the whole sequence.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Stretch(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A rectangle of the table of scores that is computed: rows of queries, columns of keys. causal: only its triangle."""
+    """A rectangle of the table of scores that is computed: rows of queries, columns of keys. causal:
+    only its triangle.
+    """
 
     batch: slice
     rows: slice

@@ -1,22 +1,25 @@
-"""Ring attention (context parallelism): every rank keeps its queries, and the blocks of keys and values go round a ring.
+"""Ring attention (context parallelism): every rank keeps its queries,
+and the blocks of keys and values go round a ring.
 
 1. Each of p ranks holds S/p tokens of the sequence. Everything but attention works on them alone.
-2. In attention, a rank computes with the block of keys and values that it has, while that block goes to the right and the
-   next one comes from the left. After p steps its queries have met all keys.
+2. In attention, a rank computes with the block of keys and values that it has, while that block goes to the right and
+   the next one comes from the left. After p steps its queries have met all keys.
 3. The outputs of two blocks are added as online softmax adds two tiles: each weighed by its sum of exponentials.
-4. Backward: the blocks go round again, and each block's dK and dV follow it, growing at every rank, until they are home.
+4. Backward: the blocks go round again, and each block's dK and dV follow it, growing at every rank, until they are
+   home.
 
-Sources: Ring Attention (Liu, Zaharia and Abbeel 2310.01889); online softmax (Milakov and Gimelshein 1805.02867); the passes
-inside a block are those of FlashAttention-2, dtcourse/attention.py.
+Sources: Ring Attention (Liu, Zaharia and Abbeel 2310.01889); online softmax (Milakov and Gimelshein 1805.02867); the
+passes inside a block are those of FlashAttention-2, dtcourse/attention.py.
 
-Per rank, n being the bytes of its own keys and values, B K S/p (E + V) numbers: (p - 1) n sent forward, 2 (p - 1) n backward
-(keys and values, and their gradients, in float32 where the inputs are narrower). Two messages a step forward, K and V. A
-transfer is hidden where the block's products take longer: 4 B H (S/p)^2 E FLOP against n bytes, so that it only matters how
-long S/p is, and not how many ranks there are.
-Memory: saved for backward q, k, v, the output and one number a query, all S/p long. Live besides: two blocks of keys and
-values, the one that is computed with and the one that comes; in backward also three of their gradients.
+Per rank, n being the bytes of its own keys and values, B K S/p (E + V) numbers: (p - 1) n sent forward, 2 (p - 1) n
+backward (keys and values, and their gradients, in float32 where the inputs are narrower). Two messages a step forward,
+K and V. A transfer is hidden where the block's products take longer: 4 B H (S/p)^2 E FLOP against n bytes, so that it
+only matters how long S/p is, and not how many ranks there are.
+Memory: saved for backward q, k, v, the output and one number a query, all S/p long. Live besides: two blocks of keys
+and values, the one that is computed with and the one that comes; in backward also three of their gradients.
 
-Shape suffixes: B batch, H heads of queries, K of keys, G = H/K, L tokens of this rank, E elements of a head, V of a value.
+Shape suffixes: B batch, H heads of queries, K of keys, G = H/K, L tokens of this rank, E elements of a head,
+V of a value.
 """
 
 from __future__ import annotations
@@ -58,7 +61,8 @@ def ring_attention(
     k, v: the same, or with fewer heads, each of which neighbouring query heads share; v may have another dim
     causal: a query sees the keys up to its own place in the whole sequence
     scale: of the scores; None is 1 / sqrt(dim)
-    documents: (batch, tokens) integers, this rank's: tokens see those of their own document. Equal ids are neighbours in the
+    documents: (batch, tokens) integers, this rank's: tokens see those of their own document. Equal ids are neighbours
+               in the
         sequence; -1 is padding, whose output is 0
     block_q, block_k: the tiles inside a block
 
@@ -74,7 +78,8 @@ def ring_attention(
 
 
 class RingAttentionCore(nn.Module):
-    """q_BHSE, k_BKSE, v_BKSE -> (B, H, S, E), S this rank's tokens: in the place of a Transformer block's `attention.core`.
+    """q_BHSE, k_BKSE, v_BKSE -> (B, H, S, E), S this rank's tokens:
+    in the place of a Transformer block's `attention.core`.
 
     Weights see a part of the sequence each: average their gradients over the group, as data parallelism does.
     """
@@ -114,7 +119,9 @@ class RingAttention(torch.autograd.Function):
 
 @p2p.operation("ring_attention")
 def ring_forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-    """The output (B, H, L, V), and the logarithm of each query's sum of exponentials (B, K, G, L), float32 or float64."""
+    """The output (B, H, L, V), and the logarithm of each query's sum of exponentials (B, K, G, L),
+    float32 or float64.
+    """
     q_BKGLE = in_groups(q, k)
     out = q_BKGLE.new_zeros(*q_BKGLE.shape[:-1], v.shape[-1])
     logsumexp = q_BKGLE.new_full(q_BKGLE.shape[:-1], -torch.inf)

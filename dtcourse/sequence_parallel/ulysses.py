@@ -2,15 +2,16 @@
 
 1. Each of p ranks holds S/p tokens, all heads. Everything but attention works on them alone.
 2. Heads do not look at each other. So before attention every rank sends every other one its tokens of that one's heads.
-3. Each rank then has the whole sequence of H/p heads, and any attention kernel of one device does the rest, causal or not.
+3. Each rank then has the whole sequence of H/p heads, and any attention kernel of one device does the rest, causal or
+   not.
 4. The output goes back the same way. Backward: the same four messages to each rank, in the other direction.
 
 Source: DeepSpeed-Ulysses (Jacobs et al. 2309.14509), section 3.1.
 
-Per rank, N = B S/p tokens of its own: four all-to-alls forward (queries, keys, values, output) and four backward, which send
-(p - 1)/p N (2 H E + 2 K E) numbers each way, p - 1 messages an all-to-all: per rank less as p grows, where ring attention's
-bytes stay. But heads must divide: no more than H ranks. Fewer key-value heads than ranks are sent as often as ranks need
-them, as if there were p (grouped-query attention: Ainslie et al. 2305.13245).
+Per rank, N = B S/p tokens of its own: four all-to-alls forward (queries, keys, values, output) and four backward, which
+send (p - 1)/p N (2 H E + 2 K E) numbers each way, p - 1 messages an all-to-all: per rank less as p grows, where ring
+attention's bytes stay. But heads must divide: no more than H ranks. Fewer key-value heads than ranks are sent as often
+as ranks need them, as if there were p (grouped-query attention: Ainslie et al. 2305.13245).
 Memory: q, k, v, output of the whole sequence for H/p heads, what the kernel keeps, and nothing besides.
 Nothing overlaps: attention begins when the last message has come.
 
@@ -47,7 +48,8 @@ def ulysses_attention(
     q: (batch, heads, tokens, dim), as many neighbouring tokens on every rank, in the ranks' order (`order.shard`)
     k, v: the same, or with fewer heads, each of which neighbouring query heads share; v may have another dim
     causal, scale: as ring_attention's
-    kernel: attention of the whole sequence, (q, k, v) -> output, for some of the heads; it decides about masks and scale.
+    kernel: attention of the whole sequence, (q, k, v) -> output, for some of the heads; it decides about masks and
+            scale.
         None is F.scaled_dot_product_attention with `causal` and `scale`
 
     Returns (batch, heads, tokens, dim of v). Raises ValueError, with the numbers, where heads do not divide.
@@ -67,7 +69,8 @@ def ulysses_attention(
 
 
 class UlyssesCore(nn.Module):
-    """q_BHSE, k_BKSE, v_BKSE -> (B, H, S, E), S this rank's tokens: in the place of a Transformer block's `attention.core`.
+    """q_BHSE, k_BKSE, v_BKSE -> (B, H, S, E), S this rank's tokens:
+    in the place of a Transformer block's `attention.core`.
 
     core: what is there now; it attends to the whole sequence, with some of the heads.
     Weights see a part of the sequence each: average their gradients over the group, as data parallelism does.
@@ -105,7 +108,7 @@ def check_heads(heads: int, kv_heads: int, ranks: int) -> int:
         return max(1, ranks // kv_heads)
     fits = [n for n in range(1, heads + 1) if not heads % n and not (kv_heads % n and n % kv_heads)]
     raise ValueError(
-        f"{heads} query heads and {kv_heads} key-value heads cannot be given out to {ranks} ranks: each gets an equal number "
-        f"of both, or an equal number of ranks shares a key-value head. {', '.join(map(str, fits))} ranks would do; ring "
-        "attention has no such limit"
+        f"{heads} query heads and {kv_heads} key-value heads cannot be given out to {ranks} ranks: each gets an "
+        f"equal number of both, or an equal number of ranks shares a key-value head. {', '.join(map(str, fits))} "
+        "ranks would do; ring attention has no such limit"
     )

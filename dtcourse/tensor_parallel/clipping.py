@@ -1,8 +1,8 @@
 """Clipping by the norm of all gradients, of which each rank has some slices, and some that all ranks have.
 
-torch.nn.utils.clip_grad_norm_ would see this rank's part alone: another norm, and another scale, on each rank, and the copies
-of norms and biases part. Slices are summed over the ranks, what all hold counts once, and of a key-value head that several
-ranks hold the first one's. One all-reduce of one number.
+torch.nn.utils.clip_grad_norm_ would see this rank's part alone: another norm, and another scale, on each rank, and the
+copies of norms and biases part. Slices are summed over the ranks, what all hold counts once, and of a key-value head
+that several ranks hold the first one's. One all-reduce of one number.
 """
 
 from __future__ import annotations

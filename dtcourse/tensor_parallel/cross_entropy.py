@@ -6,8 +6,8 @@ The largest logit (one all-reduce, MAX), then the sum of exponentials and the ta
 target is on one rank, the others add zero). Backward is softmax - onehot of a rank's own slice: no message at all.
 Source: Megatron-LM, Shoeybi et al. 1909.08053, section 3, which fuses the output layer with the loss for this reason.
 
-For N tokens, V words and p ranks: two all-reduces, of N + 1 and of 2 N numbers (3 N with label smoothing), where gathering the
-logits sends N V; and V / p logits a token are held instead of V.
+For N tokens, V words and p ranks: two all-reduces, of N + 1 and of 2 N numbers (3 N with label smoothing), where
+gathering the logits sends N V; and V / p logits a token are held instead of V.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ class _CrossEntropy(torch.autograd.Function):
         _all_reduce(together, dist.ReduceOp.MAX, shard)
         if together[-1]:
             raise ValueError(
-                f"{shard.size} classes on {shard.parts} ranks are {shard.length} on each, and what is left on the last; "
-                f"rank {shard.part} has {shard.used} of them, and logits of shape {tuple(logits.shape)}"
+                f"{shard.size} classes on {shard.parts} ranks are {shard.length} on "
+                f"each, and what is left on the last; rank {shard.part} has {shard.used} of them, and logits of "
+                f"shape {tuple(logits.shape)}"
             )
         largest = together[:-1].view(targets.shape)
         shifted = z - largest.unsqueeze(-1)

@@ -1,7 +1,8 @@
 """An embedding whose table is cut by rows: each rank looks up the tokens that it has, and the sum puts them together.
 
 A token's row is on one rank; the others contribute zero. One all-reduce of (tokens, width) forward, none backward: a
-rank's rows have a gradient from the tokens that it looked up, and from no others. Source: Megatron-LM, 1909.08053, section 3.
+rank's rows have a gradient from the tokens that it looked up, and from no others. Source: Megatron-LM, 1909.08053,
+section 3.
 
 Per rank of p: ceil(V / p) rows, the last rank's padded with zeros; 2 (p - 1)/p n bytes sent for a result of n.
 """
@@ -20,8 +21,8 @@ from dtcourse.tensor_parallel.shards import Shard, Sharded
 class VocabParallelEmbedding(Sharded):
     """Cuts the rows of `embedding` over the ranks. tokens (...), the same on all ranks -> (..., width), likewise
 
-    padding_idx works as in nn.Embedding. What looks at the whole table or at all tokens (max_norm, scale_grad_by_freq) and
-    sparse gradients do not: ValueError.
+    padding_idx works as in nn.Embedding. What looks at the whole table or at all tokens (max_norm, scale_grad_by_freq)
+    and sparse gradients do not: ValueError.
     """
 
     def __init__(self, embedding: nn.Embedding, group: Group = None) -> None:

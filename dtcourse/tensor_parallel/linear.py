@@ -3,12 +3,12 @@
     column-parallel   each rank has some of the outputs:  y_r = x W_r       x replicated, y cut
     row-parallel      each rank has some of the inputs:   y = sum_r x_r W_r x cut, y replicated
 
-A column-parallel layer, anything elementwise, and a row-parallel one make a *parallel region*: one all-reduce forward (the
-sum above) and one backward (the gradient of x, a sum over all ranks' outputs). Source: Megatron-LM, Shoeybi et al.
+A column-parallel layer, anything elementwise, and a row-parallel one make a *parallel region*: one all-reduce forward
+(the sum above) and one backward (the gradient of x, a sum over all ranks' outputs). Source: Megatron-LM, Shoeybi et al.
 1909.08053, section 3. torch's nn.Linear holds W transposed, (out, in): columns are its dim 0.
 
-The backward all-reduce travels while the weights' gradients are computed, which do not need it. Layers of one input (query,
-key and value; both halves of SwiGLU) share it: `SharedInput`.
+The backward all-reduce travels while the weights' gradients are computed, which do not need it. Layers of one input
+(query, key and value; both halves of SwiGLU) share it: `SharedInput`.
 
 Per rank of p, for x of N tokens and d numbers: weights in out / p; each all-reduce sends 2 (p - 1)/p N d (ring).
 """
@@ -33,8 +33,8 @@ from dtcourse.torch_private import version_of
 class ColumnParallelLinear(Sharded):
     """Cuts the outputs of `linear` over the ranks. x (..., in), the same on all ranks -> (..., out / p)
 
-    linear:        the whole layer, the same on every rank; a slice of it is kept, so a rank starts with the very numbers
-                   that the unsharded layer has
+    linear:        the whole layer, the same on every rank; a slice of it is kept, so a rank starts with the very
+                   numbers that the unsharded layer has
     gather_output: all ranks get all outputs (one all-gather more)
     copies:        neighbouring ranks that hold the same outputs; replicas: the group of those that hold this rank's.
                    Their weights' gradients are summed, since each sees only its own use of them
@@ -121,8 +121,8 @@ class RowParallelLinear(Sharded):
 class SharedInput:
     """Column-parallel layers that read the same tensor: multiplied together, so that its gradient is one all-reduce.
 
-    The module that calls them one after the other stays as it is. The first call computes all outputs, and each layer takes
-    its own; a layer that is asked for another input than the first one was, or twice, computes them again.
+    The module that calls them one after the other stays as it is. The first call computes all outputs, and each layer
+    takes its own; a layer that is asked for another input than the first one was, or twice, computes them again.
     """
 
     def __init__(self, layers: Sequence[ColumnParallelLinear]) -> None:

@@ -6,8 +6,8 @@
     gather     all-gather along a dim        own slice       slices become a replicated tensor
     scatter    own slice along a dim         all-gather      a replicated tensor is cut
 
-copy and reduce are each other's backward, and so are gather and scatter. (Megatron-LM, Shoeybi et al. 1909.08053, section
-3, calls the first two f and g.)
+copy and reduce are each other's backward, and so are gather and scatter. (Megatron-LM, Shoeybi et al. 1909.08053,
+section 3, calls the first two f and g.)
 
 Whose loss is it? What comes after the region is computed on every rank alike, the loss too, and here it is counted
 *once*: a replicated tensor is one tensor, of which each rank holds a copy, and backward starts with a gradient of 1
@@ -17,8 +17,8 @@ For a loss that p ranks compute alike that sum is p times as large: its all_redu
 backward, and all gradients come out p times too large. Divided by p, the two agree; a test says so. What is
 *different* on each rank (rows of a batch, tokens of an expert) belongs to `collectives.autograd`.
 
-Bytes: as the collective named, (p - 1)/p n for a gather, twice that for an all-reduce, none on one rank. Nothing is kept
-for backward. Functions may be differentiated again. Every rank of the group calls them in the same order.
+Bytes: as the collective named, (p - 1)/p n for a gather, twice that for an all-reduce, none on one rank. Nothing is
+kept for backward. Functions may be differentiated again. Every rank of the group calls them in the same order.
 """
 
 from __future__ import annotations

@@ -5,15 +5,15 @@
     parallelize(model, transformer_plan(model), mesh["tensor"])
     model.loss(tokens, targets).backward()      # the same tokens on all tensor ranks
 
-PyTorch's parallelize_module has this shape; a plan maps names of modules, with * for one part of a name, to styles. Ours
-changes modules for ones that hold slices and call collectives; PyTorch's turns parameters into DTensors. A layer of the
-course's Transformer has two parallel regions, attention and MLP, with one all-reduce each way each, so 4 (p - 1)/p of its
-activations B S d forward, and as much backward; PyTorch's plan of single layers sums the gradient of the
+PyTorch's parallelize_module has this shape; a plan maps names of modules, with * for one part of a name, to styles.
+Ours changes modules for ones that hold slices and call collectives; PyTorch's turns parameters into DTensors. A layer
+of the course's Transformer has two parallel regions, attention and MLP, with one all-reduce each way each, so 4 (p -
+1)/p of its activations B S d forward, and as much backward; PyTorch's plan of single layers sums the gradient of the
 attention's input three times, once each for query, key and value. Source: Megatron-LM, Shoeybi et al. 1909.08053.
 
 Per rank of p: 1 / p of the weights that the plan names; norms, positions and the biases of row-parallel layers whole.
-Those have equal gradients on all tensor ranks, bit by bit, so their copies stay equal without a message. Data parallelism
-over the other axis of the mesh takes the model as it is: DistributedDataParallel(model, process_group=...).
+Those have equal gradients on all tensor ranks, bit by bit, so their copies stay equal without a message. Data
+parallelism over the other axis of the mesh takes the model as it is: DistributedDataParallel(model, process_group=...).
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ def _resolve(model: nn.Module, plan: Plan) -> dict[str, Style]:
 
 
 def _check_cuts(model: nn.Module, chosen: dict[str, Style]) -> list[list[str]]:
-    """Raises ValueError where a parameter would be cut twice, or a tied one in two ways; returns the names of tied ones."""
+    """Raises ValueError where a parameter would be cut twice, or a tied one in two ways;
+    returns the names of tied ones.
+    """
     cuts: dict[str, int] = {}
     for name, style in chosen.items():
         for parameter, dim in style.cuts(model.get_submodule(name)).items():

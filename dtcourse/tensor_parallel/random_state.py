@@ -1,12 +1,14 @@
 """Random numbers under tensor parallelism: the same where ranks hold the same, different where each holds its own part.
 
-Dropout of a replicated tensor must drop the same numbers on every rank: else the copies part, and nobody notices. Dropout
-inside a parallel region must drop different ones: with one random state for all, rank 1 drops in its heads what rank
-0 drops in its own, and p heads live and die together. (Megatron-LM, Shoeybi et al. 1909.08053, section 3, has this rule.)
+Dropout of a replicated tensor must drop the same numbers on every rank: else the copies part, and nobody notices.
+Dropout inside a parallel region must drop different ones: with one random state for all, rank 1 drops in its heads what
+rank 0 drops in its own, and p heads live and die together. (Megatron-LM, Shoeybi et al. 1909.08053, section 3, has this
+rule.)
 
 So the default random state is made equal on all ranks of the tensor axis, once, and stays so because every rank draws
-alike. In a region a rank leaves it: `different_on_each_rank` draws one seed from it, equal everywhere, and adds the rank.
-There is no second state to save: activation checkpointing, which restores the default one, gets the same masks again.
+alike. In a region a rank leaves it: `different_on_each_rank` draws one seed from it, equal everywhere, and adds the
+rank. There is no second state to save: activation checkpointing, which restores the default one, gets the same masks
+again.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from dtcourse.parameters.replicas import Group
 
 
 def same_on_all_ranks(group: Group = None, source: int = 0) -> None:
-    """Gives all ranks of the group one random state, from a seed that rank `source` of the group draws. A collective."""
+    """Gives all ranks of the group one random state, from a seed that rank `source` of the group draws.
+    A collective.
+    """
     seed = torch.randint(2**62, ()).to(device.current())
     dist.broadcast(seed, group=group, group_src=source)
     torch.manual_seed(int(seed))

@@ -1,7 +1,7 @@
 """Which slice of a parameter a rank holds, how it is cut out of the whole, and how the whole is put together again.
 
-A dim that does not divide is padded with zeros up to the next multiple, so that all slices have one shape: a vocabulary of
-50257 on 4 ranks is cut as one of 50260, and the last rank's slice ends in 3 rows that nobody uses.
+A dim that does not divide is padded with zeros up to the next multiple, so that all slices have one shape: a vocabulary
+of 50257 on 4 ranks is cut as one of 50260, and the last rank's slice ends in 3 rows that nobody uses.
 Where there are fewer parts than ranks, neighbours hold the same part (key-value heads): `copies` of each.
 """
 

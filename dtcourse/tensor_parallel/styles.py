@@ -127,8 +127,9 @@ class HeadwiseParallel:
         if kv % size and size % kv:
             fits = [n for n in divisors(heads) if not (kv % n and n % kv)]
             raise ValueError(
-                f"{name} has {kv} key-value heads, which cannot be given out to {size} ranks: each gets an equal number "
-                f"of them, or an equal number of ranks shares one. {', '.join(map(str, fits))} ranks would do"
+                f"{name} has {kv} key-value heads, which cannot be given "
+                f"out to {size} ranks: each gets an equal number of them, or an equal number of ranks shares one. "
+                f"{', '.join(map(str, fits))} ranks would do"
             )
 
     def cuts(self, module: nn.Module) -> dict[str, int]:

@@ -1,17 +1,19 @@
-"""A linear layer on a square grid of ranks, where input, weight and output are all cut in blocks: nobody holds a whole one.
+"""A linear layer on a square grid of ranks, where input, weight and output are all cut in blocks:
+nobody holds a whole one.
 
-Cutting by columns or rows leaves the activations between the regions whole on every rank. On a grid of q x q ranks, rank (i, j)
-holds block (i, j) of each matrix of y = x W: rows of x and y are cut over i, columns of y and W over j.
+Cutting by columns or rows leaves the activations between the regions whole on every rank. On a grid of q x q ranks,
+rank (i, j) holds block (i, j) of each matrix of y = x W: rows of x and y are cut over i, columns of y and W over j.
 
     y_ij   = sum_k x_ik W_kj           x_ik comes along row i of the grid, W_kj along column j
     dx_ik  = sum_j dy_ij W_kj^T        W_kj comes along column j, the sum goes along row i to rank (i, k)
     dW_kj  = sum_i x_ik^T dy_ij        x_ik comes along row i, the sum goes along column j to rank (k, j)
 
-One panel after the other: whoever owns block k of the sum broadcasts it, everybody multiplies, and it is forgotten. Sources:
-SUMMA (van de Geijn and Watts, 1997); its use for training, Optimus (Xu et al. 2104.05343).
+One panel after the other: whoever owns block k of the sum broadcasts it, everybody multiplies, and it is forgotten.
+Sources: SUMMA (van de Geijn and Watts, 1997); its use for training, Optimus (Xu et al. 2104.05343).
 
 Per rank of p = q^2: 1 / p of x, W and y, and while it computes one panel of each operand. All ranks together send
-(q - 1) (|x| + |W|) numbers forward and twice that backward, for a broadcast or a reduction of n to q ranks sends (q - 1) n.
+(q - 1) (|x| + |W|) numbers forward and twice that backward, for a broadcast or a reduction of n to q ranks sends (q -
+1) n.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Grid:
         self.along_column, self.along_row = mesh.get_group(0), mesh.get_group(1)
 
     def cut(self, x: Tensor) -> Tensor:
-        """This rank's block of x (rows, ..., columns): of its first dim by the grid's row, of its last by its column."""
+        """This rank's block of x (rows, ..., columns): of its first dim by the grid's row,
+        of its last by its column.
+        """
         return mappings.scatter(mappings.scatter(x, 0, self.along_column), -1, self.along_row)
 
     def join(self, block: Tensor) -> Tensor:
@@ -131,7 +135,9 @@ class _Summa(torch.autograd.Function):
 
 
 class _Panels:
-    """Block k of a matrix for k = 0, 1, ...: the owner's own, and one buffer for what others send. All ranks ask in order."""
+    """Block k of a matrix for k = 0, 1, ...: the owner's own, and one buffer for what others send.
+    All ranks ask in order.
+    """
 
     def __init__(self, own: Tensor, mine: int, group: Any) -> None:
         self.own, self.mine, self.group = own.detach().contiguous(), mine, group

@@ -1,4 +1,5 @@
-"""The explorer of schedules as a person sees it: in JupyterLab in a headless Chromium, buttons pressed, a control moved."""
+"""The explorer of schedules as a person sees it: in JupyterLab in a headless Chromium, buttons pressed,
+a control moved."""
 
 from __future__ import annotations
 

@@ -100,7 +100,10 @@ def test_list_names_minutes_and_needs(course):
 
 def test_list_and_topics_compute_less_than_torch_alone_and_do_not_load_it():
     """Processor time, which a busy machine stretches too: so beside that of importing torch, on the same machine."""
-    listing = "import sys; from dtcourse.cli import app; app(sys.argv[1:], standalone_mode=False); assert 'torch' not in sys.modules"
+    listing = (
+        "import sys; from dtcourse.cli import app; app(sys.argv[1:], standalone_mode=False); assert 'torch' not in "
+        "sys.modules"
+    )
     computed = {}
     for _ in range(2):  # the first may have to compile
         for code, *words in ((listing, "list"), (listing, "topics"), ("import torch",)):
@@ -528,7 +531,10 @@ def test_doctor_says_what_is_wrong_and_fails(monkeypatch):
 def test_doctor_reads_how_gpus_are_linked():
     from dtcourse.course.doctor import _links
 
-    table = "\tGPU0\tGPU1\tGPU2\tCPU Affinity\nGPU0\t X \tNV18\tSYS\t0-15\nGPU1\tNV18\t X \tPIX\t0-15\nGPU2\tSYS\tPIX\t X \t0-15\n"
+    table = (
+        "\tGPU0\tGPU1\tGPU2\tCPU Affinity\nGPU0\t X \tNV18\tSYS\t0-15\nGPU1\tNV18\t X \tPIX\t0-15\nGPU2\tSYS\tPIX\t "
+        "X \t0-15\n"
+    )
     assert _links(table) == "1 pair by NVLink, 1 pair across CPU sockets, 1 pair by one PCIe switch"
     assert _links("") == ""
 

@@ -1,4 +1,5 @@
-"""Servers beside peers: the sum is the sum, bytes are the paper's, and its mix is the fastest, on paper and under emulation."""
+"""Servers beside peers: the sum is the sum, bytes are the paper's, and its mix is the fastest,
+on paper and under emulation."""
 
 from __future__ import annotations
 

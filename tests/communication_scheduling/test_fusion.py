@@ -1,4 +1,5 @@
-"""The size of a bucket: what the model says is what DistributedDataParallel takes under emulation, and the best is the best."""
+"""The size of a bucket: what the model says is what DistributedDataParallel takes under emulation,
+and the best is the best."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ def data(rank):
 
 
 def server_and_workers(p, threshold):
-    """LAG-WK as in the paper: minimise the sum of L_m = worker m's mean loss / p; a server adds what the workers upload."""
+    """LAG-WK as in the paper: minimise the sum of L_m = worker m's mean loss / p;
+    a server adds what the workers upload."""
     theta = torch.zeros(1, FEATURES, dtype=torch.float64)
     last = [torch.zeros_like(theta) for _ in range(p)]
     total, track, uploads, moves = torch.zeros_like(theta), [], [], []

@@ -1,4 +1,5 @@
-"""The order of slices: a queue by priority against one that is simulated tick by tick, and the gain that it promises."""
+"""The order of slices: a queue by priority against one that is simulated tick by tick,
+and the gain that it promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""On the virtual clock: priority saves what its formula says, where the wait has moved, and nothing where it has not."""
+"""On the virtual clock: priority saves what its formula says, where the wait has moved,
+and nothing where it has not."""
 
 from __future__ import annotations
 

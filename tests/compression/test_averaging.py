@@ -1,4 +1,5 @@
-"""The mean of all ranks' vectors: the same on all, equal to one written apart, bytes by formula; error feedback loses nothing."""
+"""The mean of all ranks' vectors: the same on all, equal to one written apart, bytes by formula;
+error feedback loses nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def vectors(p, step):
 
 
 def reference(make, p, feedback):
-    """One process, written apart: the means of STEPS steps, and what is left out at the end, of everything ever given."""
+    """One process, written apart: the means of STEPS steps, and what is left out at the end,
+    of everything ever given."""
     workers = [make() for _ in range(p)]
     size = -(-N // p)
     own, part = torch.zeros(p, N), torch.zeros(p, size)

@@ -1,4 +1,5 @@
-"""Compression beside backward: a bucket leaves and travels while backward computes, and the result is that of `average`."""
+"""Compression beside backward: a bucket leaves and travels while backward computes,
+and the result is that of `average`."""
 
 from __future__ import annotations
 

@@ -104,7 +104,8 @@ def test_without_bias_the_mean_of_many_tries_is_the_vector(make):
 
 
 def test_chance_never_rounds_the_largest_number_over_the_last_code():
-    """x / (x / 127) is above 127 for some x: rounded up it was 128, which is -128 in eight bits, once in 65,536 numbers."""
+    """x / (x / 127) is above 127 for some x: rounded up it was 128, which is -128 in eight bits,
+    once in 65,536 numbers."""
     torch.manual_seed(0)
     x = torch.rand(1000)
     largest = x[x / (x / 127) > 127][0]

@@ -1,4 +1,5 @@
-"""Deep gradient compression: the paper's algorithm written apart, momentum SGD where all is sent, bytes, memory, and mistakes."""
+"""Deep gradient compression: the paper's algorithm written apart, momentum SGD where all is sent, bytes, memory,
+and mistakes."""
 
 from __future__ import annotations
 
@@ -262,7 +263,10 @@ def test_the_warm_up_is_the_papers():
 
 def test_momentum_twice_is_refused_also_when_a_schedule_brings_it_later():
     weights = [nn.Parameter(torch.zeros(2))]
-    words = "has the momentum in it, and SGD has {'momentum': 0.9} in parameter group 0: each gradient would get it twice"
+    words = (
+        "has the momentum in it, and SGD has {'momentum': 0.9} "
+        "in parameter group 0: each gradient would get it twice"
+    )
     with pytest.raises(ValueError, match=re.escape(words)):
         DeepGradientState(torch.optim.SGD(weights, lr=0.1, momentum=0.9))
     with pytest.raises(ValueError, match=re.escape("AdamW has {'betas': (0.9, 0.999)}")):

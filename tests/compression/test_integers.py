@@ -1,4 +1,5 @@
-"""Integers, block by block: against the same written with whole blocks, where blocks and pieces of the cache do not fit."""
+"""Integers, block by block: against the same written with whole blocks,
+where blocks and pieces of the cache do not fit."""
 
 from __future__ import annotations
 

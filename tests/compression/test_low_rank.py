@@ -1,4 +1,5 @@
-"""PowerSGD: PyTorch's own hook, a reference written apart, the plain mean at full rank, bytes, odd gradients, bad input."""
+"""PowerSGD: PyTorch's own hook, a reference written apart, the plain mean at full rank, bytes, odd gradients,
+bad input."""
 
 from __future__ import annotations
 
@@ -119,7 +120,8 @@ def test_gradients_are_those_of_pytorchs_hook(p):
 
 
 def reference(p, rank, first, steps=STEPS, feedback=True):
-    """One process, numpy, every matrix alone: Vogels et al., algorithm 1 and 2. first: {name: Q}, for matrices alone."""
+    """One process, numpy, every matrix alone: Vogels et al., algorithm 1 and 2. first: {name: Q},
+    for matrices alone."""
     model = Model().double()
     qs = {name: q.numpy().copy() for name, q in first.items()}
     left = [dict.fromkeys(first, 0.0) for _ in range(p)]

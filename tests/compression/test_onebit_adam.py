@@ -1,4 +1,5 @@
-"""1-bit Adam: Adam in its warm-up, the paper's algorithm written apart afterwards, bytes, what it saves, and mistakes."""
+"""1-bit Adam: Adam in its warm-up, the paper's algorithm written apart afterwards, bytes, what it saves,
+and mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""QSGD, TernGrad, 1-bit SGD and the majority's vote: bytes, bias, variance, nearest values, means over ranks, and sanity."""
+"""QSGD, TernGrad, 1-bit SGD and the majority's vote: bytes, bias, variance, nearest values, means over ranks,
+and sanity."""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ def test_every_byte_of_eight_bits_is_packed():
 
 
 def allowed(x, step, tries):
-    """How far a mean of tries may be from x where numbers are rounded to whole steps: five standard errors, and six rare events."""
+    """How far a mean of tries may be from x where numbers are rounded to whole steps: five standard errors,
+    and six rare events."""
     return 5 * (x.abs() * step / tries).sqrt() + 6 * step / tries
 
 

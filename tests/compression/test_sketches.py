@@ -1,4 +1,5 @@
-"""Sketches and drawn places: bytes, bias, contraction, linearity, what is found, what no gradient should be; a reference."""
+"""Sketches and drawn places: bytes, bias, contraction, linearity, what is found, what no gradient should be;
+a reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is above a threshold, and whole blocks or rows: which numbers travel, bytes, means over ranks, shares that are met."""
+"""What is above a threshold, and whole blocks or rows: which numbers travel, bytes, means over ranks,
+shares that are met."""
 
 from __future__ import annotations
 
@@ -90,7 +91,8 @@ def test_blocks_of_largest_norm_travel_whole():
 
 
 class Nudged(AdaptiveThreshold):
-    """What AdaptiveThreshold is not: the last threshold, a bit higher after too many numbers and a bit lower after too few."""
+    """What AdaptiveThreshold is not: the last threshold,
+    a bit higher after too many numbers and a bit lower after too few."""
 
     def compress(self, x):
         threshold = self.thresholds.setdefault(len(x), sampled_threshold(x, self.ratio))
@@ -101,7 +103,8 @@ class Nudged(AdaptiveThreshold):
 
 
 def test_the_share_is_met_where_gradients_shrink_and_the_fixed_one_falls_silent():
-    """Numbers shrink by a factor of 30 in 80 steps, with error feedback; a vector of another size has its own threshold."""
+    """Numbers shrink by a factor of 30 in 80 steps, with error feedback;
+    a vector of another size has its own threshold."""
     n = 20_000
     methods = {"fixed": Threshold(2.6), "sampled": SampledThreshold(0.01),
                "adaptive": AdaptiveThreshold(0.01), "nudged": Nudged(0.01)}  # fmt: skip
@@ -152,7 +155,8 @@ N, STEPS = 1001, 3
 
 
 def given(p, step):
-    """Rank r's numbers are r + 1 times as large: the ranks have different numbers above a threshold; the last has none."""
+    """Rank r's numbers are r + 1 times as large: the ranks have different numbers above a threshold;
+    the last has none."""
     x = vector(p * N, step).view(p, N) * torch.arange(1, p + 1)[:, None]
     x[-1] *= 0.01
     return x
@@ -172,7 +176,8 @@ def averaged():
 
 
 def embedded():
-    """Rows of an embedding in a bucket with a matrix and biases: all that have a gradient travel, in our DDP and PyTorch's."""
+    """Rows of an embedding in a bucket with a matrix and biases: all that have a gradient travel,
+    in our DDP and PyTorch's."""
     rank, p = dist.get_rank(), dist.get_world_size()
     words = torch.tensor([1, 5, 5, 9]) + 10 * rank
     found = []

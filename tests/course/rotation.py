@@ -1,10 +1,10 @@
 """Which answers are tried in this run of the suite: all that the change is about, and of the others some, in turn.
 
-Trying every answer to every exercise is the longest part of tests/course, and grows with each lesson. What an exercise's
-verdicts come from is known. Where its lesson's own files have changed lately (checks, solution, answers), all of its
-answers are tried. Where something has changed that these stand on (the judge, launch, whatever the checks import), a
-third of them is: such a change has tests of its own, and what it breaks is seldom one answer alone. Where nothing has,
-a ninth. Which ones goes by the commit. `make test-all` (DTCOURSE_MUTANTS=all) tries all.
+Trying every answer to every exercise is the longest part of tests/course, and grows with each lesson. What an
+exercise's verdicts come from is known. Where its lesson's own files have changed lately (checks, solution, answers),
+all of its answers are tried. Where something has changed that these stand on (the judge, launch, whatever the checks
+import), a third of them is: such a change has tests of its own, and what it breaks is seldom one answer alone. Where
+nothing has, a ninth. Which ones goes by the commit. `make test-all` (DTCOURSE_MUTANTS=all) tries all.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ def reason(lesson: str, number: int, paths: Iterable[str], commit: str) -> str:
     if is_turn(number, turns, commit):
         return ""
     return (
-        f"an answer to lesson {lesson}: not its turn (one of {turns}), and neither the lesson's checks nor its solution or "
-        f"answers have changed in {LATELY} commits (DTCOURSE_MUTANTS=all tries all)"
+        f"an answer to lesson {lesson}: not its turn (one of {turns}), and neither the lesson's checks nor its "
+        f"solution or answers have changed in {LATELY} commits (DTCOURSE_MUTANTS=all tries all)"
     )
 
 
 def waits(number: int, own: tuple[str, ...]) -> bool:
-    """Whether something of which there are many, and which stands on these files first of all, is not tried in this run."""
+    """Whether something of which there are many, and which stands on these files first of all,
+    is not tried in this run."""
     commit, paths = _git("rev-parse", "HEAD"), changed()
     if os.environ.get("DTCOURSE_MUTANTS") == "all" or not commit or paths is None:
         return False
@@ -81,7 +82,8 @@ def touches(path: str, lesson: str) -> bool:
 
 @cache
 def changed() -> list[str] | None:
-    """The files that are not as they were some commits ago; None where that cannot be told (no git, a shallow clone)."""
+    """The files that are not as they were some commits ago; None where that cannot be told (no git,
+    a shallow clone)."""
     base = _git("rev-parse", "--verify", "-q", f"HEAD~{LATELY}")
     if not base:
         return None

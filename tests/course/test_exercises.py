@@ -1,6 +1,6 @@
-"""Every exercise of the course: its solution passes and so do other right answers, each plausible wrong answer is rejected
-with the sentence that helps, and the untouched exercise fails politely. Answers are in mutants/, in a file each as the
-checks are:
+"""Every exercise of the course: its solution passes and so do other right answers, each plausible wrong answer is
+rejected with the sentence that helps, and the untouched exercise fails politely. Answers are in mutants/, in a file
+each as the checks are:
 
     MUTANTS    [(name, words of the sentence that rejects it, answer)]
     ACCEPTED   [(name, answer)]: right, and another way than the solution's

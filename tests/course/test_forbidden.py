@@ -103,7 +103,8 @@ def test_points_that_need_another_check_are_withheld_and_said_so():
 
 
 def test_what_stands_under_the_techniques_is_as_ready_made_as_they_are():
-    """Averaging, the Reducer and the global norm are in dtcourse.parameters, by which an answer could get at them too."""
+    """Averaging, the Reducer and the global norm are in dtcourse.parameters,
+    by which an answer could get at them too."""
     averaging = [
         e for e in framework.exercises().values() if "dtcourse.data_parallel" in e.forbidden
     ]

@@ -1,6 +1,7 @@
 """Answers that reach for what is not theirs, put through `dtcourse grade` beside two honest ones.
 
-Nothing of what they try happens, their feedback and the note in points.csv name it, and the honest ones get their points.
+Nothing of what they try happens, their feedback and the note in points.csv name it,
+and the honest ones get their points.
 """
 
 import contextlib

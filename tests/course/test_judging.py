@@ -284,7 +284,8 @@ def _marked(process, mark) -> bool:
     [
         ("{'values': [Bomb()], 'seconds': 1.0}", "bytes that are no result"),
         (
-            "{'values': [0], 'seconds': 1.0, 'traffic_rows': [], 'traffic_calls': [], 'algorithmic': 0, 'event_rows': []}",
+            "{'values': [0], 'seconds': 1.0, 'traffic_rows': [], 'traffic_calls': [], 'algorithmic': 0, "
+            "'event_rows': []}",
             "should be",
         ),
         ("{'failed': 'Passed', 'sentence': 'all is well'}", "all is well"),

@@ -1,4 +1,5 @@
-"""Whoever counts an answer's bytes, messages, times and memory is watched while it runs, and nobody has to be listed."""
+"""Whoever counts an answer's bytes, messages, times and memory is watched while it runs,
+and nobody has to be listed."""
 
 import ast
 import dataclasses

@@ -1,4 +1,5 @@
-"""Experts on many ranks: one process's gradients on the whole batch, whatever the mesh, and replicas that stay equal."""
+"""Experts on many ranks: one process's gradients on the whole batch, whatever the mesh,
+and replicas that stay equal."""
 
 from __future__ import annotations
 
@@ -95,7 +96,9 @@ def test_gradients_are_one_processs_on_the_whole_batch(name):
 def twenty_steps(name):
     mesh, axes = meshed(name)
     W, me = dist.get_world_size(), dist.get_rank()
-    config = TransformerConfig(31, 16, 2, 4, max_length=6, d_ff=8, experts=4, shared_experts=1, norm="rms", mlp="swiglu")  # fmt: skip
+    config = TransformerConfig(
+        31, 16, 2, 4, max_length=6, d_ff=8, experts=4, shared_experts=1, norm="rms", mlp="swiglu"
+    )
     plain, model = Transformer(config).double(), Transformer(config, seed=me).double()
     expert_parallel(model, mesh, axes)
     state = full_state_dict(model)
@@ -107,7 +110,10 @@ def twenty_steps(name):
     make = torch.Generator().manual_seed(0)
     for step in range(20):
         text = torch.randint(31, (W, 7), generator=make)
-        for one, part, optimizer in ((plain, text, optimizers[0]), (model, text[me : me + 1], optimizers[1])):  # fmt: skip
+        for one, part, optimizer in (
+            (plain, text, optimizers[0]),
+            (model, text[me : me + 1], optimizers[1]),
+        ):
             optimizer.zero_grad()
             one.loss(part[:, :-1], part[:, 1:]).backward()
         average_gradients(model, mesh)

@@ -128,7 +128,10 @@ def all_loads(shape):
 
 
 def over_gloo():
-    return [torch.equal(a, b) for a, b in zip(both_ways((4,), "uneven")[:2], both_ways((2, 2), "uneven")[:2], strict=True)]  # fmt: skip
+    return [
+        torch.equal(a, b)
+        for a, b in zip(both_ways((4,), "uneven")[:2], both_ways((2, 2), "uneven")[:2], strict=True)
+    ]
 
 
 def test_flat_and_hierarchical_bring_the_same_over_gloo():

@@ -1,4 +1,5 @@
-"""Whose tokens count together: a rank's own, as one process does group by group, or everybody's; and what that costs."""
+"""Whose tokens count together: a rank's own, as one process does group by group, or everybody's;
+and what that costs."""
 
 from __future__ import annotations
 

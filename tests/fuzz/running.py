@@ -29,7 +29,8 @@ Outcome = Steps | str  # what a training left behind, or what it raised
 
 EVERYTHING = TECHNIQUES | FLAT | TALKING_LESS | MISTAKES
 TOLERANCE = 1e-9
-# With a technique that deadlocks, and with one that no time limit of gloo's ends. A busy machine takes its time for all.
+# With a technique that deadlocks, and with one that no time limit of gloo's ends.
+# A busy machine takes its time for all.
 SLOWNESS = float(os.environ.get("DTCOURSE_TEST_SLOWNESS") or 1)
 PATIENCE, LIMIT = timedelta(seconds=60 * SLOWNESS), 300 * SLOWNESS
 tried: collections.Counter[str] = collections.Counter()  # what became of the examples

@@ -49,7 +49,8 @@ SGD = torch.optim.SGD
 
 @dataclass(frozen=True)
 class Technique:
-    """wrap: the model, and what the program says of units -> what is trained; unfit: why a program is not for it, or "".
+    """wrap: the model, and what the program says of units -> what is trained; unfit: why a program is not for it,
+    or "".
 
     The other fields are arguments of harness.train, with the program where they need it.
     """

@@ -1,8 +1,8 @@
 """Random mixtures of experts, given out over ranks, against one process, parameter by parameter, in double.
 
-Where capacity, losses and choice are about all ranks' tokens, the one process computes the whole batch; where each rank's own,
-part by part. Sizes are drawn so that most fit the ranks; those that do not have to be refused, on every rank and with a
-sentence, and not computed. DTCOURSE_FUZZ and DTCOURSE_FUZZ_SEED as in test_techniques.py.
+Where capacity, losses and choice are about all ranks' tokens, the one process computes the whole batch; where each
+rank's own, part by part. Sizes are drawn so that most fit the ranks; those that do not have to be refused, on every
+rank and with a sentence, and not computed. DTCOURSE_FUZZ and DTCOURSE_FUZZ_SEED as in test_techniques.py.
 """
 
 from __future__ import annotations
@@ -215,7 +215,9 @@ def differs(case: Case) -> None:
     if case.scope == "global":
         for mixture, one in zip(model, plain, strict=True):
             if not torch.equal(mixture.counts_E, one.counts_E) or mixture.num_dropped != one.num_dropped:  # fmt: skip
-                raise NotEqual(f"{mixture.counts_E}, {mixture.num_dropped} dropped; alone {one.counts_E}, {one.num_dropped}")  # fmt: skip
+                raise NotEqual(
+                    f"{mixture.counts_E}, {mixture.num_dropped} dropped; alone {one.counts_E}, {one.num_dropped}"
+                )
 
 
 def complaints(examples: list[Case], prove: Callable[[Case], None]) -> list[str]:

@@ -16,8 +16,8 @@ so that it can be run:
     PYTHONPATH=. .venv/bin/python - <<'END'
     ...
 
-The same trainings each time. DTCOURSE_FUZZ=10 tries ten times as many (make test-all does), DTCOURSE_FUZZ_SEED=1 others,
-DTCOURSE_FUZZ_ONLY=ZeRO those of the techniques with that in their name.
+The same trainings each time. DTCOURSE_FUZZ=10 tries ten times as many (make test-all does), DTCOURSE_FUZZ_SEED=1
+others, DTCOURSE_FUZZ_ONLY=ZeRO those of the techniques with that in their name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Random Transformers, cut inside their layers, against one process, parameter by parameter, in double.
 
-Shapes are drawn so that most of them fit the ranks; those that do not have to be refused, on every rank and with a sentence,
-and not computed. DTCOURSE_FUZZ and DTCOURSE_FUZZ_SEED as in test_techniques.py.
+Shapes are drawn so that most of them fit the ranks; those that do not have to be refused, on every rank and with a
+sentence, and not computed. DTCOURSE_FUZZ and DTCOURSE_FUZZ_SEED as in test_techniques.py.
 """
 
 from __future__ import annotations

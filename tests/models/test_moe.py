@@ -42,7 +42,11 @@ def one_by_one(moe, x_ND):
     """The formula, token by token: softmax, the largest, the weighted sum of whole MLPs."""
     gate, experts, out = moe.gate, moe.experts, []
     scores_NE = (x_ND @ gate.linear.weight.T).softmax(-1)
-    chosen = [list(row.topk(getattr(gate, "k", 1)).indices) for row in scores_NE] if isinstance(gate, TopKGate) else None  # fmt: skip
+    chosen = (
+        [list(row.topk(getattr(gate, "k", 1)).indices) for row in scores_NE]
+        if isinstance(gate, TopKGate)
+        else None
+    )
     if isinstance(gate, BiasBalancedGate):
         scores_NE = (x_ND @ gate.linear.weight.T).sigmoid()
         chosen = [list((row + gate.bias_E).topk(gate.k).indices) for row in scores_NE]

@@ -224,7 +224,8 @@ def test_students_get_their_copies_and_their_answers(course, monkeypatch):
 
 @pytest.mark.slurm
 def test_jobs_are_submitted_and_followed(course, tmp_path):
-    """Lesson 26's commands, on a Slurm of two nodes: its train() is the function, and each job is followed to its end."""
+    """Lesson 26's commands, on a Slurm of two nodes: its train() is the function,
+    and each job is followed to its end."""
     assert OF_CLUSTER
     (course / "train.py").write_text(
         defined(PRINTED[OF_CLUSTER[0]].notebook, ("write_down", "train"))

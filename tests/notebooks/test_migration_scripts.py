@@ -1,4 +1,5 @@
-"""The two scripts of lesson 06 are one training: python runs the first, torchrun the second, and both print one thing."""
+"""The two scripts of lesson 06 are one training: python runs the first, torchrun the second,
+and both print one thing."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def test_the_migrated_script_trains_the_same_model(tmp_path):
     ranks = run([*torchrun, str(parallel), "--save", str(tmp_path / "b.pt")])
     assert len(alone) == len(ranks) == 2  # one line an epoch, said once
     for a, b in zip(alone, ranks, strict=True):
-        (loss_a, right_a), (loss_b, right_b) = ((float(t.split()[3].rstrip(",")), int(t.split()[4])) for t in (a, b))  # fmt: skip
+        (loss_a, right_a), (loss_b, right_b) = (
+            (float(t.split()[3].rstrip(",")), int(t.split()[4])) for t in (a, b)
+        )
         assert abs(loss_a - loss_b) < 2e-3 and abs(right_a - right_b) <= 2
     a, b = (torch.load(tmp_path / name, weights_only=True) for name in ("a.pt", "b.pt"))
     assert a.keys() == b.keys()  # no prefix

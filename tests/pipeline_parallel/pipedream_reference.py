@@ -1,4 +1,5 @@
-"""PipeDream's algorithm in one process, from the paper's formula, with every version of the weights kept and no autograd.
+"""PipeDream's algorithm in one process, from the paper's formula,
+with every version of the weights kept and no autograd.
 
 A stage is x -> tanh(tanh(x V' + a) W' + b); the loss is the mean of squares of (output - target). Micro-batch i changes
 version i of every stage's weights to version i + 1, by the gradient that it has with older ones.

@@ -1,4 +1,5 @@
-"""PipeDream on ranks against the paper's algorithm in one process (pipedream_reference.py), to the last digits of double."""
+"""PipeDream on ranks against the paper's algorithm in one process (pipedream_reference.py),
+to the last digits of double."""
 
 from __future__ import annotations
 

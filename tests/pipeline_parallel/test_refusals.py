@@ -1,4 +1,5 @@
-"""A rank that cannot go on is heard of by those that do not see why; and nothing is sent for that while all goes well."""
+"""A rank that cannot go on is heard of by those that do not see why;
+and nothing is sent for that while all goes well."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def some(samples: int) -> torch.Tensor:
 
 
 def refused(schedule: Schedule) -> list[str]:
-    """Small batches before and after good ones, in training and evaluation; what this rank was told. Ranks between the ends are given no batch."""
+    """Small batches before and after good ones, in training and evaluation; what this rank was told.
+    Ranks between the ends are given no batch."""
     rank, ends = dist.get_rank(), {schedule.rank_of[0], schedule.rank_of[-1]}
     step, said, results = engine(schedule), [], []
     for act in (step, step.__self__.evaluate):
@@ -69,7 +71,8 @@ def test_a_batch_that_is_too_small_is_refused_by_all_and_the_next_one_is_not(sch
 
 
 def only_the_last_one() -> list[str]:
-    """What the last rank finds out only after some good steps: it counts nothing; then its loss raises in mid-schedule."""
+    """What the last rank finds out only after some good steps: it counts nothing;
+    then its loss raises in mid-schedule."""
     said = []
     schedule, good = schedules.one_f_one_b(3, 4), some(8)
     step = engine(schedule, weigh=lambda target: float(target.sum()))

@@ -137,7 +137,8 @@ CELLS = [
     "from dtcourse import plots\nfrom dtcourse.events import Event, Timeline\nimport matplotlib.pyplot as plt",
     "Timeline([Event('work', 'compute', r, 1.0, 1.234567) for r in range(3)])",
     "plots.bars({'a': 1.0}, title='One bar')",
-    "def draw(n: int = 2):\n    return plots.bars({'a': float(n)}, title='A bar')\n\npanel = plots.interactive(draw, n=(0, 9))\npanel",
+    "def draw(n: int = 2):\n    return plots.bars({'a': float(n)}, title='A bar')\n\npanel = "
+    "plots.interactive(draw, n=(0, 9))\npanel",
     "_ = panel.update(n=7)",
     "plots.table([{'a': 1}])",
     "fig, ax = plt.subplots()\n_ = ax.plot([1, 2])",

@@ -14,7 +14,9 @@ from dtcourse.plots.schedule_pictures import boxes_of, idle_shares
 from tests.plots.test_style import VISION, lab
 
 
-def event(rank: int, start: float, end: float, action: str, micro_batch: int = 0, stage: int | None = None) -> Event:  # fmt: skip
+def event(
+    rank: int, start: float, end: float, action: str, micro_batch: int = 0, stage: int | None = None
+) -> Event:
     detail = {
         "action": action,
         "micro_batch": micro_batch,
@@ -62,7 +64,9 @@ def test_every_action_is_a_box_of_its_kinds_colour_and_nothing_else_is():
 
 
 def test_a_later_stage_of_a_rank_lies_lower_and_the_optimizer_takes_the_row():
-    boxes = drawn_boxes(plots.schedules(Timeline([*EVENTS[:3], Event("optimizer", "compute", 0, 12, 13)])).axes[0])  # fmt: skip
+    boxes = drawn_boxes(
+        plots.schedules(Timeline([*EVENTS[:3], Event("optimizer", "compute", 0, 12, 13)])).axes[0]
+    )
     first, later, optimizer = (boxes[0, a, b] for a, b in ((0, 1), (1, 3), (7, 8)))
     assert later[0] - first[0] == pytest.approx(later[1] - first[1])
     assert later[0] > first[0] + 0.2
@@ -95,14 +99,21 @@ def test_numbers_are_written_where_they_fit():
     assert not numbers(plots.schedules(Timeline(narrow)).axes[0])
     # Two digits stand upright first, then on their side.
     middle = [event(0, i, i + 1, "forward", i) for i in range(85)]
-    turned = {len(t.get_text()): t.get_rotation() for t in plots.schedules(Timeline(middle)).axes[0].texts if not isinstance(t, Annotation)}  # fmt: skip
+    turned = {
+        len(t.get_text()): t.get_rotation()
+        for t in plots.schedules(Timeline(middle)).axes[0].texts
+        if not isinstance(t, Annotation)
+    }
     assert turned == {1: 0, 2: 90}
 
 
 def test_the_legend_has_the_kinds_that_are_there():
     legend = plots.schedules(Timeline(EVENTS)).legends[0]
     assert [t.get_text() for t in legend.get_texts()] == list(style.ACTION_COLORS)
-    assert legend.get_title().get_text() == "darker: later micro-batch; lower in the row: later stage of the rank"  # fmt: skip
+    assert (
+        legend.get_title().get_text()
+        == "darker: later micro-batch; lower in the row: later stage of the rank"
+    )
     legend = plots.schedules(Timeline([event(0, 0, 1, "forward")])).legends[0]
     assert [t.get_text() for t in legend.get_texts()] == ["forward"]
     assert legend.get_title().get_text() == ""

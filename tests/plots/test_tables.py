@@ -5,7 +5,10 @@ import pytest
 
 from dtcourse import plots
 
-ROWS = [{"layout": "DDP", "bytes": 2 * 2**30, "seconds": 1.23456}, {"layout": "ZeRO 3", "bytes": 2**29, "seconds": 12}]  # fmt: skip
+ROWS = [
+    {"layout": "DDP", "bytes": 2 * 2**30, "seconds": 1.23456},
+    {"layout": "ZeRO 3", "bytes": 2**29, "seconds": 12},
+]
 
 
 def test_text_is_aligned_and_formatted():

@@ -1,4 +1,5 @@
-"""The measurements: categories, shared storages, the curve, the peak; held against PyTorch's own tracker and allocator."""
+"""The measurements: categories, shared storages, the curve, the peak;
+held against PyTorch's own tracker and allocator."""
 
 from __future__ import annotations
 

@@ -74,7 +74,9 @@ def test_parts_add_up_and_the_first_steps_stay_out():
         parts = step.data + step.compute + step.communication + step.queueing
         assert parts == pytest.approx(step.seconds, abs=1e-6)
         assert step.samples == 5
-    assert sum(report.share(p) for p in ("data", "compute", "communication", "queueing")) == pytest.approx(1)  # fmt: skip
+    assert sum(
+        report.share(p) for p in ("data", "compute", "communication", "queueing")
+    ) == pytest.approx(1)
 
 
 def test_throughput_counts_all_ranks_and_tokens():

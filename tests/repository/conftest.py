@@ -27,7 +27,8 @@ class Project:
         (self.folder / "tests" / name).write_text(text)
 
     def start(self, *command: object, **environment: str) -> subprocess.Popen[str]:
-        """A program in it. What takes seconds is left out: measuring the machine, and pytest's plugins that are not asked for."""
+        """A program in it. What takes seconds is left out: measuring the machine,
+        and pytest's plugins that are not asked for."""
         plugins = {
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "PYTEST_PLUGINS": "xdist.plugin,pytest_timeout",

@@ -51,9 +51,9 @@ def house(tmp_path: Path) -> Path:
     """A dtcourse of empty modules, to plant a wrong import in."""
     rooms = (
         "cli course plots models data hybrid data_parallel sharding pipeline_parallel "
-        "tensor_parallel sequence_parallel expert_parallel compression asynchronous communication_scheduling large_batch "
-        "memory fault_tolerance federated heterogeneous parameters checkpoint verify simulator profiling launch "
-        "collectives emulation events torch_private device nested plural attention grouped_mm"
+        "tensor_parallel sequence_parallel expert_parallel compression asynchronous communication_scheduling "
+        "large_batch memory fault_tolerance federated heterogeneous parameters checkpoint verify simulator "
+        "profiling launch collectives emulation events torch_private device nested plural attention grouped_mm"
     )
     for room in rooms.split():
         (tmp_path / "dtcourse" / room).mkdir(parents=True)

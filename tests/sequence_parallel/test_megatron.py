@@ -1,4 +1,5 @@
-"""Megatron's sequence parallelism: one process's gradients; ten units of messages or eight; what is kept, to the byte."""
+"""Megatron's sequence parallelism: one process's gradients; ten units of messages or eight; what is kept,
+to the byte."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def train():
             (False, False, torch.double),
             (True, False, torch.float32),
         ):
-            # Without rotary positions a key's bias changes nothing: its gradient is rounding, which single precision shows.
+            # Without rotary positions a key's bias changes nothing: its gradient is rounding,
+            # which single precision shows.
             config = base if dtype == torch.double else replace(base, positions="rotary")
             plain = Transformer(config).double()
             model = cut(config, True, gather_again, gather_logits, dtype)

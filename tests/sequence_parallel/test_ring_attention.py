@@ -265,8 +265,8 @@ def test_the_next_block_is_on_its_way_before_this_one_is_computed():
     assert all(
         run.traffic.bytes_sent(rank=r, phase="backward") == 2 * (p - 1) * n for r in range(p)
     )
-    # Sends in the order in which they were posted. Backward: K, V; then, after each block, K, V of the next one before it
-    # is computed and dK, dV of this one after it.
+    # Sends in the order in which they were posted. Backward: K, V; then, after each block, K, V of the next one before
+    # it is computed and dK, dV of this one after it.
     blocks = {"attend": [0, 2, 4], "attend backward": [6, 8, 12]}
     gradients = [10, 14, 16]
     for rank in range(p):

@@ -30,7 +30,9 @@ def check_file(results, script):
         for seed in range(results["seeds"]):
             run = results["runs"][script.key(method, seed)]
             assert len(run["shares"]) == len(run["effective"]) == len(run["dropped"]) == windows
-            for shares, effective, dropped in zip(run["shares"], run["effective"], run["dropped"], strict=True):  # fmt: skip
+            for shares, effective, dropped in zip(
+                run["shares"], run["effective"], run["dropped"], strict=True
+            ):
                 assert len(shares) == settings.experts
                 assert abs(sum(shares) - 1000) <= settings.experts / 2  # each is rounded
                 assert 1 <= effective <= settings.experts

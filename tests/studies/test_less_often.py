@@ -48,7 +48,11 @@ def optimizer_of(name, model, lr):
     momentum = 0.9 if "momentum" in name else 0.0
     sgd = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
     adamw = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.999), weight_decay=0.01)
-    graphs = {"ring": mixing.ring, "exponential": mixing.exponential, "one peer": mixing.one_peer_exponential}  # fmt: skip
+    graphs = {
+        "ring": mixing.ring,
+        "exponential": mixing.exponential,
+        "one peer": mixing.one_peer_exponential,
+    }
     period = int(name.split("H = ")[1].split(",")[0]) if "H = " in name else None
     match name.split(", ")[0]:
         case "synchronous" if "AdamW" in name:
@@ -75,7 +79,8 @@ def optimizer_of(name, model, lr):
 
 
 def on_ranks(methods, sizes, samples, batch):
-    """By method: this rank's parameters after each step, what one would keep, and how far apart the ranks are at the end."""
+    """By method: this rank's parameters after each step, what one would keep,
+    and how far apart the ranks are at the end."""
     rank, p, found = dist.get_rank(), dist.get_world_size(), {}
     digits = Digits.drawn(samples, 0, torch.float64)
     for name, lr, deal in methods:
@@ -183,7 +188,10 @@ def test_it_measures_stops_and_goes_on(script, tmp_path, monkeypatch):
             assert len(run["losses"]) == len(run["own"]) == len(run["apart"]) == 3
             assert all(len(losses) == 3 for losses in run["losses"].values())
             assert set(run["meetings"].values()) <= set(range(9))
-    equal, slow = (first["runs"][script.key("seconds", "ResNet-50", 10, pace)] for pace in ("equal", "one slow"))  # fmt: skip
+    equal, slow = (
+        first["runs"][script.key("seconds", "ResNet-50", 10, pace)]
+        for pace in ("equal", "one slow")
+    )
     assert set(equal["step"]) == {"synchronous", "local, H = 4", "gossip, ring"}
     # A ring of 3 moves 4/3 of 32-bit floats, once in four steps.
     ring = 4 / 3 * 4 * script.WORKLOADS["ResNet-50"].parameters / (10e9 / 8)
@@ -208,7 +216,16 @@ def test_the_committed_results_are_complete(script):
     settings = script.Settings(**results["settings"])
     assert results["settings"] == script.load(script.RESULTS, script.Settings())["settings"]
     assert results["seeds"] >= 8 and results["methods"] == list(script.METHODS)
-    names = [name for name, _ in script.jobs(settings, results["seeds"], list(script.METHODS), list(script.MODELS), list(script.LINKS))]  # fmt: skip
+    names = [
+        name
+        for name, _ in script.jobs(
+            settings,
+            results["seeds"],
+            list(script.METHODS),
+            list(script.MODELS),
+            list(script.LINKS),
+        )
+    ]
     assert list(results["runs"]) == names
     looks = settings.steps // settings.every + 1
     for name, run in results["runs"].items():

@@ -158,7 +158,9 @@ def test_it_measures_stops_and_goes_on(script, tmp_path, monkeypatch):
             run = first["runs"][script.key("gradients", pace, name, 0)]
             assert all(len(losses) == 3 for losses in run["losses"].values())
             assert len(run["times"]) == len(run["updates"]) == 3
-            assert run["updates"][-1] == {"asynchronous": 32, "synchronous": 4}.get(name, run["updates"][-1])  # fmt: skip
+            assert run["updates"][-1] == {"asynchronous": 32, "synchronous": 4}.get(
+                name, run["updates"][-1]
+            )
             # The last gradients of a step may not have been applied yet.
             assert 32 - 8 < sum(run["staleness"].values()) + run["dropped"] <= 32
     slow = [first["runs"][script.key("seconds", "ResNet-50", 100, pace)]["step"] for pace in script.PACES]  # fmt: skip

@@ -171,7 +171,10 @@ def test_layers_equal_the_whole_ones(world_size):
 def together():
     """Three layers of one input: whatever the order and the inputs they are asked for, as three alone."""
     torch.manual_seed(0)
-    wholes = [nn.Linear(6, out, bias=b, dtype=torch.double) for out, b in ((8, True), (4, True), (2, False))]  # fmt: skip
+    wholes = [
+        nn.Linear(6, out, bias=b, dtype=torch.double)
+        for out, b in ((8, True), (4, True), (2, False))
+    ]
     layers = [ColumnParallelLinear(whole) for whole in wholes]
     shared = SharedInput(layers)
     x = numbers(5, 6)

@@ -283,7 +283,11 @@ def two_axes():
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    whole = {n: p.detach().clone() for n, p in model.named_parameters() if "norm" in n or n.endswith(("output.bias", "down.bias"))}  # fmt: skip
+    whole = {
+        n: p.detach().clone()
+        for n, p in model.named_parameters()
+        if "norm" in n or n.endswith(("output.bias", "down.bias"))
+    }
     return losses, whole, full_state_dict(model)
 
 

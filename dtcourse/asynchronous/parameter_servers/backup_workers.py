@@ -2,8 +2,8 @@
 
 Of p workers, b are spare: an update is made of the first p - b gradients that have come for it, and those workers are
 answered. A gradient that comes later was computed from parameters that are no more: it is dropped, and its worker gets
-the new ones at once. So no applied gradient is stale, and the price is work that is thrown away: up to b gradients an update.
-No worker is spare by name. Whoever is slow in this step is.
+the new ones at once. So no applied gradient is stale, and the price is work that is thrown away: up to b gradients an
+update. No worker is spare by name. Whoever is slow in this step is.
 
 Bytes in a step are those of the parameter server (parameter_server.py): a gradient that is dropped has travelled.
 """

@@ -11,8 +11,8 @@
 The server is a thread of the rank, with a lane of its own on an emulated clock. With synchronous updates it is an
 all-reduce in other words: the push is a reduce-scatter, the pull an all-gather, and a rank sends as much as in a ring,
 2 (p - 1) / p of the model's bytes, and 16 (p - 1) for headers, in 3 (p - 1) messages. (So does ZeRO-1; BytePS, Jiang et
-al., OSDI 2020, mixes these servers with others.) What it has beyond an all-reduce is the rule: servers may update without
-waiting. What it loses: with a rank a part of the model is gone, and all others end with ServerLost.
+al., OSDI 2020, mixes these servers with others.) What it has beyond an all-reduce is the rule: servers may update
+without waiting. What it loses: with a rank a part of the model is gone, and all others end with ServerLost.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from dtcourse.parameters.replicas import Group
 
 
 class ColocatedWorker(Worker):
-    """A worker and the server of a part, on every rank of the group. Use it as a context manager: its end waits for all.
+    """A worker and the server of a part, on every rank of the group. Use it as a context manager:
+    its end waits for all.
 
     make_optimizer: as in ShardServer;  make_rule: -> a rule for this rank's server
     report:         what this rank's server did, once all workers have ended

@@ -21,7 +21,8 @@ that. At the end each worker sends 16 bytes more. Memory besides the model: 2 B 
 most, and the optimizer's.
 
 A worker that dies is noticed by its connection: the server warns, names it in its report and goes on with the others
-(launch(..., on_failure="continue") lets it). On our own backends ("ring", ...) a failure ends the whole group; use gloo.
+(launch(..., on_failure="continue") lets it). On our own backends ("ring", ...) a failure ends the whole group; use
+gloo.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class ParameterServer(FlatServer):
     rule:      Synchronous() if None; see update_rules.py
     server:    this rank of the group
 
-    Raises ValueError for a rank that is not this one, where there is no worker, where ranks have built different models,
-    and for an optimizer that does not have all parameters that train.
+    Raises ValueError for a rank that is not this one, where there is no worker, where ranks have built different
+    models, and for an optimizer that does not have all parameters that train.
     """
 
     def __init__(

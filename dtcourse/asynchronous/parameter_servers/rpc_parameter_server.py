@@ -8,12 +8,12 @@
             server.rpc_sync().push(gradients)              # its method runs there, in one of RPC's threads
             parameters = server.rpc_sync().pull()
 
-A call takes and returns any tensors and waits for its answer; rpc_async() returns a Future. There is no server loop: the
-calls of several workers run at once, so the server holds a lock.
+A call takes and returns any tensors and waits for its answer; rpc_async() returns a Future. There is no server loop:
+the calls of several workers run at once, so the server holds a lock.
 
 Distributed autograd goes through remote calls. A forward that calls `server.rpc_sync().forward(x)` has a graph on two
-ranks; its backward sends gradients the other way, into a context rather than into .grad, since several workers' backwards
-may run at once, and DistributedOptimizer steps parameters where they are:
+ranks; its backward sends gradients the other way, into a context rather than into .grad, since several workers'
+backwards may run at once, and DistributedOptimizer steps parameters where they are:
 
     with dist_autograd.context() as context:
         loss = criterion(head(server.rpc_sync().forward(x)), y)
@@ -47,7 +47,8 @@ PATIENCE = 60.0  # seconds in which the server's rank must have made it
 
 @contextmanager
 def remote_calls(address: str | None = None) -> Iterator[None]:
-    """Remote calls between all ranks of the default group, under the names "rank0", "rank1", ...; at the end waits for all.
+    """Remote calls between all ranks of the default group, under the names "rank0", "rank1", ...;
+    at the end waits for all.
 
     address: "host:port" at which rank 0 lets the others find it; None takes a port that is free
 

@@ -9,8 +9,8 @@
         with Worker(model, servers) as worker:    # worker.py: cuts what it pushes, puts together what it pulls
 
 One server's link carries 2 p B bytes in a step, so workers wait for it, and the more of them there are the longer. Of S
-servers each carries 2 p B / S. Every server has its own rule and counts its own versions: where arrival decides, a worker may
-get an older part from one than from another.
+servers each carries 2 p B / S. Every server has its own rule and counts its own versions: where arrival decides, a
+worker may get an older part from one than from another.
 
 The parts are cut from all parameters laid end to end, by size and whatever tensor they belong to. So each server's
 optimizer steps one flat tensor (a dtype): right for what looks at each number by itself (SGD, Adam), not for what looks
@@ -126,8 +126,8 @@ def bytes_per_step(
 ) -> StepBytes:
     """What a parameter server's step costs on the wire, for a model of num_elements numbers of element_size bytes.
 
-    Every worker pushes its gradient once and pulls the parameters once; each part has a header of 16 bytes on its way to
-    the server. ValueError where there is no worker or no server.
+    Every worker pushes its gradient once and pulls the parameters once; each part has a header of 16 bytes on its way
+    to the server. ValueError where there is no worker or no server.
     """
     if num_workers < 1 or num_servers < 1:
         raise ValueError(f"at least a worker and a server; got {num_workers} and {num_servers}")

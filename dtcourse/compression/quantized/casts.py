@@ -1,8 +1,8 @@
 """Shorter floats: half the bytes with float16 or bfloat16, a quarter with 8-bit floats and a scale.
 
-float16 keeps 11 bits of precision and nothing above 65,504; bfloat16 keeps 8 bits and float32's range. Both can be added on
-the way, by any all-reduce. Eight bits cannot: float8_e4m3fn has no number above 448, so a vector is scaled to its largest,
-and two vectors with two scales have no sum in it. Source: Micikevicius et al. 2209.05433 (8-bit floats).
+float16 keeps 11 bits of precision and nothing above 65,504; bfloat16 keeps 8 bits and float32's range. Both can be
+added on the way, by any all-reduce. Eight bits cannot: float8_e4m3fn has no number above 448, so a vector is scaled to
+its largest, and two vectors with two scales have no sum in it. Source: Micikevicius et al. 2209.05433 (8-bit floats).
 
 Bytes of n numbers: 2 n; n + 4.
 """

@@ -1,4 +1,6 @@
-"""Rounding up or down by chance, so that the expectation is the number itself: what QSGD, TernGrad and integers share."""
+"""Rounding up or down by chance, so that the expectation is the number itself: what QSGD,
+TernGrad and integers share.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from torch import Tensor
 
 
 class Chance:
-    """Draws other numbers on each rank, so that errors average out over the ranks, and from no generator but its own."""
+    """Draws other numbers on each rank, so that errors average out over the ranks,
+    and from no generator but its own.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed

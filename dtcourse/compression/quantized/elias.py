@@ -1,16 +1,19 @@
-"""QSGD as its authors send it (Alistarh et al. 1610.02132): codes of variable length, so that the many zeros take a bit each.
+"""QSGD as its authors send it (Alistarh et al. 1610.02132): codes of variable length,
+so that the many zeros take a bit each.
 
-Elias's recursive code (omega; the paper's appendix A) says whole numbers from 1 on, in a prefix code that knows no largest one:
+Elias's recursive code (omega; the paper's appendix A) says whole numbers from 1 on,
+in a prefix code that knows no largest one:
 
-    1: 0        2: 10 0     4: 10 100 0     8: 11 1000 0     16: 10 100 10000 0      each group is how long the next one is
+    1: 0        2: 10 0     4: 10 100 0     8: 11 1000 0     16: 10 100 10000 0      each group is how long the next one
+    is
                 3: 11 0     5: 10 101 0     9: 11 1001 0     ...
 
-As in the paper's dense regime each number of the vector is its level plus 1 in that code, and its sign where it is not 0. With
-few levels most are 0. Of numbers with a normal distribution QSGD(7) takes 4.06 bits each, with its norms, and this 1.80; the
-numbers that arrive are the same. The price: bytes depend on the numbers, so lengths travel first (LENGTHS) and everyone gathers
-everyone's. And where a code begins follows from all codes before it. Here a decoder jumps: where a code that began at a bit
-would end is looked up for all bits at once, then where two in a row would end, four, eight, ... It is slow all the same: a
-microsecond or two a number, on one thread.
+As in the paper's dense regime each number of the vector is its level plus 1 in that code, and its sign where it is not
+0. With few levels most are 0. Of numbers with a normal distribution QSGD(7) takes 4.06 bits each, with its norms, and
+this 1.80; the numbers that arrive are the same. The price: bytes depend on the numbers, so lengths travel first
+(LENGTHS) and everyone gathers everyone's. And where a code begins follows from all codes before it. Here a decoder
+jumps: where a code that began at a bit would end is looked up for all bits at once, then where two in a row would end,
+four, eight, ... It is slow all the same: a microsecond or two a number, on one thread.
 
 Bytes of n numbers in buckets of d: 4 ceil(n / d) + 4 ceil(n / 2^16) + bits, each 2^16 numbers' in whole bytes.
 """

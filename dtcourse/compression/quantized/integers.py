@@ -1,14 +1,14 @@
 """Integers: a number becomes 8, 4 or 2 bits, and a block of numbers shares a scale.
 
-A block's largest magnitude becomes the largest code, 2^(bits - 1) - 1, and 0 stays 0. Rounded to the nearest code a number
-is off by half a step at most, but always to the same side: over many steps a small gradient may vanish. Rounded up or down
-by chance, so that the expectation is the number itself, errors average out over ranks and steps, and each one is larger: that
-is QSGD (Alistarh et al. 1610.02132) as its authors ran it, scaled by the largest number; qsgd.py has it as they prove it, and
-ternary.py TernGrad.
+A block's largest magnitude becomes the largest code, 2^(bits - 1) - 1, and 0 stays 0. Rounded to the nearest code a
+number is off by half a step at most, but always to the same side: over many steps a small gradient may vanish. Rounded
+up or down by chance, so that the expectation is the number itself, errors average out over ranks and steps, and each
+one is larger: that is QSGD (Alistarh et al. 1610.02132) as its authors ran it, scaled by the largest number; qsgd.py
+has it as they prove it, and ternary.py TernGrad.
 
-Bytes of n numbers in blocks of b: ceil(n bits / 8) + 4 ceil(n / b). Small blocks follow the numbers more closely. However
-long a block is, its numbers are looked at, divided and rounded in pieces that stay in the cache: whole vectors, each
-operation of which goes through main memory and into fresh pages, take several times as long.
+Bytes of n numbers in blocks of b: ceil(n bits / 8) + 4 ceil(n / b). Small blocks follow the numbers more closely.
+However long a block is, its numbers are looked at, divided and rounded in pieces that stay in the cache: whole vectors,
+each operation of which goes through main memory and into fresh pages, take several times as long.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
-"""Integers as three GPU kernels, written in Triton: integers.py's numbers, bit for bit, in as few passes as there can be.
+"""Integers as three GPU kernels, written in Triton: integers.py's numbers, bit for bit,
+in as few passes as there can be.
 
-On a GPU an operation of PyTorch is one pass through main memory, and a vector that is looked at, divided, rounded and cast
-makes four. Here `_largest` reads it once, `_quantize` reads it once more and writes the codes, `_dequantize` reads codes and
-writes numbers. Of n numbers, in bytes: 4 n + 5 n to quantise, 5 n to dequantise, where a copy moves 8 n; so no faster than 0.89
-and 1.6 of a copy. Measured it is nowhere yet: tests/compression/test_integers_triton.py measures it where there is a GPU.
+On a GPU an operation of PyTorch is one pass through main memory, and a vector that is looked at, divided, rounded and
+cast makes four. Here `_largest` reads it once, `_quantize` reads it once more and writes the codes, `_dequantize` reads
+codes and writes numbers. Of n numbers, in bytes: 4 n + 5 n to quantise, 5 n to dequantise, where a copy moves 8 n; so
+no faster than 0.89 and 1.6 of a copy. Measured it is nowhere yet: tests/compression/test_integers_triton.py measures it
+where there is a GPU.
 
-What keeps the bits the same: a division that rounds as IEEE says (Triton's own `/` is faster and does not), and rounding to the
-nearest, half to even. Rounded by chance there is no kernel: PyTorch's operations do it.
+What keeps the bits the same: a division that rounds as IEEE says (Triton's own `/` is faster and does not), and
+rounding to the nearest, half to even. Rounded by chance there is no kernel: PyTorch's operations do it.
 
-A program looks at ROWS blocks, a stretch of WIDTH numbers in each: several short blocks, or a part of a long one. Sizes that
-16 divides let it move 16 bytes at once. Triton comes with PyTorch's CUDA builds; with TRITON_INTERPRET=1 in the environment
-before Python starts it runs the kernels on the CPU, for the tests.
+A program looks at ROWS blocks, a stretch of WIDTH numbers in each: several short blocks, or a part of a long one. Sizes
+that 16 divides let it move 16 bytes at once. Triton comes with PyTorch's CUDA builds; with TRITON_INTERPRET=1 in the
+environment before Python starts it runs the kernels on the CPU, for the tests.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ SIZE = 4096  # numbers of a program
 
 
 def quantize(x: Tensor, block: int, most: int) -> tuple[Tensor, Tensor]:
-    """(scales, codes) of x, (n,), float32: (ceil(n / block),), float32, NaN for what is not finite; (n,), int8, -most to most."""
+    """(scales, codes) of x, (n,), float32: (ceil(n / block),), float32, NaN for what is not finite; (n,), int8,
+    -most to most.
+    """
     n, num_blocks = len(x), -(-len(x) // block)
     codes = torch.empty(n, dtype=torch.int8, device=x.device)
     scales = torch.empty(num_blocks, device=x.device)

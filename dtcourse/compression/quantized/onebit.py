@@ -1,11 +1,12 @@
 """1-bit SGD (Seide et al., Interspeech 2014): one bit a number, and two values for each block.
 
 A bit says whether a number is below zero. All that are become their mean, all that are not become theirs: no two
-values are nearer to the block. In the paper a block is a column of a weight matrix, the weights of one output unit; torch
-keeps those in a row, so block = the number of inputs is the paper's. What is left out has to be sent later: 1-bit SGD is
-where error feedback comes from, and without it the paper's training diverges.
+values are nearer to the block. In the paper a block is a column of a weight matrix, the weights of one output unit;
+torch keeps those in a row, so block = the number of inputs is the paper's. What is left out has to be sent later: 1-bit
+SGD is where error feedback comes from, and without it the paper's training diverges.
 
-Bytes of n numbers in blocks of b: ceil(n / 8) + 8 ceil(n / b). ScaledSign (signs.py) has one value for all, and its negative.
+Bytes of n numbers in blocks of b: ceil(n / 8) + 8 ceil(n / b). ScaledSign (signs.py) has one value for all,
+and its negative.
 """
 
 from __future__ import annotations

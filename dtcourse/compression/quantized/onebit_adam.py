@@ -1,22 +1,26 @@
-"""1-bit Adam (Tang et al. 2102.02888): Adam's momentum travels in one bit a number, once its variance no longer changes much.
+"""1-bit Adam (Tang et al. 2102.02888): Adam's momentum travels in one bit a number,
+once its variance no longer changes much.
 
     model = ...                                                    # the same on every rank, and no DDP around it
     optimizer = OneBitAdam(model.parameters(), lr=1e-3, warmup_steps=1000)
     loss.backward();  optimizer.step()                             # the ranks talk here
 
-Adam divides by the root of v, a mean of squared gradients. A compressed gradient has wrong squares, so compressing what Adam
-is given breaks it, with error feedback too. Hence two stages:
+Adam divides by the root of v, a mean of squared gradients. A compressed gradient has wrong squares, so compressing what
+Adam is given breaks it, with error feedback too. Hence two stages:
 
     warm-up      Adam with the mean of all ranks' gradients, uncompressed; at its end v is frozen
-    compression  m_i = b1 m + (1 - b1) g_i on each rank i;  m = mean of the m_i, compressed on both ways with error feedback;
+    compression  m_i = b1 m + (1 - b1) g_i on each rank i;  m = mean of the m_i, compressed on both ways with error
+    feedback;
                  w = w - lr m_hat / (sqrt(v_hat) + eps)
 
-With v frozen a step is linear in m, so what error feedback sends late is only late. The bias corrections are Adam's: v's stays as
-it was when v was frozen. A number whose v is 0 has had no gradient in the warm-up, and stays where it is: a sign gives it an m
-that is not 0, and m / eps would throw it far away (DeepSpeed leaves such numbers to a mask that the user gives).
+With v frozen a step is linear in m, so what error feedback sends late is only late. The bias corrections are Adam's:
+v's stays as it was when v was frozen. A number whose v is 0 has had no gradient in the warm-up, and stays where it is:
+a sign gives it an m that is not 0, and m / eps would throw it far away (DeepSpeed leaves such numbers to a mask that
+the user gives).
 
-Bytes sent by each of p ranks, of n numbers: in the warm-up as an all-reduce; afterwards 2 (p - 1) c(n_l / p) for each tensor of
-n_l numbers, c(n) = 4 + ceil(n / 8): a 32nd. Messages: two collectives a tensor. Nothing overlaps backward, as in the paper.
+Bytes sent by each of p ranks, of n numbers: in the warm-up as an all-reduce; afterwards 2 (p - 1) c(n_l / p) for each
+tensor of n_l numbers, c(n) = 4 + ceil(n / 8): a 32nd. Messages: two collectives a tensor. Nothing overlaps backward, as
+in the paper.
 Memory: Adam's 2 n, and n + n / p for what has been left out.
 """
 
@@ -44,9 +48,9 @@ class OneBitAdam(Optimizer):
     compressor:   of the momentum; default ScaledSign()
     group:        the ranks that share the batch
 
-    A parameter without a gradient counts as one of zero: another rank may have one. state_dict() has what this rank has left
-    out, so each rank saves and loads its own; with another number of ranks, call reset_error_feedback() after loading.
-    Gradients are each rank's own: whether to skip a step (not finite, say) the ranks must decide together.
+    A parameter without a gradient counts as one of zero: another rank may have one. state_dict() has what this rank has
+    left out, so each rank saves and loads its own; with another number of ranks, call reset_error_feedback() after
+    loading. Gradients are each rank's own: whether to skip a step (not finite, say) the ranks must decide together.
     """
 
     def __init__(
@@ -59,7 +63,8 @@ class OneBitAdam(Optimizer):
             raise ValueError(f"betas lie in [0, 1); got {betas}")
         if warmup_steps < 1:
             raise ValueError(
-                f"warmup_steps is 1 or more, for without a warm-up there is no variance to divide by; got {warmup_steps}"
+                "warmup_steps is 1 or more, for without a warm-up there is no variance to divide by; got "
+                f"{warmup_steps}"
             )
         self.warmup_steps, self.group = warmup_steps, group
         self.compressor = ScaledSign() if compressor is None else compressor
@@ -111,7 +116,8 @@ class OneBitAdam(Optimizer):
         own, part = state.get("left_out"), state.get("left_out_of_part")
         if part is not None and len(part) != -(-n // p):
             raise ValueError(
-                f"this rank has left out a part of {len(part)} numbers, and with {p} ranks its part of {n} is {-(-n // p)}: "
+                f"this rank has left out a part of {len(part)} numbers, and with {p} ranks its part of {n} is "
+                f"{-(-n // p)}: "
                 "the state comes from another number of ranks. Call reset_error_feedback() after loading it"
             )
         # load_state_dict gives them the parameter's dtype.

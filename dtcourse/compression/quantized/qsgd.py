@@ -3,9 +3,10 @@
     q_i = |v| sign(v_i) l / s        l: s |v_i| / |v|, rounded up or down so that the expectation is v_i
 
 |v| is the 2-norm of a bucket of d numbers, s the number of levels. The expected square of the error is at most
-min(d / s^2, sqrt(d) / s) |v|^2 (their lemma 3.1): few levels want small buckets. In their experiments the authors divide by the
-largest number in place of the norm, which wastes no level: that is IntegerQuantizer(stochastic=True). Their proof of few bits
-codes the many zeros shorter (elias.py); codes here are 2, 4 or 8 bits wide, and the bytes are known beforehand.
+min(d / s^2, sqrt(d) / s) |v|^2 (their lemma 3.1): few levels want small buckets. In their experiments the authors
+divide by the largest number in place of the norm, which wastes no level: that is IntegerQuantizer(stochastic=True).
+Their proof of few bits codes the many zeros shorter (elias.py); codes here are 2, 4 or 8 bits wide, and the bytes are
+known beforehand.
 
 Bytes of n numbers in buckets of d: 4 ceil(n / d) + ceil(n b / 8), b = 2, 4, 8 bits for s up to 1, 7, 127.
 """

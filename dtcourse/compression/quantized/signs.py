@@ -3,7 +3,8 @@
     y = mean(|x|) * sign(x)
 
 which is the nearest to x of all vectors of that form. The bias is large, so it wants error feedback (Karimireddy et al.
-1901.09847); it is what 1-bit Adam sends after its warm-up (Tang et al. 2102.02888). Bytes of n numbers: 4 + ceil(n / 8).
+1901.09847); it is what 1-bit Adam sends after its warm-up (Tang et al. 2102.02888). Bytes of n numbers: 4 + ceil(n /
+8).
 """
 
 from __future__ import annotations

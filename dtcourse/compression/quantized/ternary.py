@@ -2,17 +2,19 @@
 
     q_i = s sign(g_i) b_i        s: the layer's largest magnitude;  b_i is 1 with chance |g_i| / s, else 0
 
-so that the expectation of q is g. One large number makes chances small and q noisy, so each layer is first clipped to c = 2.5
-times its standard deviation: what is clipped is biased, a little, and the rest has far less variance. The deviation here is from zero,
-as gradients are taken to scatter around it: from their mean that of a constant layer is 0, and clipping would remove it.
+so that the expectation of q is g. One large number makes chances small and q noisy, so each layer is first clipped to c
+= 2.5 times its standard deviation: what is clipped is biased, a little, and the rest has far less variance. The
+deviation here is from zero, as gradients are taken to scatter around it: from their mean that of a constant layer is 0,
+and clipping would remove it.
 
 Five numbers of three values are one of 243: a byte carries five, 1.6 bits a number (the paper counts log2 3 = 1.58).
 
-Scaler sharing: all ranks use the largest of their scales. Then whole numbers can be added, and what comes back is their sum, a
-whole number from -p to p, without a second rounding:
+Scaler sharing: all ranks use the largest of their scales. Then whole numbers can be added, and what comes back is their
+sum, a whole number from -p to p, without a second rounding:
 
     all_reduce of the scales, max                 4 bytes a layer, as that all-reduce
-    all_to_all of parts, added, all_gather        (p - 1) (ceil(m / 5) + ceil(m b / 8)) sent by each rank, m = ceil(n / p)
+    all_to_all of parts, added, all_gather        (p - 1) (ceil(m / 5) + ceil(m b / 8)) sent by each rank, m = ceil(n /
+    p)
 
 b is 4 bits up to 7 ranks, 8 up to 127. Without sharing, TernGrad() is a Compressor like others, and rounds twice.
 """

@@ -1,14 +1,16 @@
-"""signSGD with majority vote (Bernstein et al. 1810.05291): every rank votes on each number's sign, and the majority moves it.
+"""signSGD with majority vote (Bernstein et al. 1810.05291): every rank votes on each number's sign,
+and the majority moves it.
 
 One bit of each number goes to the rank that counts its part of them, and one bit comes back:
 
     all_to_all of parts, count, all_gather      2 (p - 1) ceil(ceil(n / p) / 8) sent by each of p ranks, of n numbers
 
-Both ways are one bit, and there is no scale: the learning rate alone says how far a number moves. The direction of a number
-whose gradients are small and noisy is wrong almost half of the time, and more ranks make it right. A rank can do no more harm
-than its vote: a NaN votes as above zero, like 0, and is *not* seen afterwards, so look at the loss.
+Both ways are one bit, and there is no scale: the learning rate alone says how far a number moves. The direction of a
+number whose gradients are small and noisy is wrong almost half of the time, and more ranks make it right. A rank can do
+no more harm than its vote: a NaN votes as above zero, like 0, and is *not* seen afterwards, so look at the loss.
 
-At a tie the vote of the rank that counts decides: a fixed answer would be a drift, and with two ranks half of all votes are ties.
+At a tie the vote of the rank that counts decides: a fixed answer would be a drift,
+and with two ranks half of all votes are ties.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ def majority_vote(x: Tensor, group: Group = None) -> Tensor:
 class MajorityVote:
     """For compression_hook: gradients become 1 or -1, so that SGD takes signSGD's step.
 
-    group: the ranks that vote, the model's. SGD's momentum adds up what was voted; each rank's own momentum before the vote
+    group: the ranks that vote, the model's. SGD's momentum adds up what was voted; each rank's own momentum before the
+           vote
     (Signum) would be another method.
     """
 

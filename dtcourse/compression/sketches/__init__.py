@@ -6,6 +6,6 @@ In the order in which to read them:
     sketched_top_k.py     the largest numbers of the sum, found in the sum of the sketches (SketchedSGD)
     random_projection.py  each block of numbers in a few directions that all ranks draw alike
 
-Everything goes through all_reduce, and takes the same bytes for any number of ranks' largest numbers; TopK, whose ranks keep
-different places, has to gather them (sparse/top_k.py).
+Everything goes through all_reduce, and takes the same bytes for any number of ranks' largest numbers; TopK, whose ranks
+keep different places, has to gather them (sparse/top_k.py).
 """

@@ -1,11 +1,11 @@
 """Count-sketch: each number is added, with a sign, to one place in each of a few short rows.
 
-Source: Charikar, Chen, Farach-Colton 2002. A number's place in a row is where its block of numbers begins, drawn for each
-block and row, and how far in the block it stands. So two numbers of one block are never added together, two of different
-blocks with the probability 1 / columns, with signs that are drawn by block: which is all that the proofs ask, and what the
-machine does is to add one stretch of memory to another. A row's estimate of a number is off by others' numbers with signs as
-likely as not, so it is unbiased, with a variance of |x|^2 / columns at most; so is the median of an odd number of rows, which
-a few large numbers do not disturb.
+Source: Charikar, Chen, Farach-Colton 2002. A number's place in a row is where its block of numbers begins, drawn for
+each block and row, and how far in the block it stands. So two numbers of one block are never added together, two of
+different blocks with the probability 1 / columns, with signs that are drawn by block: which is all that the proofs ask,
+and what the machine does is to add one stretch of memory to another. A row's estimate of a number is off by others'
+numbers with signs as likely as not, so it is unbiased, with a variance of |x|^2 / columns at most; so is the median of
+an odd number of rows, which a few large numbers do not disturb.
 
 Bytes of n numbers: 4 rows ceil(ratio n / rows).
 """

@@ -15,10 +15,12 @@ from dtcourse.compression.sparse.top_k import checked_ratio, kept
 
 
 class RandomProjection(Compressor):
-    """Blocks of a vector in ceil(ratio block) directions that follow from the seed: the same on all ranks, new each time.
+    """Blocks of a vector in ceil(ratio block) directions that follow from the seed: the same on all ranks,
+    new each time.
 
     unbiased: scaled by block / directions, so that the expectation is x. With error feedback that diverges: False, the
-    nearest vector in those directions. On average it leaves out 1 - ratio of |x|^2, whatever x is, never more than |x|^2.
+    nearest vector in those directions. On average it leaves out 1 - ratio of |x|^2, whatever x is, never more than
+    |x|^2.
 
     The directions are those of random rotations, in which no place is special: what RandomK does to a vector whose few
     large numbers it may miss, this does evenly. Every rank has to compress as many vectors, of the same sizes.

@@ -1,8 +1,8 @@
 """SketchedSGD (Ivkin et al. 1903.04488): the largest numbers of the sum, found in the sum of the ranks' sketches.
 
-TopK keeps what is largest on a rank, and what is largest in the sum may be large on none. The sum of the sketches is the sketch
-of the sum, so every rank finds the same places in it, and a second all-reduce brings the exact numbers of some more places
-than are wanted, of which the largest stay.
+TopK keeps what is largest on a rank, and what is largest in the sum may be large on none. The sum of the sketches is
+the sketch of the sum, so every rank finds the same places in it, and a second all-reduce brings the exact numbers of
+some more places than are wanted, of which the largest stay.
 
 Bytes of n numbers, k of them sent: the sketch's, and 4 ceil(candidates k).
 """
@@ -24,12 +24,13 @@ from dtcourse.parameters.replicas import Group
 
 
 class SketchedTopK(Rounds):
-    """SketchedSGD: the ceil(ratio n) numbers of the mean that are largest, looked for in the sum of the ranks' sketches.
+    """SketchedSGD: the ceil(ratio n) numbers of the mean that are largest,
+    looked for in the sum of the ranks' sketches.
 
     ratio:      the part of the numbers that is sent
     sketch:     where they are looked for; its ratio decides how well they are found
-    candidates: so many times as many are looked at exactly, in a second all-reduce. None: there is none, and the sketch's
-                estimates are taken for the numbers
+    candidates: so many times as many are looked at exactly, in a second all-reduce. None: there is none, and the
+                sketch's estimates are taken for the numbers
 
     What is not sent stays with each rank (error feedback), of what is sent nothing, or what the estimate was off by.
     """

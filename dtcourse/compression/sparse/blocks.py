@@ -1,8 +1,10 @@
-"""Blocks of numbers, or rows of matrices: those of largest norm travel whole, with one place for all of a block's numbers.
+"""Blocks of numbers, or rows of matrices: those of largest norm travel whole,
+with one place for all of a block's numbers.
 
-A place costs as much as a number, so single numbers travel at half the bytes' worth; a block of 256 pays a 256th. What is
-lost is choice: of a block's numbers most may be small. Rows are natural where a gradient has them: in an embedding only the rows of
-the words that occurred are not zero, and exactly those travel (as PyTorch's sparse=True does for them).
+A place costs as much as a number, so single numbers travel at half the bytes' worth; a block of 256 pays a 256th. What
+is lost is choice: of a block's numbers most may be small. Rows are natural where a gradient has them: in an embedding
+only the rows of the words that occurred are not zero, and exactly those travel (as PyTorch's sparse=True does for
+them).
 
 Bytes of n numbers in blocks of b, k of them kept: 4 k b + 4 k. Everyone's come to everyone, as the largest numbers' do.
 """

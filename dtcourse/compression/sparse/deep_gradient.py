@@ -1,4 +1,5 @@
-"""Deep gradient compression (Lin et al. 1712.01887): one number in a thousand travels, and momentum SGD is still momentum SGD.
+"""Deep gradient compression (Lin et al. 1712.01887): one number in a thousand travels,
+and momentum SGD is still momentum SGD.
 
     model = DistributedDataParallel(model)                             # ours or PyTorch's
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)            # without momentum: it is in the state
@@ -8,22 +9,27 @@
 
 Each rank keeps a velocity u and what it has not yet sent, v, of its own gradients g:
 
-    momentum correction     u = m u + g;  v = v + u      the velocity is what adds up, not the gradient: a number that is sent
+    momentum correction     u = m u + g;  v = v + u      the velocity is what adds up, not the gradient: a number that
+                            is sent
                                                           after 100 steps has the momentum of those steps in it
     selection               the largest k of v in each layer travel, and are 0 afterwards
     factor masking          u is 0 there too: else momentum goes on pushing where the step is over
-    local clipping          g is clipped before it adds up, to the part that one of p ranks has in a gradient of norm clip_norm
+    local clipping          g is clipped before it adds up, to the part that one of p ranks has in a gradient of norm
+                            clip_norm
     sparsity warm-up        75%, 93.75%, 98.4375%, 99.6% in the first epochs, then 99.9%
 
-Where everything is sent (ratio = 1) this is SGD with momentum under DDP, if factor_masking is False; with it u is 0 after each
-step, and it is SGD without momentum. The same happens in part at the start of the warm-up, where a quarter is sent.
+Where everything is sent (ratio = 1) this is SGD with momentum under DDP, if factor_masking is False; with it u is 0
+after each step, and it is SGD without momentum. The same happens in part at the start of the warm-up, where a quarter
+is sent.
 
 Bytes sent by each of p ranks, for a bucket of layers with n_l numbers: (p - 1) 8 sum of ceil(ratio n_l), all-gathered
-(12 in place of 8 for double). Memory per rank: 2 n numbers, u and v, of which u takes the place of SGD's momentum buffer.
+(12 in place of 8 for double). Memory per rank: 2 n numbers, u and v, of which u takes the place of SGD's momentum
+buffer.
 
-clip_norm needs the norm of all gradients, so nothing travels before backward has made the last one; without it each bucket
-travels when it is full. A gradient that is not finite is seen on all ranks, and enters neither u nor v; what the others have
-sent in that step is lost with it. A GradScaler's scale is in g, so in u and v: call reset() when it changes.
+clip_norm needs the norm of all gradients, so nothing travels before backward has made the last one; without it each
+bucket travels when it is full. A gradient that is not finite is seen on all ranks, and enters neither u nor v; what the
+others have sent in that step is lost with it. A GradScaler's scale is in g, so in u and v: call reset() when it
+changes.
 """
 
 # No `from __future__ import annotations` here: PyTorch's DDP looks at the hook's annotations, which have to be types.
@@ -46,7 +52,9 @@ WARM_UP_EPOCHS = 4
 
 
 def warm_up_ratio(epoch: int, ratio: float = 0.001, epochs: int = WARM_UP_EPOCHS) -> float:
-    """The part that is sent in an epoch: a quarter in the first, a quarter of that in the next, and so on; then ratio."""
+    """The part that is sent in an epoch: a quarter in the first, a quarter of that in the next, and so on;
+    then ratio.
+    """
     if epoch < 0 or epochs < 0:
         raise ValueError(f"epochs are counted from 0; got epoch {epoch} of a warm-up of {epochs}")
     return max(0.25 ** (epoch + 1), checked_ratio(ratio)) if epoch < epochs else ratio
@@ -91,7 +99,9 @@ class DeepGradientState:
         self.ratio = warm_up_ratio(epoch, self.final_ratio, self.warm_up_epochs)
 
     def reset(self) -> None:
-        """Forgets velocities and what has not been sent: after a skipped step, a jump in the weights, another loss scale."""
+        """Forgets velocities and what has not been sent: after a skipped step, a jump in the weights,
+        another loss scale.
+        """
         self.velocity.clear()
         self.left.clear()
 
@@ -206,8 +216,8 @@ def deep_gradient_hook(
 def local_clip(norms: Tensor, clip_norm: float, p: int) -> float:
     """What a rank multiplies its gradient by, before it is added to what waits. norms: of its parts.
 
-    The whole gradient is the sum of p ranks' g / p; where they are independent its norm is sqrt(p) times that of one of them.
-    So g / p is clipped to clip_norm / sqrt(p), the paper's N^(-1/2) of the threshold.
+    The whole gradient is the sum of p ranks' g / p; where they are independent its norm is sqrt(p) times that of one of
+    them. So g / p is clipped to clip_norm / sqrt(p), the paper's N^(-1/2) of the threshold.
     """
     norm = torch.linalg.vector_norm(norms).item() / p
     limit = clip_norm / p**0.5
@@ -220,9 +230,9 @@ def refuse_momentum(optimizer: torch.optim.Optimizer) -> None:
         own = {name: group[name] for name in ("momentum", "betas") if group.get(name)}
         if own:
             raise ValueError(
-                f"deep gradient compression has the momentum in it, and {type(optimizer).__name__} has {own} in parameter "
-                f"group {number}: each gradient would get it twice. Use torch.optim.SGD(..., momentum=0), and give the "
-                "momentum to DeepGradientState"
+                f"deep gradient compression has the momentum in it, and {type(optimizer).__name__} has {own} in "
+                f"parameter group {number}: each gradient would get it twice. Use torch.optim.SGD(..., momentum=0), "
+                "and give the momentum to DeepGradientState"
             )
 
 

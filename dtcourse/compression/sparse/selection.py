@@ -1,8 +1,9 @@
-"""The k largest of many numbers, without sorting the many: DGC's sampled, hierarchical selection (Lin et al. 1712.01887, 5).
+"""The k largest of many numbers, without sorting the many: DGC's sampled, hierarchical selection (Lin et al.
+1712.01887, 5).
 
-A hundredth of the numbers says about where the k-th largest lies; a threshold a little below it leaves a few more than k
-numbers, and only those are looked at exactly. Where it leaves fewer than k it is lowered. So what comes out is what topk on
-all of them gives, whatever the sample was; the sample decides only how long it takes.
+A hundredth of the numbers says about where the k-th largest lies; a threshold a little below it leaves a few more than
+k numbers, and only those are looked at exactly. Where it leaves fewer than k it is lowered. So what comes out is what
+topk on all of them gives, whatever the sample was; the sample decides only how long it takes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def sampled_threshold(x: Tensor, ratio: float, share: float = SHARE) -> Tensor:
 
 
 def at_least(x: Tensor, threshold: Tensor | float) -> Tensor:
-    """The places of numbers whose magnitude is not below the threshold, in order, int64; of NaN too, so that it is seen."""
+    """The places of numbers whose magnitude is not below the threshold, in order, int64; of NaN too,
+    so that it is seen.
+    """
     found = [
         (row.flatten().abs() < threshold).logical_not_().nonzero().flatten() + first * CHUNK
         for first, row in in_rows(x, CHUNK)

@@ -1,18 +1,19 @@
 """All numbers above a threshold: few where a vector is flat, many where it is steep, so lengths have to travel first.
 
-To look for numbers above a threshold takes one pass, where the k largest take several. What is below is kept by error feedback
-and grows until it is above. Four ways to a threshold:
+To look for numbers above a threshold takes one pass, where the k largest take several. What is below is kept by error
+feedback and grows until it is above. Four ways to a threshold:
 
     Threshold           fixed, by hand
     SignThreshold       the same; what travels is -t or t, and the rest of the number stays (Strom, Interspeech 2015)
-    SampledThreshold    from a sample of each vector, for a target share (deep gradient compression's, Lin et al. 1712.01887)
+    SampledThreshold    from a sample of each vector, for a target share (deep gradient compression's, Lin et al.
+                        1712.01887)
     AdaptiveThreshold   the last step's, for as long as about the target share is above it; else sampled again
 
-A threshold by hand fits no two layers, and no two phases of training (Dryden et al. 2016, who adapt it): too low it sends
-everything, too high nothing. A target share costs no more than a pass.
+A threshold by hand fits no two layers, and no two phases of training (Dryden et al. 2016, who adapt it): too low it
+sends everything, too high nothing. A target share costs no more than a pass.
 
-Bytes sent by each of p ranks: (p - 1) (8 + 8 k), k of the rank that sends most: an all-gather takes as much from each, so the
-shorter messages are filled up. SignThreshold: (p - 1) (8 + 4 + 4 k).
+Bytes sent by each of p ranks: (p - 1) (8 + 8 k), k of the rank that sends most: an all-gather takes as much from each,
+so the shorter messages are filled up. SignThreshold: (p - 1) (8 + 4 + 4 k).
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class Threshold(Compressor):
 class SignThreshold(Threshold):
     """-threshold or threshold for what is beyond it, 4 bytes each: a place p travels as p or as -1 - p.
 
-    It wants error feedback: of a number ten times the threshold a tenth travels in each step. A vector that is not finite
-    comes out as NaN where it is above the threshold.
+    It wants error feedback: of a number ten times the threshold a tenth travels in each step. A vector that is not
+    finite comes out as NaN where it is above the threshold.
     """
 
     def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
@@ -95,9 +96,10 @@ class SampledThreshold(Threshold):
 class AdaptiveThreshold(SampledThreshold):
     """Keeps a threshold from step to step, one for vectors of each size, while the share above it stays near the ratio.
 
-    Where it is more than `tolerance` times the ratio, or less than that part of it, a new one is sampled before anything is sent.
-    To raise or lower the old one bit by bit does not settle: with error feedback numbers pile up just below it, and a threshold that
-    is a little lower lets all of them through (tests/compression/test_thresholds_and_blocks.py has it).
+    Where it is more than `tolerance` times the ratio, or less than that part of it, a new one is sampled before
+    anything is sent. To raise or lower the old one bit by bit does not settle: with error feedback numbers pile up just
+    below it, and a threshold that is a little lower lets all of them through
+    (tests/compression/test_thresholds_and_blocks.py has it).
     """
 
     def __init__(

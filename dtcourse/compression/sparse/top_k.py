@@ -1,4 +1,5 @@
-"""Few numbers: the largest, with where they are; or some that all ranks draw alike, which need no places and can be added.
+"""Few numbers: the largest, with where they are; or some that all ranks draw alike,
+which need no places and can be added.
 
 TopK keeps what contributes most and drops the same small numbers each time: without error feedback they never arrive
 (Stich et al. 1809.07599). Ranks keep different places, so everyone's come to everyone. RandomK draws places from a seed

@@ -1,4 +1,5 @@
-"""What every method's bytes go through: collectives, the mean of all ranks' vectors, a thread beside backward, the hook.
+"""What every method's bytes go through: collectives, the mean of all ranks' vectors, a thread beside backward,
+the hook.
 
 In the order in which to read them:
 

@@ -1,25 +1,26 @@
-"""The mean of all ranks' vectors, compressed on each of its ways; and error feedback, which sends later what was left out.
+"""The mean of all ranks' vectors, compressed on each of its ways; and error feedback,
+which sends later what was left out.
 
 What can be added is added on the way, by any all-reduce:
 
     SUM        all_reduce of the payloads                              as that all-reduce, of payload bytes
 
-What cannot is decompressed where it is added. Either a rank adds a part of everyone's, and what it has added is compressed
-once more for its way back (1-bit Adam, Tang et al. 2102.02888); or everyone's payloads come to everyone:
+What cannot is decompressed where it is added. Either a rank adds a part of everyone's, and what it has added is
+compressed once more for its way back (1-bit Adam, Tang et al. 2102.02888); or everyone's payloads come to everyone:
 
     PARTS      all_to_all of parts, sum, compress again, all_gather    2 (p - 1) c(n / p) sent by each rank
     EVERYONE   all_gather of whole payloads                            (p - 1) c(n): it grows with p
     LENGTHS    the same, of lengths, then of payloads that differ      (p - 1) (8 + the longest payload)
 
-c(n) is compressor.nbytes(n), p the ranks, all_gather as a ring. fp32's ring sends 2 (p - 1)/p 4 n: eight bits gathered by
-everyone cost as much at p = 8.
+c(n) is compressor.nbytes(n), p the ranks, all_gather as a ring. fp32's ring sends 2 (p - 1)/p 4 n: eight bits gathered
+by everyone cost as much at p = 8.
 
 `average` does it at once. `begin` compresses and returns the function that does the rest, so that the rest can go on
 beside backward (background.py).
 
-Error feedback (Seide et al. 2014; Karimireddy et al. 1901.09847): what a compression has left out of a vector is kept, and
-added to the next one. So nothing is lost, it is only late. PARTS leaves out twice, and keeps both. A vector with NaN or
-infinity in it comes out as such, so that the step can be skipped; what is kept stays as it was before that step.
+Error feedback (Seide et al. 2014; Karimireddy et al. 1901.09847): what a compression has left out of a vector is kept,
+and added to the next one. So nothing is lost, it is only late. PARTS leaves out twice, and keeps both. A vector with
+NaN or infinity in it comes out as such, so that the step can be skipped; what is kept stays as it was before that step.
 
 Memory with error feedback: n numbers, and n / p more for PARTS.
 """
@@ -53,7 +54,8 @@ def average(
     group: Group = None,
     residuals: Residuals | None = None,
 ) -> Tensor:
-    """The mean over the group's ranks of x, (n,) of compressor.takes, as the compressor lets it through. The same on every rank.
+    """The mean over the group's ranks of x, (n,) of compressor.takes, as the compressor lets it through.
+    The same on every rank.
 
     residuals: kept from call to call for error feedback, and changed; None: without
 

@@ -1,13 +1,14 @@
-"""What becomes of a bucket while backward goes on: a thread beside it sends, waits and decompresses, bucket after bucket.
+"""What becomes of a bucket while backward goes on: a thread beside it sends, waits and decompresses,
+bucket after bucket.
 
     future = in_background(finish, bucket.buffer(), group)     # finish() sends; backward does not wait for it
 
 A collective's Future can call back when it is there, and one would think that the callback may call the next round's
-collective (PyTorch's powerSGD_hook does). On NCCL it may: there a callback runs at once, in the thread that called. On gloo
-it runs in one of the group's own few threads, whenever the collective ends on this rank. One rank would then call bucket
-1's second round before bucket 2's first, another rank after it; gloo pairs calls by their number, so each would get the
-other's bytes. And a callback that waits keeps one of the threads that it waits for. Hence one thread a group, which calls
-all rounds of one bucket and then all of the next, on every rank alike.
+collective (PyTorch's powerSGD_hook does). On NCCL it may: there a callback runs at once, in the thread that called. On
+gloo it runs in one of the group's own few threads, whenever the collective ends on this rank. One rank would then call
+bucket 1's second round before bucket 2's first, another rank after it; gloo pairs calls by their number, so each would
+get the other's bytes. And a callback that waits keeps one of the threads that it waits for. Hence one thread a group,
+which calls all rounds of one bucket and then all of the next, on every rank alike.
 
 Under an emulated device the thread's operations take time too, beside those of backward (clock.computing).
 

@@ -3,13 +3,13 @@
     state = CompressionState(TopK(0.01))
     model.register_comm_hook(state, compression_hook)
 
-A bucket is compressed when it is full; what follows (its messages, the sum, the way back) goes on beside backward, bucket
-after bucket, and backward waits for it at its end (background.py). So a step takes the longer of the two, as without
-compression.
+A bucket is compressed when it is full; what follows (its messages, the sum, the way back) goes on beside backward,
+bucket after bucket, and backward waits for it at its end (background.py). So a step takes the longer of the two, as
+without compression.
 
-With error feedback, what was left out of a parameter's gradient stays with that parameter: buckets are built anew after the
-first step, when the order of the gradients is known, and a parameter may find itself in another one. What was left out of
-the sum (PARTS) belongs to a place in a bucket, and is given up then, once.
+With error feedback, what was left out of a parameter's gradient stays with that parameter: buckets are built anew after
+the first step, when the order of the gradients is known, and a parameter may find itself in another one. What was left
+out of the sum (PARTS) belongs to a place in a bucket, and is given up then, once.
 """
 
 # No `from __future__ import annotations` here: PyTorch's DDP looks at the hook's annotations, which have to be types.
@@ -50,7 +50,8 @@ class ModelParameters:
             if self._shapes.get(parameter, None if self._complete else shape) != shape:
                 before = self._shapes.get(parameter)
                 raise ValueError(
-                    f"this state has worked for a model of {len(self._shapes)} parameters, and one of shape {tuple(shape)} "
+                    f"this state has worked for a model of {len(self._shapes)} parameters, and one of shape "
+                    f"{tuple(shape)} "
                     f"{'was not among them' if before is None else f'had the shape {tuple(before)}'}. What it keeps "
                     "belongs to that model: make a new state for each model, and for one that has changed"
                 )

@@ -50,8 +50,8 @@ def check_fraction(answer: Answer) -> None:
         for s, got in zip(fractions, answer.call(_fractions, cases), strict=True):
             require(
                 abs(got - s) < 1e-6,
-                f"From the exact times of {what} ranks the serial fraction is {s:.4f}, and yours is {got:.4f}. The time on "
-                "W ranks is a + b / W: which two numbers are a and b, and which share of T(1) is a?",
+                f"From the exact times of {what} ranks the serial fraction is {s:.4f}, and yours is {got:.4f}. The "
+                "time on W ranks is a + b / W: which two numbers are a and b, and which share of T(1) is a?",
             )
 
 
@@ -90,8 +90,8 @@ def check_prediction(answer: Answer) -> None:
     ):
         require(
             abs(got - right) < 1e-6 * right,
-            f"On {plural(ranks, 'rank')} the work takes {right:.4f} s, and you predict {got:.4f} s. The serial part takes as long "
-            "as ever, however many ranks there are; only the rest is divided.",
+            f"On {plural(ranks, 'rank')} the work takes {right:.4f} s, and you predict {got:.4f} s. The serial part "
+            "takes as long as ever, however many ranks there are; only the rest is divided.",
         )
 
 
@@ -116,6 +116,6 @@ def check_most(answer: Answer) -> None:
             )
         require(
             got == right,
-            f"An efficiency of at least {efficiency:.0%} (speed-up divided by ranks) is kept up to {plural(right, 'rank')}, and you "
-            f"say {got!r}, from times of {sorted(times)} ranks.{extra}",
+            f"An efficiency of at least {efficiency:.0%} (speed-up divided by ranks) is kept up to "
+            f"{plural(right, 'rank')}, and you say {got!r}, from times of {sorted(times)} ranks.{extra}",
         )

@@ -80,8 +80,8 @@ def _compare(answer: Answer, sizes: list[int]) -> None:
                 continue
             require(
                 got is not None,
-                f"{where} has no gradient for parameter {number}. It had no images, but it takes the same optimizer step "
-                "as all others, so it needs the same gradient.",
+                f"{where} has no gradient for parameter {number}. It had "
+                "no images, but it takes the same optimizer step as all others, so it needs the same gradient.",
             )
             error = ((got - want).abs().max() / want.abs().max()).item()
             ratio = ((got * want).sum() / (want * want).sum()).item()
@@ -125,6 +125,6 @@ def check_calls(answer: Answer) -> None:
     calls = run.traffic.calls(rank=0)
     require(
         1 <= calls <= 2,
-        f"Rank 0 called {calls} collectives in one step; 2 are enough for any model. Each call costs its latency again: "
-        "can the gradients travel in one vector?",
+        f"Rank 0 called {calls} collectives in one step; 2 are "
+        "enough for any model. Each call costs its latency again: can the gradients travel in one vector?",
     )

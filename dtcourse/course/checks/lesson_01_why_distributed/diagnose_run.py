@@ -30,7 +30,9 @@ def _said(diagnose_run: Any, given: list[Given]) -> Any:
 
 
 def recorded(size: tuple[int, int, float, int], kind: str) -> Given:
-    """Weights (p, n) before one step of SGD, each rank's own gradient, weights after it: all as single precision has them."""
+    """Weights (p, n) before one step of SGD, each rank's own gradient, weights after it:
+    all as single precision has them.
+    """
     p, n, lr, odd = size
     make = torch.Generator().manual_seed(p)
     start = torch.randn(n, generator=make, dtype=torch.double)
@@ -75,8 +77,8 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
             got,
             right,
             hint,
-            "What does a right step make of these weights? Two ranks add in another order, and numbers of 32 bits are rounded: how "
-            "near is equal?",
+            "What does a right step make of these weights? Two ranks add in another order, and numbers of 32 bits "
+            "are rounded: how near is equal?",
             example=("left out", 2),
         )
 
@@ -93,14 +95,19 @@ def check_start(answer: Answer) -> None:
 def check_share(answer: Answer) -> None:
     """The step is healthy, and some images count twice."""
     _require(
-        answer, "same share", "Shares of one batch have gradients that are alike. When are they equal, and on which rank is that a mistake?"
+        answer, "same share", "Shares of one batch have gradients that are alike. When are "
+            "they equal, and on which rank is that a mistake?"
     )  # fmt: skip
 
 
 @DIAGNOSE.check("no average", points=2)
 def check_average(answer: Answer) -> None:
     """Every rank goes its own way."""
-    _require(answer, "not averaged", "By what did each rank's weights change, divided by the learning rate?")  # fmt: skip
+    _require(
+        answer,
+        "not averaged",
+        "By what did each rank's weights change, divided by the learning rate?",
+    )
 
 
 @DIAGNOSE.check("a sum for a mean", points=2)

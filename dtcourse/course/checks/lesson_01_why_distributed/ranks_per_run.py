@@ -88,8 +88,8 @@ def _require(answer: Answer, cases: tuple[Case, ...], hint: str) -> None:
     for case, performed in zip(cases, zip(*run, strict=True), strict=True):
         runs, ranks, compute, repeated, latency, transfer = case
         where = (
-            f"{plural(runs, 'run')} on {ranks} ranks, {compute:g} s of computing, {repeated:g} s repeated, {latency:g} s per message, "
-            f"{transfer:g} s for a gradient's bytes"
+            f"{plural(runs, 'run')} on {ranks} ranks, {compute:g} s of computing, {repeated:g} s repeated, "
+            f"{latency:g} s per message, {transfer:g} s for a gradient's bytes"
         )
         size = performed[0][0]
         require(
@@ -103,16 +103,29 @@ def _require(answer: Answer, cases: tuple[Case, ...], hint: str) -> None:
 @RANKS.check("many runs", points=3)
 def check_many(answer: Answer) -> None:
     """As many as ranks, or more, or nearly."""
-    _require(answer, MANY, "How many runs go side by side, how often one after the other, and is the last round full?")  # fmt: skip
+    _require(
+        answer,
+        MANY,
+        "How many runs go side by side, how often one after the other, and is the last round full?",
+    )
 
 
 @RANKS.check("few runs", points=3)
 def check_few(answer: Answer) -> None:
     """Sharing one has its price."""
-    _require(answer, FEW, "What does one step cost on that many ranks, with every message of its all-reduce?")  # fmt: skip
+    _require(
+        answer,
+        FEW,
+        "What does one step cost on that many ranks, with every message of its all-reduce?",
+    )
 
 
 @RANKS.check("ranks that do not divide", points=3)
 def check_uneven(answer: Answer) -> None:
     """Seven of them."""
-    _require(answer, UNEVEN, "Seven ranks make how many groups of three? Has every size been tried, and is what each rank repeats paid in every round?")  # fmt: skip
+    _require(
+        answer,
+        UNEVEN,
+        "Seven ranks make how many groups of three? Has every size been tried, and is what each rank repeats paid "
+        "in every round?",
+    )

@@ -1,4 +1,6 @@
-"""The checks of lesson 02: numbering, halo exchange, broadcast tree, groups of a grid, a hang, ranks placed on nodes."""
+"""The checks of lesson 02: numbering, halo exchange, broadcast tree, groups of a grid, a hang,
+ranks placed on nodes.
+"""
 
 # In the order of the notebook.
 EXERCISES = (

@@ -18,8 +18,8 @@ State = tuple[str, int | None]
 Diagnosis = tuple[str, Any]
 RUNS, RETURNED = ("runs", None), ("returned", None)
 RIGHT = (
-    "All is right there: each rank that waits, waits for one that runs, or for one that is at the other end of the same message, "
-    "or for one that waits for such a rank."
+    "All is right there: each rank that waits, waits for one that runs, or for one that is at the other end of the "
+    "same message, or for one that waits for such a rank."
 )
 HEALTHY: tuple[list[State], ...] = (
     [("send", 1), ("recv", 0)],
@@ -87,8 +87,8 @@ def check_circle(answer: Answer) -> None:
     _require(
         answer,
         CIRCLES,
-        "Follow each rank to the one that it waits for, and on from there. Where do you come to a rank for the second time, and "
-        "which ranks only wait for those?",
+        "Follow each rank to the one that it waits for, and on from there. Where do you come to a rank for the "
+        "second time, and which ranks only wait for those?",
     )
 
 

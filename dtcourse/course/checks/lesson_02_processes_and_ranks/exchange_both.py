@@ -68,7 +68,8 @@ def check_exchange(answer: Answer) -> None:
     """At 3, 4 and 5 ranks, then at 2, where both neighbours are one rank."""
     for world_size in (3, 4, 5, 2):
         to_left, to_right = _pairs(world_size)
-        # Recorded, since a rank that there is not is then refused with a sentence; gloo alone ends the process, or waits.
+        # Recorded, since a rank that there is not is then refused with a sentence; gloo alone ends the process,
+        # or waits.
         run = answer.run(_exchange, world_size, to_left, to_right, record=True, timeout=6)
         for rank in range(world_size):
             left, right = (rank - 1) % world_size, (rank + 1) % world_size
@@ -101,7 +102,8 @@ def check_messages(answer: Answer) -> None:
     used = sorted(set(run.traffic.operations) - {"send", "recv", "barrier"})
     require(
         not used,
-        f"{', '.join(used)} sends everything to everyone; this exercise is about one message to each neighbour, with send and receive.",
+        f"{', '.join(used)} sends everything to everyone; this exercise is about one message to each neighbour, "
+        "with send and receive.",
     )
     nbytes = to_left[0].numel() * to_left[0].element_size()
     for rank in range(world_size):
@@ -109,7 +111,8 @@ def check_messages(answer: Answer) -> None:
         volume = run.traffic.bytes_sent(rank=rank, operation="send")
         require(
             (sent, volume) == (2, 2 * nbytes),
-            f"rank {rank} sent {sent} messages with {volume} bytes; 2 messages of {nbytes} bytes are needed, one for each neighbour.",
+            f"rank {rank} sent {sent} messages with {volume} bytes; 2 messages of {nbytes} bytes are needed, one "
+            "for each neighbour.",
         )
 
 
@@ -123,6 +126,6 @@ def check_together(answer: Answer) -> None:
         started = steps[:waited].count("send")
         require(
             started == 2,
-            f"rank {rank} waits for a message of a neighbour when it has started {started} of its own 2: some message waits for "
-            "another to arrive. Can you start all of them before you wait for the first?",
+            f"rank {rank} waits for a message of a neighbour when it has started {started} of its own 2: some "
+            "message waits for another to arrive. Can you start all of them before you wait for the first?",
         )

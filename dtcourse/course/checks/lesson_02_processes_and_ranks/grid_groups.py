@@ -28,7 +28,9 @@ GRID = Exercise(
 
 
 def _grid(grid_groups: Any, columns: int) -> Any:
-    """The members of both groups, and the sum over each. All ranks' calls of new_group are compared as they are made."""
+    """The members of both groups, and the sum over each.
+    All ranks' calls of new_group are compared as they are made.
+    """
     import torch.distributed as dist
 
     new_group, world_size = dist.new_group, dist.get_world_size()
@@ -40,15 +42,16 @@ def _grid(grid_groups: Any, columns: int) -> Any:
             for rank, other in enumerate(asked):
                 if other != asked[0]:
                     raise CheckFailed(
-                        f"With {world_size} ranks and {columns} columns, rank 0 calls new_group({asked[0]}) while rank {rank} calls "
-                        f"new_group({other}). Every rank has to call it for every group, in the same order, its own or not."
+                        f"With {world_size} ranks and {columns} columns, rank 0 calls new_group({asked[0]}) while "
+                        f"rank {rank} calls new_group({other}). Every rank has to call it for every group, in the "
+                        "same order, its own or not."
                     )
         return new_group(ranks, *args, **kwargs)
 
     def ready_made(*args: Any, **kwargs: Any) -> Any:
         raise CheckFailed(
-            "Your groups come from a DeviceMesh, which makes all of them by itself; this exercise asks for dist.new_group. Which "
-            "groups does a grid have, and in which order does every rank make them?"
+            "Your groups come from a DeviceMesh, which makes all of them by itself; this exercise asks for "
+            "dist.new_group. Which groups does a grid have, and in which order does every rank make them?"
         )
 
     with (
@@ -58,7 +61,8 @@ def _grid(grid_groups: Any, columns: int) -> Any:
         groups = tuple(grid_groups(columns))
     if len(groups) != 2 or any(dist.get_rank(group) < 0 for group in groups if group is not None):
         raise CheckFailed(
-            f"With {world_size} ranks and {columns} columns, rank {dist.get_rank()} should get two groups that it is a member of: its row, then its column."
+            f"With {world_size} ranks and {columns} columns, rank {dist.get_rank()} should get two groups that it "
+            "is a member of: its row, then its column."
         )
     members = [list(dist.get_process_group_ranks(group)) for group in groups]
     everyone: list[Any] = [None] * world_size
@@ -113,7 +117,8 @@ def _check_grid(answer: Answer, rows: int, columns: int) -> None:
             )
             require(
                 sorted(members) == expected,
-                f"on a grid of {rows} x {columns}, rank {rank} stands in row {row}, column {column}: the ranks of its {name} are {expected}; got {members}."
+                f"on a grid of {rows} x {columns}, rank {rank} stands in row {row}, column {column}: the ranks of "
+                f"its {name} are {expected}; got {members}."
                 + (swapped or " Ranks are placed row by row: which number stands one row below?"),
             )
             require(
@@ -142,9 +147,11 @@ def check_unfilled(answer: Answer) -> None:
         for said in run:
             require(
                 said.startswith("ValueError"),
-                f"{world_size} ranks cannot fill rows of {columns}. Your function made a grid all the same; a ValueError would say it at once, on every rank, before any group is made.",
+                f"{world_size} ranks cannot fill rows of {columns}. Your function made a grid all the same; a "
+                "ValueError would say it at once, on every rank, before any group is made.",
             )
             require(
                 str(world_size) in said and str(columns) in said,
-                f"the message of your ValueError is {said.partition(': ')[2]!r}; name the number of ranks ({world_size}) and of columns ({columns}), so that its reader need not look for them.",
+                f"the message of your ValueError is {said.partition(': ')[2]!r}; name the number of ranks "
+                f"({world_size}) and of columns ({columns}), so that its reader need not look for them.",
             )

@@ -80,9 +80,10 @@ class _WatchedStore:
             if self._presence.nobody_goes_on():
                 missing = [key for key in keys if not self._store.check([key])]
                 raise CheckFailed(
-                    f"a process waited for the key {missing[0]!r}, and nobody ever set it. Either two processes have the same number, and "
-                    "one has written over the other's address; then look at how a number is found: can another process come between your "
-                    "reading and your writing? Or you wait for a number that nobody has: which is the first, which the last?"
+                    f"a process waited for the key {missing[0]!r}, and nobody ever set it. Either two processes "
+                    "have the same number, and one has written over the other's address; then look at how a number "
+                    "is found: can another process come between your reading and your writing? Or you wait for a "
+                    "number that nobody has: which is the first, which the last?"
                 )
             time.sleep(0.005)
         busy = _Presence.ASKING if self.requests > self._most else _Presence.WORKING
@@ -162,12 +163,14 @@ def check_numbers(answer: Answer) -> None:
         numbers = sorted(one["number"] for one in run)
         require(
             len(set(numbers)) == world_size,
-            f"{world_size} processes arrived at once, and got the numbers {numbers}: some share one. Between your reading a "
-            "value and your writing it, another process may read the same. Which operation of a store does both in one step?",
+            f"{world_size} processes arrived at once, and got the numbers {numbers}: some share one. Between your "
+            "reading a value and your writing it, another process may read the same. Which operation of a store "
+            "does both in one step?",
         )
         require(
             numbers == list(range(world_size)),
-            f"{world_size} processes should have the numbers 0 to {world_size - 1}; they got {numbers}. What does the first `add` return?",
+            f"{world_size} processes should have the numbers 0 to {world_size - 1}; they got {numbers}. What does "
+            "the first `add` return?",
         )
 
 
@@ -184,8 +187,9 @@ def check_addresses(answer: Answer) -> None:
         for one in run:
             require(
                 one["addresses"] == right,
-                f"number {one['number']} of {world_size} came back with the addresses {one['addresses']}; by number they are "
-                f"{right}. Under which key does each process leave its address, and in which order do you read them?",
+                f"number {one['number']} of {world_size} came back with the addresses {one['addresses']}; by number "
+                f"they are {right}. Under which key does each process leave its address, and in which order do you "
+                "read them?",
             )
 
 
@@ -205,16 +209,18 @@ def check_waiting(answer: Answer) -> None:
     early = [one["number"] for one in run if one["left"] < last]
     require(
         not early,
-        f"number {early[:1]} had returned before the last process came: it cannot know all addresses. What does `get` do with a key that nobody has set yet?",
+        f"number {early[:1]} had returned before the last process came: it cannot know all addresses. What does "
+        "`get` do with a key that nobody has set yet?",
     )
     order = sorted(range(world_size), key=lambda rank: run[rank]["arrived"])
     require(
         [numbers[rank] for rank in order] == list(range(world_size)),
-        f"the processes arrived one after the other, and were numbered {[numbers[rank] for rank in order]}: numbers follow the order of "
-        "arrival. These are strangers: nobody has told them a rank.",
+        f"the processes arrived one after the other, and were numbered {[numbers[rank] for rank in order]}: numbers "
+        "follow the order of arrival. These are strangers: nobody has told them a rank.",
     )
     most = max(one["requests"] for one in run)
     require(
         most <= _most_requests(world_size),
-        f"a process asked the store {most} times; {_most_requests(world_size)} are enough for {world_size} processes. Do you ask again and again? `get` and `wait` wait for you.",
+        f"a process asked the store {most} times; {_most_requests(world_size)} are enough for {world_size} "
+        "processes. Do you ask again and again? `get` and `wait` wait for you.",
     )

@@ -48,7 +48,9 @@ def _by_chance(world_size: int, per_node: int, seed: int) -> Job:
     """Half of the pairs talk, and more in one direction than in the other."""
     chance = random.Random(seed)
     pairs = [(a, b) for a in range(world_size) for b in range(world_size) if a != b]
-    return _job(world_size, per_node, {p: chance.randrange(1, 100) for p in pairs if chance.random() < 0.5})  # fmt: skip
+    return _job(
+        world_size, per_node, {p: chance.randrange(1, 100) for p in pairs if chance.random() < 0.5}
+    )
 
 
 RINGS = (_ring([0, 4, 1, 5, 2, 6, 3, 7], 2), _ring([0, 2, 4, 6, 1, 3, 5, 7], 4))
@@ -102,7 +104,8 @@ def _require(answer: Answer, jobs: tuple[Job, ...], hint: str) -> None:
         right = right and all(type(node) is int and 0 <= node < count for node in nodes)
         require(
             right,
-            f"{where}: a placement is a list with the node of each rank, {len(sent)} numbers from 0 to {count - 1}; got {got!r}.",
+            f"{where}: a placement is a list with the node of each rank, {len(sent)} numbers from 0 to {count - 1}; "
+            f"got {got!r}.",
         )
         held = [nodes.count(node) for node in range(count)]
         require(
@@ -128,5 +131,6 @@ def check_grids(answer: Answer) -> None:
 def check_uneven(answer: Answer) -> None:
     """One direction counts as the other; the heaviest pair need not stay together."""
     _require(
-        answer, UNEVEN, "Do you count both directions? And what does keeping the heaviest pair together cost the others?"
+        answer, UNEVEN, "Do you count both directions? And what does "
+            "keeping the heaviest pair together cost the others?"
     )  # fmt: skip

@@ -71,7 +71,8 @@ def check_count(answer: Answer) -> None:
         sent = run.traffic.messages_sent(operation="send")
         require(
             sent == world_size - 1,
-            f"{world_size} ranks need {world_size - 1} messages, one for each rank that does not have the tensor yet; yours were {sent}.",
+            f"{world_size} ranks need {world_size - 1} messages, one for each rank that does not have the tensor "
+            f"yet; yours were {sent}.",
         )
 
 
@@ -95,6 +96,7 @@ def check_rounds(answer: Answer) -> None:
         late = max(has, key=lambda rank: has[rank])
         require(
             rounds <= needed,
-            f"with {world_size} ranks, rank {late} has the tensor after {rounds} rounds; {needed} are enough. In each round, everyone who has it can pass it on: "
-            "do all of them? And does each first serve the rank that has the most others to serve?",
+            f"with {world_size} ranks, rank {late} has the tensor after {rounds} rounds; {needed} are enough. In "
+            "each round, everyone who has it can pass it on: do all of them? And does each first serve the rank "
+            "that has the most others to serve?",
         )

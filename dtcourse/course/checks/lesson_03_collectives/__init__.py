@@ -1,4 +1,6 @@
-"""The checks of lesson 03: all-gather both ways, moments in one message, a transpose's gradient, a decision, a diagnosis."""
+"""The checks of lesson 03: all-gather both ways, moments in one message, a transpose's gradient, a decision,
+a diagnosis.
+"""
 
 # In the order of the notebook.
 EXERCISES = (

@@ -16,7 +16,8 @@ GATHER = Exercise(
     lesson="03",
     title="All-gather both ways round a ring",
     takes=("all_gather_both_ways",),
-    target="right at 2, 3, 4, 5 and 6 ranks; p - 1 parts sent per rank, to neighbours only; the time of p/2 messages, rounded down",
+    target="right at 2, 3, 4, 5 and 6 ranks; p - 1 parts sent per rank, to neighbours only; the time of p/2 messages, "
+    "rounded down",
     forbidden=(*ALGORITHMS,),
 )
 
@@ -56,7 +57,8 @@ def check_gathered(answer: Answer) -> None:
                 )
                 require(
                     torch.equal(got[place], part),
-                    f"{where} is not what rank {place} had. In step s, whose part comes from the left, and whose from the right?",
+                    f"{where} is not what rank {place} had. In step s, whose part comes from the left, and whose "
+                    "from the right?",
                 )
 
 
@@ -76,12 +78,14 @@ def check_messages(answer: Answer) -> None:
         far = [peer for peer in range(ranks) if matrix[rank][peer] and peer not in near]
         require(
             not far,
-            f"rank {rank} sends to {', '.join(f'rank {peer}' for peer in far)}; its cables go to its two neighbours. Who can pass a part on?",
+            f"rank {rank} sends to {', '.join(f'rank {peer}' for peer in far)}; its cables go to its two "
+            "neighbours. Who can pass a part on?",
         )
         sent, budget = sum(matrix[rank]), (ranks - 1) * elements * 4
         require(
             sent <= budget,
-            f"rank {rank} sends {sent:,} bytes; {ranks - 1} parts are {budget:,}. Which part travels that its receiver has already?",
+            f"rank {rank} sends {sent:,} bytes; {ranks - 1} parts are {budget:,}. Which part travels that its "
+            "receiver has already?",
         )
 
 
@@ -95,6 +99,7 @@ def check_time(answer: Answer) -> None:
         slowest, best = max(seconds for _, seconds in run), ranks // 2
         require(
             slowest <= best + 1e-6,
-            f"with {plural(ranks, 'rank')}, it takes {plural(round(slowest), 'message')} one after the other; {best} are enough. "
+            f"with {plural(ranks, 'rank')}, it takes {plural(round(slowest), 'message')} one after the other; "
+            f"{best} are enough. "
             "What travels to the left while a part travels to the right?",
         )

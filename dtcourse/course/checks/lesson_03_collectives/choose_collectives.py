@@ -113,7 +113,8 @@ def _require(answer: Answer, changes: tuple[Change, ...], hint: str) -> None:
         require(
             isinstance(plan, (list, tuple))
             and all(isinstance(step, (list, tuple)) and len(step) == 2 for step in plan),
-            f"{where}: a plan is a list of (collective, marks after it), such as [('all_gather', ('', '', ''))]; got {plan!r}.",
+            f"{where}: a plan is a list of (collective, marks after it), such as [('all_gather', ('', '', ''))]; "
+            f"got {plan!r}.",
         )
         marks, sent = before, 0.0
         for collective, there in plan:
@@ -121,7 +122,8 @@ def _require(answer: Answer, changes: tuple[Change, ...], hint: str) -> None:
             possible = {(one, then): more for one, then, more in steps(marks, dict(sizes))}
             require(
                 (collective, there) in possible,
-                f"{where}: {collective} cannot make {written(there) if len(there) == 3 else there!r} of {written(marks)}. What does it do to the marks?",
+                f"{where}: {collective} cannot make {written(there) if len(there) == 3 else there!r} of "
+                f"{written(marks)}. What does it do to the marks?",
             )
             sent += possible[collective, there]
             marks = there

@@ -17,8 +17,8 @@ DIAGNOSE = Exercise(
 )
 
 RIGHT = (
-    "All is right there: every rank makes the same calls in the same order. A line may be called again and again, and a root's calls "
-    "have the line of its own branch."
+    "All is right there: every rank makes the same calls in the same order. A line may be called again and again, "
+    "and a root's calls have the line of its own branch."
 )
 KINDS = ("healthy", "leaves one out", "another order", "another shape")
 Call = tuple[str, int, str]  # collective, elements, the line that called it
@@ -87,13 +87,21 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
 @DIAGNOSE.check("a rank that leaves a call out", points=2)
 def check_left_out(answer: Answer) -> None:
     """The others wait for ever."""
-    _require(answer, "leaves one out", "How many calls does each rank make, and which number do most ranks have?")  # fmt: skip
+    _require(
+        answer,
+        "leaves one out",
+        "How many calls does each rank make, and which number do most ranks have?",
+    )
 
 
 @DIAGNOSE.check("a rank with another order", points=3)
 def check_order(answer: Answer) -> None:
     """Two all-reduces of one shape: wrong numbers in silence."""
-    _require(answer, "another order", "Collective and shape are the same on all ranks there: what else is known of a call?")  # fmt: skip
+    _require(
+        answer,
+        "another order",
+        "Collective and shape are the same on all ranks there: what else is known of a call?",
+    )
 
 
 @DIAGNOSE.check("a rank with another shape", points=2)

@@ -54,13 +54,13 @@ def check_transposed(answer: Answer) -> None:
             got = run[rank]
             require(
                 got.shape == expected.shape,
-                f"with {plural(ranks, 'rank')} and a {tuple(matrix.shape)} matrix, rank {rank} should end with {tuple(expected.shape)}; "
-                f"it has {tuple(got.shape)}.",
+                f"with {plural(ranks, 'rank')} and a {tuple(matrix.shape)} matrix, rank {rank} should end with "
+                f"{tuple(expected.shape)}; it has {tuple(got.shape)}.",
             )
             require(
                 torch.equal(got, expected),
-                f"with {plural(ranks, 'rank')}, rank {rank}'s block has the right shape and wrong values. all_to_all moves whole blocks: "
-                "what is still to be done inside each, and where does it land?",
+                f"with {plural(ranks, 'rank')}, rank {rank}'s block has the right shape and wrong values. "
+                "all_to_all moves whole blocks: what is still to be done inside each, and where does it land?",
             )
 
 
@@ -76,13 +76,15 @@ def check_gradient(answer: Answer) -> None:
             where = f"with {plural(ranks, 'rank')}, rank {rank}'s rows"
             require(
                 run[rank] is not None,
-                f"{where} have no gradient: PyTorch does not go back through dist's calls by itself. Which class of torch.autograd lets you write "
-                "a backward?",
+                f"{where} have no gradient: PyTorch does not go back through dist's calls by itself. Which class of "
+                "torch.autograd lets you write a backward?",
             )
             require(
                 torch.allclose(run[rank], expected[rank], rtol=1e-12, atol=1e-12),
-                f"{where} have another gradient than in one process, by up to {(run[rank] - expected[rank]).abs().max():.3g}. "
-                "The backward of a collective is its transpose: what is the transpose of a transpose, and on which rank does each number land?",
+                f"{where} have another gradient than in one process, by up to "
+                f"{(run[rank] - expected[rank]).abs().max():.3g}. "
+                "The backward of a collective is its transpose: what is the transpose of a transpose, and on which "
+                "rank does each number land?",
             )
 
 
@@ -94,7 +96,9 @@ def check_transpose_volume(answer: Answer) -> None:
     budget = matrix.numel() * 4 // ranks * (ranks - 1) // ranks
     # "naive" sends each block straight to whom it is for; a tree's scatter hands on what others need.
     there = answer.run(_transpose, ranks, matrix, backend="naive", record=True)
-    both = answer.run(_gradient, ranks, matrix, torch.ones(6 * ranks, 8 * ranks), backend="naive", record=True)  # fmt: skip
+    both = answer.run(
+        _gradient, ranks, matrix, torch.ones(6 * ranks, 8 * ranks), backend="naive", record=True
+    )
     for run, times, way in ((there, 1, "forward"), (both, 2, "forward and backward")):
         for rank in range(ranks):
             sent = run.traffic.bytes_sent(rank=rank)

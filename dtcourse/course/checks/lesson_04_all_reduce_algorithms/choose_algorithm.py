@@ -90,8 +90,8 @@ def check_times(answer: Answer) -> None:
         right = _time(*case)
         require(
             math.isclose(got, right, rel_tol=1e-9, abs_tol=1e-15),
-            f"{name}, {nbytes:,} bytes on {plural(ranks, 'rank')}, alpha {case[3]:.3g} s, beta {case[4]:.3g} s a byte: {right:.6g} s by the "
-            f"table, and yours is {got:.6g} s. "
+            f"{name}, {nbytes:,} bytes on {plural(ranks, 'rank')}, alpha {case[3]:.3g} s, beta {case[4]:.3g} s a "
+            f"byte: {right:.6g} s by the table, and yours is {got:.6g} s. "
             + ("How many rounds has a tree of that many ranks?" if ranks & (ranks - 1) else "")
             + ("With one rank there is nothing to send." if ranks == 1 else ""),
         )
@@ -121,8 +121,9 @@ def check_choice(answer: Answer) -> None:
         )
         require(
             times[got] <= min(times.values()) * (1 + 1e-9),
-            f"{nbytes:,} bytes on {plural(ranks, 'rank')}, alpha {case[2]:.2g}, beta {case[3]:.2g}: choose says {got} ({times[got]:.3g} s); "
-            f"the fastest takes {min(times.values()):.3g} s. Did you compare the times of this very call?",
+            f"{nbytes:,} bytes on {plural(ranks, 'rank')}, alpha {case[2]:.2g}, beta {case[3]:.2g}: choose says "
+            f"{got} ({times[got]:.3g} s); the fastest takes {min(times.values()):.3g} s. Did you compare the times "
+            "of this very call?",
         )
 
 
@@ -141,6 +142,6 @@ def check_crossover(answer: Answer) -> None:
             hint = "Compare the ring with each of the others, term by term: which is ahead at any size at all?"
         require(
             math.isclose(got, right, rel_tol=1e-6, abs_tol=1e-9),
-            f"On {plural(ranks, 'rank')} with alpha {alpha:.3g} s and beta {beta:.3g} s a byte the ring is the fastest from {right:,.4g} bytes "
-            f"on, and you say {got:,.4g}. {hint}",
+            f"On {plural(ranks, 'rank')} with alpha {alpha:.3g} s and beta {beta:.3g} s a byte the ring is the "
+            f"fastest from {right:,.4g} bytes on, and you say {got:,.4g}. {hint}",
         )

@@ -88,7 +88,10 @@ def _chosen(choose_broadcast: Any, networks: tuple[Network, ...]) -> list[Any]:
 def _require(answer: Answer, networks: tuple[Network, ...], hint: str) -> None:
     for network, got in zip(networks, answer.call(_chosen, networks), strict=True):
         ranks, nbytes, latency, bandwidth, gap = network
-        where = f"{nbytes:,} bytes to {ranks} ranks, latency {latency:g} s, {bandwidth:g} bytes per second, gap {gap:g} s"
+        where = (
+            f"{nbytes:,} bytes to {ranks} ranks, latency {latency:g} s, "
+            f"{bandwidth:g} bytes per second, gap {gap:g} s"
+        )
         right = isinstance(got, (list, tuple)) and len(got) == 2 and type(got[1]) is int
         require(right, f"{where}: a choice is (route, chunks), such as ('chain', 4); got {got!r}.")
         require(

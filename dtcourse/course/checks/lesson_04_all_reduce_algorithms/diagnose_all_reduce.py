@@ -23,9 +23,11 @@ Case = tuple[tuple[list[list[int]], list[list[int]]], Diagnosis]
 def _ring(
     ranks: int, steps: int, lost: int = -1, twice: tuple[int, int] = (-1, -1)
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """A ring all-reduce of one number per block, step by step: what each rank ends with, and elements sent from rank to rank.
+    """A ring all-reduce of one number per block, step by step: what each rank ends with,
+    and elements sent from rank to rank.
 
-    lost: a rank that passes partial sums on without its share. twice: (rank, block), where a rank adds its share once more.
+    lost: a rank that passes partial sums on without its share. twice: (rank, block),
+          where a rank adds its share once more.
     """
     ends = [[10**rank] * ranks for rank in range(ranks)]
     sent = [[0] * ranks for _ in range(ranks)]

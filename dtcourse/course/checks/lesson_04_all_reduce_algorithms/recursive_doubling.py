@@ -46,14 +46,15 @@ def _doubled(answer: Answer, sizes: tuple[int, ...], elements: int) -> None:
             off = (run[rank].double() - right).abs().max().item()
             require(
                 off < 1e-4,
-                f"With {plural(ranks, 'rank')}, rank {rank} does not have the sum (off by {off:.2g}). After round k, whose vectors should be in "
-                "a rank's sum, and is any of them in it twice?",
+                f"With {plural(ranks, 'rank')}, rank {rank} does not have the sum (off by {off:.2g}). After round "
+                "k, whose vectors should be in a rank's sum, and is any of them in it twice?",
             )
         for rank in range(1, ranks):
             require(
                 torch.equal(run[rank], run[0]),
-                f"With {plural(ranks, 'rank')}, ranks 0 and {rank} have the same sum, but not the same bits. They added the same numbers: in "
-                "which order did each of them? After some steps of training their models would have drifted apart.",
+                f"With {plural(ranks, 'rank')}, ranks 0 and {rank} have the same sum, but not the same bits. They "
+                "added the same numbers: in which order did each of them? After some steps of training their models "
+                "would have drifted apart.",
             )
 
 
@@ -88,8 +89,8 @@ def check_doubling_messages(answer: Answer) -> None:
             sent = run.traffic.messages_sent(rank=rank)
             require(
                 sent <= most,
-                f"With {plural(ranks, 'rank')}, rank {rank} sends {sent} messages; {most} are enough. In each round the number of ranks whose "
-                "vectors are in your sum doubles: how many rounds is that?",
+                f"With {plural(ranks, 'rank')}, rank {rank} sends {sent} messages; {most} are enough. In each round "
+                "the number of ranks whose vectors are in your sum doubles: how many rounds is that?",
             )
         # The clock is virtual: the same on every machine, and nobody sleeps.
         network = EmulatedNetwork(latency=1.0)
@@ -97,7 +98,8 @@ def check_doubling_messages(answer: Answer) -> None:
         passed, most = round(max(run)), rounds + 2 * (ranks != 1 << rounds)
         require(
             passed <= most,
-            f"With {plural(ranks, 'rank')}, the last rank has the sum after {passed} messages, one after the other; {most} are enough. In "
-            "each round every rank sends and receives at the same time: does yours first wait for what others add, and then for what "
-            "comes back?",
+            f"With {plural(ranks, 'rank')}, the last rank has the sum after {passed} messages, one after the other; "
+            f"{most} are enough. In "
+            "each round every rank sends and receives at the same time: does yours first wait for what others add, "
+            "and then for what comes back?",
         )

@@ -17,7 +17,8 @@ RING = Exercise(
     lesson="04",
     title="A ring both ways round, under PyTorch's DDP",
     takes=("two_way_all_reduce", "ring_hook"),
-    target="right at 1 to 5 ranks and any length; exactly (p - 1)/p n bytes to each neighbour, in 2 (p - 1) rounds; DDP's weights to 1e-10",
+    target="right at 1 to 5 ranks and any length; exactly (p - 1)/p n bytes to each neighbour, in 2 (p - 1) rounds; "
+    "DDP's weights to 1e-10",
     forbidden=(
         *ALGORITHMS,
         "torch.distributed.algorithms.ddp_comm_hooks",
@@ -70,7 +71,10 @@ def _sums(answer: Answer, ranks: int, elements: int) -> None:
         if not wrong:
             continue
         where = f"elements {wrong[0]} to {wrong[-1]}" if len(wrong) > 1 else f"element {wrong[0]}"
-        raise_with = f"{elements} elements on {plural(ranks, 'rank')}: on rank {rank}, {len(wrong)} are not the sum ({where}). "
+        raise_with = (
+            f"{elements} elements on {plural(ranks, 'rank')}: on rank {rank}, {len(wrong)} are not the sum "
+            f"({where}). "
+        )
         if elements % ranks:
             hint = f"{ranks} does not divide {elements}: are all blocks of one length, and is the rest in one of them?"
         else:
@@ -126,12 +130,13 @@ def check_ring_volume(answer: Answer) -> None:
             )
             require(
                 sent <= 2 * exact,
-                f"{where} sends {sent:,} bytes of a vector of {elements * 8:,}; two rings send {2 * exact:,} together. Does "
-                "one rank do the work of all, or does more than one block go each way in a step?",
+                f"{where} sends {sent:,} bytes of a vector of {elements * 8:,}; two rings send {2 * exact:,} "
+                "together. Does one rank do the work of all, or does more than one block go each way in a step?",
             )
             require(
                 right == left == exact,
-                f"{where} sends {right:,} bytes to the right and {left:,} to the left, of a vector of {elements * 8:,}; {exact:,} "
+                f"{where} sends {right:,} bytes to the right and {left:,} to the left, of a vector of "
+                f"{elements * 8:,}; {exact:,} "
                 "go each way. Which half of the vector travels which way round?",
             )
 
@@ -169,8 +174,8 @@ def check_ring_ddp(answer: Answer) -> None:
         used += ["all_gather"] * (run.traffic.calls(rank=0, operation="all_gather") > 1)
         require(
             not used,
-            f"Under DDP it calls {', '.join(used)}. The hook is to send the bucket round your own ring: whose messages should "
-            "DDP's gradients travel in?",
+            f"Under DDP it calls {', '.join(used)}. The hook is to send the bucket round your own ring: whose "
+            "messages should DDP's gradients travel in?",
         )
         right = _train_alone(weights, batches)
         scaled = _train_alone(weights, batches, scale=ranks)
@@ -179,13 +184,13 @@ def check_ring_ddp(answer: Answer) -> None:
             sums = max((a - b).abs().max().item() for a, b in zip(run[rank], scaled, strict=True))
             require(
                 sums > 1e-9 or off < 1e-10,
-                f"On {plural(ranks, 'rank')} DDP moves {ranks} times too far in each step. What does DDP expect of its hook: the "
-                "sum of the gradients?",
+                f"On {plural(ranks, 'rank')} DDP moves {ranks} times too far in each step. What does DDP expect of "
+                "its hook: the sum of the gradients?",
             )
             require(
                 off < 1e-10,
-                f"After 5 steps on {plural(ranks, 'rank')}, rank {rank}'s weights are up to {off:.2g} from those of DDP without a hook. "
-                "Does the future hold the mean of all ranks' gradients, the whole bucket?",
+                f"After 5 steps on {plural(ranks, 'rank')}, rank {rank}'s weights are up to {off:.2g} from those of "
+                "DDP without a hook. Does the future hold the mean of all ranks' gradients, the whole bucket?",
             )
 
 

@@ -79,7 +79,8 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
             got,
             right,
             hint,
-            "Which times are to be compared with each other: those of which pairs? And how far apart are two that are off by 5% each?",
+            "Which times are to be compared with each other: those of which pairs? And how far apart are two that "
+            "are off by 5% each?",
             example=("cable", (2, 5)),
         )
 
@@ -93,7 +94,11 @@ def check_cable(answer: Answer) -> None:
 @DIAGNOSE.check("a rank", points=3)
 def check_rank(answer: Answer) -> None:
     """Whatever it sends and receives."""
-    _require(answer, "rank", "Which rank is part of every pair that is slow, inside its node and out of it?")  # fmt: skip
+    _require(
+        answer,
+        "rank",
+        "Which rank is part of every pair that is slow, inside its node and out of it?",
+    )
 
 
 @DIAGNOSE.check("a node's card", points=4)
@@ -102,5 +107,6 @@ def check_card(answer: Answer) -> None:
     _require(
         answer,
         "card",
-        "Half of the times between nodes can be slow, or more: what is a healthy one then? And what is as fast as ever inside the node?",
+        "Half of the times between nodes can be slow, or more: what is a healthy one then? And what is as fast as "
+        "ever inside the node?",
     )

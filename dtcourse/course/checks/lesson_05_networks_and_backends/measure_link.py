@@ -50,7 +50,10 @@ def _found(answer: Answer, late: float = 0.0) -> list[tuple[str, tuple[float, ..
             isinstance(got, list) and len(got) == 3,
             f"on rank 0 the answer is three numbers: latency, bandwidth there, bandwidth back; got {got!r}.",
         )
-        where = f"A link of {1e6 * (latency + gap):.4g} µs per message, {there / 1e6:,.0f} MB/s there and {back / 1e6:,.0f} MB/s back"
+        where = (
+            f"A link of {1e6 * (latency + gap):.4g} µs per message, {there / 1e6:,.0f} MB/s there and "
+            f"{back / 1e6:,.0f} MB/s back"
+        )
         found.append((where, (latency + gap, there, back), got))
     return found
 
@@ -65,8 +68,8 @@ def check_latency(answer: Answer) -> None:
     for where, (latency, *_), (got, *_) in _found(answer):
         require(
             _close(got, latency),
-            f"{where}: you say {1e6 * got:.4g} µs. Is it one message's time or the round trip's, are its bytes taken off, is the message "
-            "there when the clock stops, and is it the emulated clock?",
+            f"{where}: you say {1e6 * got:.4g} µs. Is it one message's time or the round trip's, are its bytes "
+            "taken off, is the message there when the clock stops, and is it the emulated clock?",
         )
 
 
@@ -80,8 +83,8 @@ def check_bandwidths(answer: Answer) -> None:
         )
         require(
             _close(got_there, there) and _close(got_back, back),
-            f"{where}: you say {got_there / 1e6:,.4g} and {got_back / 1e6:,.4g} MB/s. Which part of a round trip grows with the message, and "
-            "which direction did its bytes take?",
+            f"{where}: you say {got_there / 1e6:,.4g} and {got_back / 1e6:,.4g} MB/s. Which part of a round trip "
+            "grows with the message, and which direction did its bytes take?",
         )
 
 
@@ -91,6 +94,7 @@ def check_late(answer: Answer) -> None:
     for where, right, got in _found(answer, LATE):
         require(
             all(_close(g, r) for g, r in zip(got, right, strict=True)),
-            f"{where}, and rank 1 comes {1e3 * LATE:.0f} ms late: you say {1e6 * got[0]:.4g} µs, {got[1] / 1e6:,.4g} and {got[2] / 1e6:,.4g} MB/s. "
+            f"{where}, and rank 1 comes {1e3 * LATE:.0f} ms late: you say {1e6 * got[0]:.4g} µs, "
+            f"{got[1] / 1e6:,.4g} and {got[2] / 1e6:,.4g} MB/s. "
             "Were both ranks there when the clock was started?",
         )

@@ -116,17 +116,32 @@ def _require(answer: Answer, name: str, sizes: Sizes, hint: str) -> None:
 @PLACE.check("pairs that say much", points=3)
 def check_pairs(answer: Answer) -> None:
     """A whole machine."""
-    _require(answer, "mesh", HEAVY_PAIRS, "Which two GPUs does each pair sit on, and which links are left for the two rings?")  # fmt: skip
+    _require(
+        answer,
+        "mesh",
+        HEAVY_PAIRS,
+        "Which two GPUs does each pair sit on, and which links are left for the two rings?",
+    )
 
 
 @PLACE.check("rings that say much", points=3)
 def check_rings(answer: Answer) -> None:
     """The same machine, another job."""
-    _require(answer, "mesh", HEAVY_RINGS, "What is the narrowest link of each ring, its last one back to its first included?")  # fmt: skip
+    _require(
+        answer,
+        "mesh",
+        HEAVY_RINGS,
+        "What is the narrowest link of each ring, its last one back to its first included?",
+    )
 
 
 @PLACE.check("two boards, and a broken cable", points=4)
 def check_others(answer: Answer) -> None:
     """Where one link is much slower than all others."""
     for name in ("two boards", "mesh, hurt"):
-        _require(answer, name, HEAVY_PAIRS, "Does anybody use the slowest links who need not? `rates` says which they are.")  # fmt: skip
+        _require(
+            answer,
+            name,
+            HEAVY_PAIRS,
+            "Does anybody use the slowest links who need not? `rates` says which they are.",
+        )

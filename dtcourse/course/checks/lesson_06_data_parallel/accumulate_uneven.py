@@ -18,7 +18,8 @@ ACCUMULATE = Exercise(
     lesson="06",
     title="Accumulate uneven micro-batches",
     takes=("accumulate",),
-    target="the gradient of the whole batch to 1e-6; exactly one all-reduce of the gradients; one micro-batch at a time",
+    target="the gradient of the whole batch to 1e-6; exactly one "
+    "all-reduce of the gradients; one micro-batch at a time",
     forbidden=("dtcourse.data_parallel", "dtcourse.parameters"),
 )
 
@@ -70,8 +71,9 @@ def check_accumulated_bytes(answer: Answer) -> None:
         )
         require(
             sent == least,
-            f"On {ranks} ranks the all-reduces carry {sent:,} bytes in all, and one of the gradients {least:,}. DDP decides in *forward* "
-            "whether the next backward averages: which forwards and which backwards stand inside no_sync()?",
+            f"On {ranks} ranks the all-reduces carry {sent:,} bytes in all, and one of the gradients {least:,}. DDP "
+            "decides in *forward* whether the next backward averages: which forwards and which backwards stand "
+            "inside no_sync()?",
         )
 
 
@@ -93,12 +95,15 @@ def check_accumulated(answer: Answer) -> None:
                 if off > 1e-6 and abs(times - round(times, 3)) < 1e-6:
                     require(
                         False,
-                        f"On {ranks} ranks the gradient is {times:.3g} times the right one. DDP divides by {ranks}; what is left to you?",
+                        f"On {ranks} ranks the gradient is {times:.3g} times the right one. DDP divides by {ranks}; "
+                        "what is left to you?",
                     )
                 require(
                     off < 1e-6,
-                    f"On {ranks} ranks, rank {rank}'s gradient is off by {off:.1e} of its size. Every *sample* of {total} should weigh the "
-                    "same: what does a micro-batch of 1 weigh against one of 7? And have all ranks the same in the end?",
+                    f"On {ranks} ranks, rank {rank}'s gradient is off by {off:.1e} of its size. Every *sample* of "
+                    f"{total} should weigh the "
+                    "same: what does a micro-batch of 1 weigh against one of "
+                    "7? And have all ranks the same in the end?",
                 )
 
 
@@ -111,6 +116,6 @@ def check_accumulated_size(answer: Answer) -> None:
         sizes = [len(x) for x, _ in parts[rank]]
         require(
             sorted(run[rank][1]) == sorted(sizes),
-            f"Rank {rank}'s micro-batches have {sizes} samples, and through the model went {run[rank][1]}. A batch that fits needs no "
-            "accumulation: what if the whole of it does not fit?",
+            f"Rank {rank}'s micro-batches have {sizes} samples, and through the model went {run[rank][1]}. A batch "
+            "that fits needs no accumulation: what if the whole of it does not fit?",
         )

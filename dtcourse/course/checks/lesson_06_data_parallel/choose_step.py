@@ -73,8 +73,8 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
     for cluster, got in zip(clusters, answer.call(_chosen, clusters), strict=True):
         samples, most, fits, layers, launch, sample, latency, nbytes = cluster
         where = (
-            f"{samples} samples, at most {most} ranks, {fits} samples fit, {layers} layers; seconds: {launch:g} per launch, "
-            f"{sample:g} per sample, {latency:g} of latency, {nbytes:g} for a layer's bytes"
+            f"{samples} samples, at most {most} ranks, {fits} samples fit, {layers} layers; seconds: {launch:g} per "
+            f"launch, {sample:g} per sample, {latency:g} of latency, {nbytes:g} for a layer's bytes"
         )
         right = isinstance(got, (list, tuple)) and [type(n) for n in got] == [int] * 3
         require(
@@ -82,8 +82,8 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
         )
         require(
             tuple(got) in choices(cluster),
-            f"{where}: {tuple(got)!r} is not possible. What must ranks, their micro-batches and the layers of a bucket divide, and "
-            "what fits?",
+            f"{where}: {tuple(got)!r} is not possible. What must ranks, their micro-batches and the layers of a "
+            "bucket divide, and what fits?",
         )
         taken, (least, _) = seconds(cluster, tuple(got)), best(cluster)
         require_near_best(where, got, taken * 1e3, least * 1e3, "ms", hint)

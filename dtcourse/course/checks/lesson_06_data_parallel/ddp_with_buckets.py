@@ -156,7 +156,10 @@ def _same(
 @DDP.check("the mean gradients, in every step", points=3)
 def check_gradients(answer: Answer) -> None:
     """With tied and frozen parameters, several sizes of buckets, three steps."""
-    hint = "Is every parameter in a bucket once, is each part copied back to its own parameter, and is all state fresh in the next step?"
+    hint = (
+        "Is every parameter in a bucket once, is each part copied back to its own parameter, and is all state fresh "
+        "in the next step?"
+    )
     for ranks, bucket_bytes in ((2, 0), (2, 500), (3, 1 << 20)):
         _same(answer, "net", ranks, bucket_bytes, hint)
 
@@ -173,8 +176,8 @@ def check_messages(answer: Answer) -> None:
         calls = run.traffic.calls(rank=0) / 2
         require(
             calls == buckets,
-            f"With bucket_bytes={bucket_bytes} these parameters make {buckets} buckets, and you make {calls:g} collective calls a "
-            "step. When is a bucket full? And does a frozen parameter need a place in one?",
+            f"With bucket_bytes={bucket_bytes} these parameters make {buckets} buckets, and you make {calls:g} "
+            "collective calls a step. When is a bucket full? And does a frozen parameter need a place in one?",
         )
         trained = [p for p in _NETS["net"]().parameters() if p.requires_grad]
         least = (
@@ -183,7 +186,8 @@ def check_messages(answer: Answer) -> None:
         sent = run.traffic.bytes_sent()
         require(
             sent == least,
-            f"Two steps send {sent:,} bytes in all; the gradients of what is trained need {least:,}. What else travels?",
+            f"Two steps send {sent:,} bytes in all; the gradients of what is trained need {least:,}. What else "
+            "travels?",
         )
 
 
@@ -269,8 +273,8 @@ def check_overlap(answer: Answer) -> None:
     before = steps[:first].count("layer")
     require(
         before < _LAYERS,
-        f"Rank 0 sends its first bucket after the backward of the last of {_LAYERS} layers has begun. When do you learn that a "
-        "gradient is ready?",
+        f"Rank 0 sends its first bucket after the backward of the last of {_LAYERS} layers has begun. When do you "
+        "learn that a gradient is ready?",
     )
 
 
@@ -278,8 +282,8 @@ def check_overlap(answer: Answer) -> None:
 def check_orders(answer: Answer) -> None:
     """Odd ranks call two layers of one shape the other way round."""
     hint = (
-        "Odd ranks become ready in another order here: does every rank send its buckets in one and the same order, whatever is ready "
-        "first?"
+        "Odd ranks become ready in another order here: does every rank send its buckets in one and the same order, "
+        "whatever is ready first?"
     )
     for ranks, bucket_bytes in ((2, 0), (3, 300)):
         _same(answer, "turns", ranks, bucket_bytes, hint)
@@ -288,6 +292,9 @@ def check_orders(answer: Answer) -> None:
 @DDP.check("a parameter that some ranks do not use", points=2)
 def check_unused(answer: Answer) -> None:
     """It counts as zero there; the mean is the same on all ranks."""
-    hint = "Only rank 0 uses layer b: does every rank send all buckets in every step, with a zero for what it does not have?"
+    hint = (
+        "Only rank 0 uses layer b: does every rank send all buckets "
+        "in every step, with a zero for what it does not have?"
+    )
     for ranks, bucket_bytes in ((2, 0), (3, 300)):
         _same(answer, "leaves", ranks, bucket_bytes, hint, backend="ring")

@@ -17,7 +17,8 @@ SYNC = Exercise(
     lesson="06",
     title="SyncBatchNorm, forward and backward",
     takes=("sync_batch_norm",),
-    target="output and gradients to 1e-6 of one process; one all-reduce forward, one backward, of 2 C + 1 and 2 C numbers",
+    target="output and gradients to 1e-6 of one process; one all-reduce forward, "
+    "one backward, of 2 C + 1 and 2 C numbers",
     forbidden=(
         "torch.nn.SyncBatchNorm",
         "torch.nn.modules.batchnorm",
@@ -79,8 +80,8 @@ def check_output(answer: Answer) -> None:
         answer,
         [0],
         [
-            "Do mean and variance count every sample once, also where ranks hold different numbers of them? And is the variance that of "
-            "the whole batch, not the mean of the ranks' variances?"
+            "Do mean and variance count every sample once, also where ranks hold different numbers of them? And is "
+            "the variance that of the whole batch, not the mean of the ranks' variances?"
         ],
     )
 
@@ -92,8 +93,8 @@ def check_input_gradient(answer: Answer) -> None:
         answer,
         [1],
         [
-            "Every sample moved the mean and the variance of all: which two sums over the whole batch belong into its gradient? Are they "
-            "sums over all ranks?"
+            "Every sample moved the mean and the variance of all: which two sums over the whole batch belong into "
+            "its gradient? Are they sums over all ranks?"
         ],
     )
 
@@ -101,7 +102,10 @@ def check_input_gradient(answer: Answer) -> None:
 @SYNC.check("the gradients of weight and bias stay local", points=1)
 def check_parameter_gradients(answer: Answer) -> None:
     """Their sum over the ranks is the whole batch's: data parallelism averages them later."""
-    hint = "Each rank should leave its own samples' share: DDP brings the ranks' together. Is it summed over ranks already?"
+    hint = (
+        "Each rank should leave its own samples' share: DDP brings the ranks' together. Is it summed over ranks "
+        "already?"
+    )
     _compare(answer, [2, 3], [hint, hint])
 
 
@@ -121,6 +125,6 @@ def check_sync_messages(answer: Answer) -> None:
         sent = run.traffic.bytes_sent()
         require(
             sent <= most,
-            f"{sent:,} bytes are sent by {ranks} ranks; 2 C + 1 numbers forward and 2 C backward need {most:,}. Which sums are enough? "
-            "Does the count travel back, which has no gradient?",
+            f"{sent:,} bytes are sent by {ranks} ranks; 2 C + 1 numbers forward and 2 C backward need {most:,}. "
+            "Which sums are enough? Does the count travel back, which has no gradient?",
         )

@@ -70,7 +70,8 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
         taken, (least, *_) = seconds(cluster, servers, backups), best(cluster)
         require(
             taken <= 1.01 * least,
-            f"{where}: {servers} servers and {backups} backups take {taken / least:.3f} times as long as the best choice. {hint}",
+            f"{where}: {servers} servers and {backups} backups take {taken / least:.3f} times as long as the best "
+            f"choice. {hint}",
         )
 
 
@@ -80,7 +81,8 @@ def check_links(answer: Answer) -> None:
     _require(
         answer,
         LINKS,
-        "What does one more server save each worker, and from how many servers on does it save nothing? And what does it cost?",
+        "What does one more server save each worker, and from how many servers on does it save nothing? And what "
+        "does it cost?",
     )
 
 

@@ -29,7 +29,9 @@ def _said(diagnose_server: Any, cases: list[Case]) -> Any:
 
 
 def _log(p: int, backups: int, kind: str, culprit: int, updates: int = 12) -> Case:
-    """What a server does with gradients in an order by chance. The culprit is often late, and so dropped where all is right."""
+    """What a server does with gradients in an order by chance. The culprit is often late,
+    and so dropped where all is right.
+    """
     chance, wanted = random.Random(f"{p} {kind}"), p - backups
     log: Log = [("pull", w) for w in range(p)]
     has, here, gradients, x, computing = [0] * p, [], [], [1.0], set(range(p))
@@ -90,7 +92,8 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
             got,
             right,
             hint,
-            "All is right there: each gradient that is applied is computed from the newest version, and late ones are dropped.",
+            "All is right there: each gradient that is applied is computed from the newest version, and late ones "
+            "are dropped.",
             example=("never pulls", 2),
         )
 

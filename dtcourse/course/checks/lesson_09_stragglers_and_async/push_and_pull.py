@@ -16,7 +16,8 @@ PUSH = Exercise(
     lesson="09",
     title="Servers with unequal links",
     takes=("push_and_pull",),
-    target="equal to one process to 1e-9 at 2, 3 and 4 ranks; N - n pushed and (p - 1) n answered by a rank that serves n",
+    target="equal to one process to 1e-9 at 2, 3 and 4 ranks; N - n pushed and (p - 1) n answered by a rank that "
+    "serves n",
     forbidden=("dtcourse.asynchronous",),
 )
 
@@ -65,7 +66,10 @@ def _hint(out: Any, gradients: list[Tensor], parameters: Tensor, sizes: list[int
             if torch.allclose(out.double(), other, atol=1e-9):
                 return said
         if out.isnan().any():
-            return "Some numbers are not a number: those of a part that this rank does not serve, and has not pulled from its server."
+            return (
+                "Some numbers are not a number: those of a part that this rank does not serve, and has not pulled "
+                "from its server."
+            )
     return "Whose part is where, how long is it, and does each server hear all workers?"
 
 
@@ -93,6 +97,7 @@ def check_bytes(answer: Answer) -> None:
             shares = " and ".join(str(sizes) for _, _, sizes in cases)
             require(
                 sent <= most,
-                f"With {plural(ranks, 'rank')} that serve {shares} numbers, rank {rank} sends {sent:,} bytes, and {most:,} are enough. "
+                f"With {plural(ranks, 'rank')} that serve {shares} numbers, rank {rank} sends {sent:,} bytes, and "
+                f"{most:,} are enough. "
                 "Who needs which part of a gradient, and who needs the parameters of a part?",
             )

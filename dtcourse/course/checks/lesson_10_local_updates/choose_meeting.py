@@ -80,8 +80,8 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
     for cluster, got in zip(clusters, answer.call(_chosen, clusters), strict=True):
         p, compute, latency, transfer, limit, most = cluster
         where = (
-            f"{p} ranks, {compute:g} s of computing, latency {latency:g} s, {transfer:g} s for a model, squared distance at most {limit:g}, "
-            f"periods to {most}"
+            f"{p} ranks, {compute:g} s of computing, latency {latency:g} s, {transfer:g} s for a model, squared "
+            f"distance at most {limit:g}, periods to {most}"
         )
         right = isinstance(got, (list, tuple)) and len(got) == 2
         right = right and got[0] in GRAPHS and type(got[1]) is int and 1 <= got[1] <= most
@@ -90,8 +90,8 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
         apart = period * per_step(graph, p)
         require(
             apart <= limit,
-            f"{where}: {tuple(got)!r} lets the squared distance grow to {apart:.3g}. What is left of a step's noise after the next meeting, and "
-            "the one after it?",
+            f"{where}: {tuple(got)!r} lets the squared distance grow to {apart:.3g}. What is left of a step's noise "
+            "after the next meeting, and the one after it?",
         )
         taken, (least, *_) = seconds(cluster, *got), best(cluster)
         require_near_best(where, got, taken * 1e3, least * 1e3, "ms per step", hint)
@@ -100,7 +100,11 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
 @CHOOSE.check("where ranks must stay close", points=3)
 def check_strict(answer: Answer) -> None:
     """A meeting in each step, nearly."""
-    _require(answer, STRICT, "Which graphs are within the limit at all, and what does a meeting on each of them cost?")  # fmt: skip
+    _require(
+        answer,
+        STRICT,
+        "Which graphs are within the limit at all, and what does a meeting on each of them cost?",
+    )
 
 
 @CHOOSE.check("where they may go far", points=2)

@@ -91,8 +91,8 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
             got,
             right,
             hint,
-            "What does a right meeting make of these models, and how far apart are two records of which one is rounded to single "
-            "precision?",
+            "What does a right meeting make of these models, and how far apart are two records of which one is "
+            "rounded to single precision?",
             example=("alone", 2),
         )
 
@@ -111,7 +111,8 @@ def check_behind(answer: Answer) -> None:
     _require(
         answer,
         "a step behind",
-        "All ranks have one model after a meeting. Of which models is it the mean: those after the last inner step, of every rank?",
+        "All ranks have one model after a meeting. Of which models is it the mean: those after the last inner step, "
+        "of every rank?",
     )
 
 

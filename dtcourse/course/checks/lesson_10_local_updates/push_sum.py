@@ -17,7 +17,8 @@ PUSH = Exercise(
     lesson="10",
     title="Push-sum",
     takes=("push_sum",),
-    target="equal to one process to 1e-12 at 2, 3 and 5 ranks; a vector and a weight per message; a message's time per round",
+    target="equal to one process to 1e-12 at 2, 3 and 5 ranks; "
+    "a vector and a weight per message; a message's time per round",
     forbidden=("dtcourse.asynchronous",),
 )
 
@@ -43,7 +44,9 @@ def _seconds(push_sum: Any, vectors: list[Tensor], graphs: list[Peers]) -> float
 
 
 def peers_of(name: str, ranks: int) -> Peers:
-    """Six rounds. A ring with a chord, so that rank 0 sends to two; or other peers in each round, and some that rest."""
+    """Six rounds. A ring with a chord, so that rank 0 sends to two; or other peers in each round,
+    and some that rest.
+    """
     ring = [[(rank + 1) % ranks] for rank in range(ranks)]
     if name == "ring and a chord":
         if ranks > 2:
@@ -103,7 +106,8 @@ def check_mean(answer: Answer) -> None:
                 ),
                 (
                     heard(vectors, peers),
-                    "That is the mean of what a rank hears. Whose numbers count more often then, where one rank sends to two?",
+                    "That is the mean of what a rank hears. Whose numbers count more often then, where one rank "
+                    "sends to two?",
                 ),
                 (
                     torch.stack(vectors).mean(0).expand(ranks, N),
@@ -112,7 +116,10 @@ def check_mean(answer: Answer) -> None:
             )
             for rank in range(ranks):
                 out = run[rank][i]
-                hint = "Which share of its vector does a rank send to each peer, which one does it keep, and what does each share weigh?"
+                hint = (
+                    "Which share of its vector does a rank send to each peer, which one does it keep, and what does "
+                    "each share weigh?"
+                )
                 if isinstance(out, Tensor) and out.shape == right[rank].shape:
                     for other, words in others:
                         if torch.allclose(out.double(), other[rank], atol=1e-9):
@@ -129,7 +136,8 @@ def check_bytes(answer: Answer) -> None:
         used = sorted({row.operation for row in run.traffic.rows} - {"send", "recv"})
         require(
             not used,
-            f"It calls {', '.join(used)}, in which ranks meet that are not each other's peers. Build it from send and receive alone.",
+            f"It calls {', '.join(used)}, in which ranks meet that are not each other's peers. Build it from send "
+            "and receive alone.",
         )
         sent = run.traffic.matrix()
         for rank in range(ranks):
@@ -138,8 +146,9 @@ def check_bytes(answer: Answer) -> None:
                 most = 8 * (N + 1) * number
                 require(
                     sent[rank][other] <= most,
-                    f"With {plural(ranks, 'rank')}, rank {rank} sends {sent[rank][other]:,} bytes to rank {other}; {plural(number, 'message')} of "
-                    f"{N + 1} numbers are {most:,}. Who is a peer, and what does it need of you in a round?",
+                    f"With {plural(ranks, 'rank')}, rank {rank} sends {sent[rank][other]:,} bytes to rank {other}; "
+                    f"{plural(number, 'message')} of {N + 1} numbers are {most:,}. Who is a peer, and what does it "
+                    "need of you in a round?",
                 )
 
 
@@ -155,6 +164,6 @@ def check_rounds(answer: Answer) -> None:
         rounds, passed = sum(len(peers) for peers in graphs), round(max(run))
         require(
             passed <= rounds,
-            f"With {plural(ranks, 'rank')}, {plural(rounds, 'round')} take {plural(passed, 'second')}, at one second per message. Which messages "
-            "of a round need not wait for each other?",
+            f"With {plural(ranks, 'rank')}, {plural(rounds, 'round')} take {plural(passed, 'second')}, at one "
+            "second per message. Which messages of a round need not wait for each other?",
         )

@@ -83,8 +83,8 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
     for cluster, x, got in zip(clusters, samples, answer.call(_chosen, given), strict=True):
         n, p, bandwidth, latency, memory, limit = cluster
         where = (
-            f"{n:g} numbers, {p} ranks, {bandwidth:g} bytes/s, {latency:g} s per message, memory of {memory:g} bytes/s, "
-            f"an error of at most {limit:g}"
+            f"{n:g} numbers, {p} ranks, {bandwidth:g} bytes/s, {latency:g} s per message, memory of {memory:g} "
+            f"bytes/s, an error of at most {limit:g}"
         )
         right = isinstance(got, (list, tuple)) and len(got) == 3
         right = right and (
@@ -95,12 +95,14 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
         lost = error(x, bits, block)
         require(
             lost <= limit,
-            f"{where}: {bits} bits in blocks of {block} are off by {lost:.3g} on this sample. Quantise the sample and look.",
+            f"{where}: {bits} bits in blocks of {block} are off by {lost:.3g} on this sample. Quantise the sample "
+            "and look.",
         )
         taken, (least, _) = seconds(cluster, bits, block, way), best(cluster, x)
         require(
             taken <= 1.01 * least,
-            f"{where}: {tuple(got)!r} takes {taken * 1e3:.4g} ms, and the best choice within the error {least * 1e3:.4g} ms. {hint}",
+            f"{where}: {tuple(got)!r} takes {taken * 1e3:.4g} ms, and the best choice within the error "
+            f"{least * 1e3:.4g} ms. {hint}",
         )
 
 

@@ -79,12 +79,13 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
         )
         require(
             got == right,
-            f"{plural(y.shape[0], 'rank')}, {plural(y.shape[1], 'step')}, {len(x)} numbers, {bits} bits in blocks of {block}, "
-            f"which is {right!r}; you say {got!r}. "
+            f"{plural(y.shape[0], 'rank')}, {plural(y.shape[1], 'step')}, {len(x)} numbers, {bits} bits in blocks "
+            f"of {block}, which is {right!r}; you say {got!r}. "
             + (
                 hint
                 if right != "healthy"
-                else "How far from x may a number be that is rounded up or down by chance, and how near is the mean of many?"
+                else "How far from x may a number be that is rounded up or down by chance, and how near is the mean "
+                "of many?"
             ),
         )
 

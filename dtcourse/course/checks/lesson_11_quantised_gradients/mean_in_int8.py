@@ -39,7 +39,8 @@ def _means(mean_in_int8: Any, batches: list[list[Tensor]], block: int) -> Any:
 
 @cache
 def _vectors(p: int, n: int, block: int) -> tuple[list[Tensor], ...]:
-    """Each rank's vector, three times: noise of its own; ranks that agree, so that sums are large; and what is no number.
+    """Each rank's vector, three times: noise of its own; ranks that agree, so that sums are large;
+    and what is no number.
 
     Blocks differ a hundredfold, and so do ranks.
     """
@@ -80,8 +81,14 @@ def _hint(outs: list[Tensor], parts: list[Tensor], off: Tensor, allowed: Tensor)
         return "That is p times the mean: what is a mean of p numbers?"
     wrong = off > allowed
     if (outs[0][wrong] * mean[wrong] < 0).double().mean() > 0.5:
-        return "Large numbers come out with the other sign: what is the largest sum of p codes, and what does int8 hold?"
-    return "How many codes may a rank use so that p of them have a sum in int8, and whose largest number makes a block's scale?"
+        return (
+            "Large numbers come out with the other sign: what is the "
+            "largest sum of p codes, and what does int8 hold?"
+        )
+    return (
+        "How many codes may a rank use so that p of them have a sum in int8, and whose largest number makes a "
+        "block's scale?"
+    )
 
 
 @MEAN.check("each number is off by half a step at most", points=4)
@@ -133,14 +140,15 @@ def check_broken(answer: Answer) -> None:
             zeros = out[block : 2 * block]
             require(
                 bool((zeros == 0).all()),
-                f"{where}: a block that is 0 on every rank came out as {zeros[0].item():g}. What is its scale, and what is divided by it?",
+                f"{where}: a block that is 0 on every rank came out as {zeros[0].item():g}. What is its scale, and "
+                "what is divided by it?",
             )
             for first, name in ((3, "a NaN on the last rank"), (5, "an infinity on rank 0")):
                 broken = out[first * block : (first + 1) * block]
                 require(
                     bool(broken.isnan().all()),
-                    f"{where}: a block with {name} has {int(broken.isnan().sum())} NaN of {block}. Nobody will see it, and the step will be taken: "
-                    "what do all ranks learn about each block before they send codes?",
+                    f"{where}: a block with {name} has {int(broken.isnan().sum())} NaN of {block}. Nobody will see "
+                    "it, and the step will be taken: what do all ranks learn about each block before they send codes?",
                 )
             other = torch.ones(n, dtype=torch.bool)
             other[3 * block : 4 * block] = other[5 * block : 6 * block] = False
@@ -160,7 +168,8 @@ def check_bytes(answer: Answer) -> None:
             sent = run.traffic.bytes_sent(rank=rank)
             require(
                 sent <= limit,
-                f"{plural(p, 'rank')}, {n} numbers in blocks of {block}, {plural(len(batches), 'time')}: rank {rank} sends {sent:,} bytes; "
-                f"one byte of each number and a scale of each block are at most {limit:,}. In what type do codes and sums travel, "
+                f"{plural(p, 'rank')}, {n} numbers in blocks of {block}, {plural(len(batches), 'time')}: rank "
+                f"{rank} sends {sent:,} bytes; one byte of each number and a scale of each block are at most "
+                f"{limit:,}. In what type do codes and sums travel, "
                 "and does their number grow with the ranks?",
             )

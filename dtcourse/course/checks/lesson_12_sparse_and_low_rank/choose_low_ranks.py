@@ -25,7 +25,12 @@ EQUAL = (((32, 32),) * 4, (0.5, 0.8, 0.9, 0.97), (3.0, 1.0, 2.0, 0.5), (128, 640
 UNEQUAL = (
     ((128, 16), (64, 64), (10, 64), (24, 96)), (0.9, 0.85, 0.7, 0.95), (1.0, 2.0, 3.0, 0.7), (296, 900, 2500)
 )  # fmt: skip
-SMALL = (((8, 8), (12, 6), (40, 40), (8, 24)), (0.98, 0.95, 0.9, 0.9), (2.0, 3.0, 1.0, 1.0), (104, 240, 700))  # fmt: skip
+SMALL = (
+    ((8, 8), (12, 6), (40, 40), (8, 24)),
+    (0.98, 0.95, 0.9, 0.9),
+    (2.0, 3.0, 1.0, 1.0),
+    (104, 240, 700),
+)
 
 
 def _chosen(choose_low_ranks: Any, models: list[Model]) -> list[Any]:
@@ -107,7 +112,8 @@ def check_unequal(answer: Answer) -> None:
     _require(
         answer,
         "UNEQUAL",
-        "What does one rank more gain per number that it sends, and what is done with the room that is left at the end?",
+        "What does one rank more gain per number that it sends, and "
+        "what is done with the room that is left at the end?",
     )
 
 

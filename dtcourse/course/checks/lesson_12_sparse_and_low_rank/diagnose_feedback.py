@@ -75,7 +75,8 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
             got,
             right,
             hint,
-            "What does a right sender send of these gradients, and how far apart are two records of which one is rounded to single precision?",
+            "What does a right sender send of these gradients, and how far apart are two records of which one is "
+            "rounded to single precision?",
             example=("forgotten", 4),
         )
 

@@ -103,6 +103,7 @@ def check_bytes(answer: Answer) -> None:
             sent = run.traffic.bytes_sent(rank=rank)
             require(
                 sent <= most,
-                f"With {plural(ranks, 'rank')}, rank {rank} sends {sent:,} bytes where {most:,} are enough. Ranks that chose the same "
-                "place: how often does it travel to everyone? And does anything travel that nobody chose?",
+                f"With {plural(ranks, 'rank')}, rank {rank} sends {sent:,} bytes where {most:,} are enough. Ranks "
+                "that chose the same place: how often does it travel to everyone? And does anything travel that "
+                "nobody chose?",
             )

@@ -75,15 +75,16 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
     for cluster, got in zip(clusters, answer.call(_chosen, clusters), strict=True):
         layers, f, b, message, nbytes, most = cluster
         where = (
-            f"{layers} layers, forward {f:g} s, backward {b:g} s, {message:g} s per message, {nbytes:g} s for a layer's bytes, "
-            f"at most {most} slices"
+            f"{layers} layers, forward {f:g} s, backward {b:g} s, {message:g} s per message, {nbytes:g} s for a "
+            f"layer's bytes, at most {most} slices"
         )
         right = isinstance(got, (list, tuple)) and len(got) == 2
         right = right and got[0] in ("backward", "forward") and type(got[1]) is int
         require(right, f"{where}: a choice is (wait_in, n), such as ('forward', 2); got {got!r}.")
         require(
             tuple(got) in choices(cluster),
-            f"{where}: {tuple(got)!r} is not possible. Buckets hold a number of layers that divides {layers}; there are 1 to {most} slices.",
+            f"{where}: {tuple(got)!r} is not possible. Buckets hold a number of layers that divides {layers}; there "
+            f"are 1 to {most} slices.",
         )
         taken, (least, *_) = seconds(cluster, *got), best(cluster)
         require_near_best(where, got, taken * 1e3, least * 1e3, "ms", hint)

@@ -17,7 +17,8 @@ HALVES = Exercise(
     lesson="13",
     title="Two halves",
     takes=("two_halves",),
-    target="equal to one process to 1e-12 at 2, 3 and 4 ranks; 1/p of each layer updated; no port or forward idle in vain",
+    target="equal to one process to 1e-12 at 2, 3 and 4 ranks; "
+    "1/p of each layer updated; no port or forward idle in vain",
     forbidden=(
         "dtcourse.communication_scheduling",
         "dtcourse.data_parallel",
@@ -43,7 +44,9 @@ def _start() -> list[Tensor]:
 
 
 def _halves(two_halves: Any) -> Any:
-    """In a rank, for each step: what each forward has seen and when it began, elements updated, and the step's seconds."""
+    """In a rank, for each step: what each forward has seen and when it began, elements updated,
+    and the step's seconds.
+    """
     import torch.distributed as dist
 
     from dtcourse import emulation
@@ -113,13 +116,15 @@ def check_weights(answer: Answer) -> None:
                 where = f"With {plural(ranks, 'rank')}, step {step}, rank {rank}"
                 require(
                     sorted(seen) == list(range(LAYERS)),
-                    f"{where}: forward was called for the layers {sorted(seen)}; all of 0 to {LAYERS - 1} are asked for, once.",
+                    f"{where}: forward was called for the layers {sorted(seen)}; all of 0 to {LAYERS - 1} are asked "
+                    "for, once.",
                 )
                 for i in range(LAYERS):
                     require(
                         began[i] >= (LAYERS - i) * B + C * 0.999,
-                        f"{where}: forward of layer {i} begins after {began[i]:.2f} s. Its gradient is ready after {(LAYERS - i) * B:.2f} s, and "
-                        f"its bytes travel {C:.2f} s: its weights cannot be there. Which handle says that they are?",
+                        f"{where}: forward of layer {i} begins after {began[i]:.2f} s. Its gradient is ready after "
+                        f"{(LAYERS - i) * B:.2f} s, and its bytes travel {C:.2f} s: its weights cannot be there. "
+                        "Which handle says that they are?",
                     )
                     require_close(
                         seen[i],
@@ -139,7 +144,8 @@ def check_parts(answer: Answer) -> None:
                 most = max(updated)
                 require(
                     most <= ELEMENTS // ranks,
-                    f"With {plural(ranks, 'rank')}, rank {rank} updates {most} of a layer's {ELEMENTS} elements; {ELEMENTS // ranks} are its part. "
+                    f"With {plural(ranks, 'rank')}, rank {rank} updates {most} of a layer's {ELEMENTS} elements; "
+                    f"{ELEMENTS // ranks} are its part. "
                     "After which half of an all-reduce does a rank have the mean of its own part only?",
                 )
 
@@ -153,7 +159,8 @@ def check_bytes(answer: Answer) -> None:
             sent = run.traffic.bytes_sent(rank=rank)
             require(
                 sent <= most,
-                f"With {plural(ranks, 'rank')}, rank {rank} sends {sent:,} bytes; the two halves of an all-reduce are {most:,} in {STEPS} steps. "
+                f"With {plural(ranks, 'rank')}, rank {rank} sends {sent:,} bytes; the two halves of an all-reduce "
+                f"are {most:,} in {STEPS} steps. "
                 "What travels that the other ranks do not need?",
             )
 
@@ -165,6 +172,6 @@ def check_seconds(answer: Answer) -> None:
         slowest = max(seconds for rank in range(ranks) for *_, seconds in run[rank])
         require(
             slowest <= 1.001 * best_seconds(),
-            f"With {plural(ranks, 'rank')}, a step takes {slowest:.2f} s; {best_seconds():.2f} s are enough. What does a rank wait for before it "
-            "needs it, and which layer's weights does the next forward need first?",
+            f"With {plural(ranks, 'rank')}, a step takes {slowest:.2f} s; {best_seconds():.2f} s are enough. What "
+            "does a rank wait for before it needs it, and which layer's weights does the next forward need first?",
         )

@@ -67,7 +67,9 @@ class _Pipelined(nn.Module):
 def _gradients(
     model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], m: int, tied: bool, factor: float
 ) -> Gradients:
-    """Of m micro-batches, each weighted by factor / m; with the sum of both tables' for each of them, if they are tied."""
+    """Of m micro-batches, each weighted by factor / m; with the sum of both tables' for each of them,
+    if they are tied.
+    """
     model.zero_grad()
     for tokens, target in zip(*(t.chunk(m) for t in batch), strict=True):
         (F.cross_entropy(model(tokens), target) * factor / m).backward()
@@ -123,8 +125,8 @@ def _ask(answer: Answer, steps: list[Step], hint: str) -> None:
     for step, said in zip(steps, answer.call(_call, given), strict=True):
         require(
             said == step.word,
-            f"{plural(step.ranks, 'rank')}, {plural(step.micro_batches, 'micro-batch', 'micro-batches')}: you say {said!r}, and the step is "
-            f"{step.word!r}. {hint}",
+            f"{plural(step.ranks, 'rank')}, {plural(step.micro_batches, 'micro-batch', 'micro-batches')}: you say "
+            f"{said!r}, and the step is {step.word!r}. {hint}",
         )
 
 

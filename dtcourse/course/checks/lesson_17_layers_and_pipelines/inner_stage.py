@@ -232,6 +232,7 @@ def check_stash(answer: Answer) -> None:
                 bound = _under_way(lists[rank])
                 require(
                     most <= bound,
-                    f"On {plural(ranks, 'rank')}, rank {rank} had activations of {plural(most, 'micro-batch', 'micro-batches')} "
-                    f"saved at once; its list has at most {bound} under way. What still holds a graph after its backward?",
+                    f"On {plural(ranks, 'rank')}, rank {rank} had activations of "
+                    f"{plural(most, 'micro-batch', 'micro-batches')} saved at once; its list has at most {bound} "
+                    "under way. What still holds a graph after its backward?",
                 )

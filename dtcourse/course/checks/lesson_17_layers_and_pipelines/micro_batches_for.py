@@ -98,7 +98,8 @@ def _answers(answer: Answer, budgets: list[Budget]) -> Iterator[tuple[Budget, tu
             and len(plan) == 2
             and isinstance(plan[0], int)
             and isinstance(plan[1], (bool, int)),
-            f"For {budget}: {plan!r} came back, where a pair such as (8, True) is wanted; there is a plan that meets all conditions.",
+            f"For {budget}: {plan!r} came back, where a pair such as (8, True) is wanted; there is a plan that "
+            "meets all conditions.",
         )
         m, recompute = plan[0], bool(plan[1])
         require(
@@ -108,13 +109,14 @@ def _answers(answer: Answer, budgets: list[Budget]) -> Iterator[tuple[Budget, tu
         kept = budget.kept(m, recompute)
         require(
             kept <= budget.memory * (1 + SLACK),
-            f"For {budget}: {m} micro-batches {'with' if recompute else 'without'} recomputation keep {kept:.4g} bytes. What does GPipe "
-            "hold when the first backward computes: how much of it with recomputation, and how much without?",
+            f"For {budget}: {m} micro-batches {'with' if recompute else 'without'} recomputation keep {kept:.4g} "
+            "bytes. What does GPipe hold when the first backward computes: how much of it with recomputation, and "
+            "how much without?",
         )
         require(
             budget.idle_share(m) <= budget.idle + SLACK,
-            f"For {budget}: with {m} micro-batches {budget.idle_share(m):.3f} of the time is idle. How many rounds does a step "
-            "take, and in how many does a rank work?",
+            f"For {budget}: with {m} micro-batches {budget.idle_share(m):.3f} of the time is idle. How many rounds "
+            "does a step take, and in how many does a rank work?",
         )
         yield budget, (m, recompute)
 
@@ -125,14 +127,16 @@ def _shortest(answer: Answer, budgets: list[Budget]) -> None:
         best = min(seconds, key=lambda one: seconds[one])
         require(
             seconds[plan] <= 1.01 * seconds[best],
-            f"For {budget}: a step with {plan} takes {seconds[plan]:.4g} s, and with {best} {seconds[best]:.4g} s. What does one "
-            "more micro-batch cost, what does it save, and is recomputation needed there?",
+            f"For {budget}: a step with {plan} takes {seconds[plan]:.4g} s, and with {best} {seconds[best]:.4g} s. "
+            "What does one more micro-batch cost, what does it save, and is recomputation needed there?",
         )
 
 
 @BUDGET.check("there is memory enough: the best number of micro-batches", points=3)
 def check_ample(answer: Answer) -> None:
-    """Overheads from a tenth of a sample's forward to eight of them; some idle shares are met by one sample each only."""
+    """Overheads from a tenth of a sample's forward to eight of them;
+    some idle shares are met by one sample each only.
+    """
     budgets = []
     for budget in [_budget(1.5, overhead, 1) for overhead in (2, 4, 8)]:
         budgets.append(replace(budget, idle=1.001 * budget.idle_share(budget.batch)))
@@ -166,6 +170,6 @@ def check_none(answer: Answer) -> None:
     ):
         require(
             plan is None,
-            f"For {budget}: you say {plan!r}, and no number of micro-batches meets both conditions: None is the answer. Which one "
-            "does yours break?",
+            f"For {budget}: you say {plan!r}, and no number of micro-batches meets both conditions: None is the "
+            "answer. Which one does yours break?",
         )

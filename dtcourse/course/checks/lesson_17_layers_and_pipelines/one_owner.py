@@ -17,7 +17,8 @@ OWNER = Exercise(
     lesson="17",
     title="An embedding on two stages, with one owner",
     takes=("one_owner",),
-    target="equal to one process to 1e-5 and bit for bit between copies; no states on the last rank; two tables per step",
+    target="equal to one process to 1e-5 and bit for bit between "
+    "copies; no states on the last rank; two tables per step",
     forbidden=(
         "dtcourse.pipeline_parallel",
         "dtcourse.sharding",
@@ -114,8 +115,8 @@ def _compare(answer: Answer, ranks: int, kind: str) -> None:
     run, (table, layers) = _run(answer, ranks, kind)
     where = f"On {plural(ranks, 'rank')}, after {STEPS} steps with {kind}"
     hint = (
-        "Which values do both copies start with, whose gradients does the owner step with, and what do the last rank's copy "
-        "and its gradient do in the meantime?"
+        "Which values do both copies start with, whose gradients does the owner step with, and what do the last "
+        "rank's copy and its gradient do in the meantime?"
     )
     for rank in sorted({0, ranks - 1}):
         require_close(run[rank][1], table, f"{where}: rank {rank}'s table", 1e-5, hint)
@@ -123,7 +124,8 @@ def _compare(answer: Answer, ranks: int, kind: str) -> None:
         require_close(run[rank][0], layer, f"{where}: rank {rank}'s layer", 1e-5, hint)
     require(
         torch.equal(run[0][1], run[ranks - 1][1]),
-        f"{where}: the two copies are close, but not equal bit for bit. Do both compute the new values, or does one send them?",
+        f"{where}: the two copies are close, but not equal bit for bit. Do both compute the new values, or does one "
+        "send them?",
     )
 
 
@@ -149,8 +151,8 @@ def check_states(answer: Answer) -> None:
         state = run[ranks - 1][2]
         require(
             state == 0,
-            f"On {plural(ranks, 'rank')}, the last rank's {kind} has {state} numbers of state for its copy of the table. What does an "
-            "optimizer do with a parameter that has no gradient?",
+            f"On {plural(ranks, 'rank')}, the last rank's {kind} has {state} numbers of state for its copy of the "
+            "table. What does an optimizer do with a parameter that has no gradient?",
         )
 
 
@@ -170,6 +172,7 @@ def check_bytes(answer: Answer) -> None:
         sent = [run.traffic.bytes_sent(rank=r) - own[r] for r in range(ranks)]
         require(
             sum(sent) <= (2 * STEPS + 1) * table and not any(sent[1:-1]),
-            f"In {STEPS} steps {plural(ranks, 'rank')} send {sent} bytes for a table of {table} bytes; {(2 * STEPS + 1) * table} in "
+            f"In {STEPS} steps {plural(ranks, 'rank')} send {sent} bytes for a table of {table} bytes; "
+            f"{(2 * STEPS + 1) * table} in "
             "all are enough, and none of them to or from inner ranks. Who needs the gradient, and who the new values?",
         )

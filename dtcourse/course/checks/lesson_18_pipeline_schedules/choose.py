@@ -69,8 +69,8 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
     for cluster, got in zip(clusters, answer.call(_chosen, clusters), strict=True):
         samples, p, layers, overhead, per_sample, latency, limit = cluster
         where = (
-            f"{plural(samples, 'sample')}, {p} ranks, {layers} layers, overhead {overhead:g} s, {per_sample:g} s per sample and layer, "
-            f"latency {latency:g} s, room for {limit:g}"
+            f"{plural(samples, 'sample')}, {p} ranks, {layers} layers, overhead {overhead:g} s, {per_sample:g} s "
+            f"per sample and layer, latency {latency:g} s, room for {limit:g}"
         )
         right = isinstance(got, (list, tuple)) and len(got) == 3
         right = right and got[0] in NAMES and all(type(n) is int and n > 0 for n in got[1:])
@@ -78,14 +78,14 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
         one = performed(cluster, *got)
         require(
             one is not None,
-            f"{where}: there is no {got!r}. p v divides the layers, m the samples; interleaved has v from 2 on and multiples of p as m, "
-            "ZB-V has v = 2, all others v = 1.",
+            f"{where}: there is no {got!r}. p v divides the layers, m the samples; interleaved has v from 2 on and "
+            "multiples of p as m, ZB-V has v = 2, all others v = 1.",
         )
         assert one is not None
         require(
             one.fits,
-            f"{where}: {tuple(got)!r} stores {max(one.peak_memory):g} samples times layers at once. Which schedules, and how many samples "
-            "per micro-batch, stay within the room?",
+            f"{where}: {tuple(got)!r} stores {max(one.peak_memory):g} samples times layers at once. Which "
+            "schedules, and how many samples per micro-batch, stay within the room?",
         )
         seconds = best(cluster)[0]
         require(
@@ -120,5 +120,6 @@ def check_room(answer: Answer) -> None:
     _require(
         answer,
         LITTLE_ROOM,
-        "Smaller micro-batches take less room each, and some schedules store fewer of them. Have you compared all that fit?",
+        "Smaller micro-batches take less room each, and some schedules store fewer of them. Have you compared all "
+        "that fit?",
     )

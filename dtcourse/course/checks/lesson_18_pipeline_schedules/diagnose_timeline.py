@@ -49,7 +49,9 @@ def _sizes() -> list[tuple[Schedule, int]]:
 
 
 def _units() -> list[float]:
-    """Seconds of an action, one for each of the three sizes: who takes them for parts of an action meets all of them."""
+    """Seconds of an action, one for each of the three sizes:
+    who takes them for parts of an action meets all of them.
+    """
     return random.sample((1e-3, 0.02, 3.0), 3)
 
 

@@ -53,7 +53,8 @@ def _simulated(lists: Any, p: int, m: int) -> Simulation:
     except ScheduleError as error:
         some = "; ".join(error.problems[:2])
         raise CheckFailed(
-            f"{where}: the validator refuses it: {some}. Stage s is on rank s, from stage {p} on on rank {2 * p - 1} - s. "
+            f"{where}: the validator refuses it: {some}. Stage s is on rank s, from stage {p} on on rank "
+            f"{2 * p - 1} - s. "
             "Does each of a rank's two stages do everything, and can nobody wait for ever?"
         ) from None
 
@@ -78,7 +79,8 @@ def check_memory(answer: Answer) -> None:
         peak, rank = max((peak, rank) for rank, peak in enumerate(found.peak_memory))
         require(
             peak <= p / 2 + 1,
-            f"{p} ranks, {m} micro-batches: rank {rank} stores {peak:g} activations at once, and there is room for {p / 2 + 1:g}. "
+            f"{p} ranks, {m} micro-batches: rank {rank} stores {peak:g} activations at once, and there is room for "
+            f"{p / 2 + 1:g}. "
             "What has to happen on a rank before it takes in one more?",
         )
 
@@ -90,6 +92,7 @@ def check_bubble(answer: Answer) -> None:
         limit = (p - 1) / (m + p - 1)
         require(
             found.bubble_rate <= limit + 1e-9,
-            f"{p} ranks, {m} micro-batches: the bubble rate is {found.bubble_rate:.1%}, and 1F1B's is {limit:.1%}. Look at its picture: "
-            "what could a rank do in its gaps that needs nobody, and what do the others wait for meanwhile?",
+            f"{p} ranks, {m} micro-batches: the bubble rate is {found.bubble_rate:.1%}, and 1F1B's is {limit:.1%}. "
+            "Look at its picture: what could a rank do in its gaps that needs nobody, and what do the others wait "
+            "for meanwhile?",
         )

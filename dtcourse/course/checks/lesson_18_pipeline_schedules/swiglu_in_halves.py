@@ -14,7 +14,8 @@ SWIGLU = Exercise(
     lesson="18",
     title="SwiGLU in halves",
     takes=("swiglu_forward", "swiglu_backward_input", "swiglu_backward_weight"),
-    target="equal to autograd to 1e-9; 6 N D H FLOPs in each part; at most N (D + 2 H), then N (2 D + 3 H) numbers kept",
+    target="equal to autograd to 1e-9; 6 N D H FLOPs in each part; at most "
+    "N (D + 2 H), then N (2 D + 3 H) numbers kept",
     forbidden=("torch.autograd", "torch.func", "dtcourse.pipeline_parallel"),
 )
 
@@ -65,7 +66,8 @@ def check_equal(answer: Answer) -> None:
                 right,
                 name,
                 1e-9,
-                "Write the chain rule out: x goes into both products, and silu(a) = a sigmoid(a) has two factors with a.",
+                "Write the chain rule out: x goes into both products, "
+                "and silu(a) = a sigmoid(a) has two factors with a.",
             )
 
 
@@ -92,6 +94,6 @@ def check_kept(answer: Answer) -> None:
     for name, nbytes, limit in zip(PARTS, kept, limits, strict=False):
         require(
             nbytes <= 8 * limit,
-            f"After {name} {nbytes // 8} numbers are kept, and {limit} are enough. What of it can be made again without a product, and what is "
-            "there anyway?",
+            f"After {name} {nbytes // 8} numbers are kept, and {limit} are enough. What of it can be made again "
+            "without a product, and what is there anyway?",
         )

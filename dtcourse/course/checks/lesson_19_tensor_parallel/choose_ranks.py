@@ -84,8 +84,8 @@ def _require(answer: Answer, cases: tuple[Case, ...], hint: str) -> None:
     said = answer.call(_chosen, [tuple(case) for case in cases])
     for case, got in zip(cases, map(number, said), strict=True):
         where = (
-            f"{case.layers} layers of width {case.width}, {case.heads} heads, {case.tokens} tokens, {case.memory / 1e9:g} GB, limit "
-            f"{case.limit:g} s"
+            f"{case.layers} layers of width {case.width}, {case.heads} heads, {case.tokens} tokens, "
+            f"{case.memory / 1e9:g} GB, limit {case.limit:g} s"
         )
         found = costs(case)
         if got is None:
@@ -103,8 +103,8 @@ def _require(answer: Answer, cases: tuple[Case, ...], hint: str) -> None:
         )
         require(
             held(case, got) <= case.memory,
-            f"{where}: on {got} ranks each holds {held(case, got) / 1e9:.1f} GB. Does your memory count the activations, and the part of them "
-            "that every rank holds whole?",
+            f"{where}: on {got} ranks each holds {held(case, got) / 1e9:.1f} GB. Does your memory count the "
+            "activations, and the part of them that every rank holds whole?",
         )
         require(
             step(case, got) <= case.limit,

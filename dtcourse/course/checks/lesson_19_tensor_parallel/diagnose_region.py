@@ -89,7 +89,10 @@ def _require(answer: Answer, kinds: tuple[str, ...], hints: dict[str, str]) -> N
         )
 
 
-HEALTHY = "Float32 sums in another order differ by rounding, in proportion to the numbers. How large a difference is one?"
+HEALTHY = (
+    "Float32 sums in another order differ by rounding, in proportion "
+    "to the numbers. How large a difference is one?"
+)
 
 
 @DIAGNOSE.check("healthy, or a bias that counts p times", points=2, needs=("check_masks",))

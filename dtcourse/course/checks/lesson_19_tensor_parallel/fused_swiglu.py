@@ -81,13 +81,14 @@ def check_slices(answer: Answer) -> None:
             for rank, slices in enumerate(ranks):
                 require(
                     tuple(slices[i].shape) == shape,
-                    f"{size} ranks: rank {rank}'s slice of {name} has shape {tuple(slices[i].shape)}, and a p-th of {tuple(whole.shape)} "
-                    f"is {shape}. Which of its dims is the hidden width?",
+                    f"{size} ranks: rank {rank}'s slice of {name} has shape {tuple(slices[i].shape)}, and a p-th of "
+                    f"{tuple(whole.shape)} is {shape}. Which of its dims is the hidden width?",
                 )
             numbers = torch.cat([slices[i].flatten() for slices in ranks]).sort().values
             require(
                 torch.equal(numbers, whole.flatten()),
-                f"{size} ranks: some numbers of {name} are on no rank, or on several. Together the slices are the whole.",
+                f"{size} ranks: some numbers of {name} are on no rank, "
+                "or on several. Together the slices are the whole.",
             )
 
 
@@ -104,8 +105,9 @@ def check_output(answer: Answer) -> None:
                 right,
                 f"{ranks} ranks: the output on rank {rank}",
                 1e-9,
-                "A hidden number is silu(gate) times up, so a rank needs the rows of gate and the rows of up that belong together. And what is "
-                "each rank's product with its slice of w_out: a part of the sum, or all of it?",
+                "A hidden number is silu(gate) times up, so a rank needs the rows of gate and the rows of up that "
+                "belong together. And what is each rank's product with its slice of w_out: a part of the sum, or "
+                "all of it?",
             )
 
 
@@ -128,8 +130,8 @@ def check_gradients(answer: Answer) -> None:
                 dx,
                 f"{size} ranks: the gradient of x on rank {rank}",
                 1e-9,
-                "x goes into every rank's slice, so its gradient is a sum over ranks. And the loss, which all ranks compute alike, counts once: "
-                "does your sum have a backward of its own?",
+                "x goes into every rank's slice, so its gradient is a sum over ranks. And the loss, which all ranks "
+                "compute alike, counts once: does your sum have a backward of its own?",
             )
             for name, mine, right in (
                 ("w_in", got[2], cut[rank][0]),
@@ -155,7 +157,8 @@ def check_traffic(answer: Answer) -> None:
             sent = run.traffic.bytes_sent(rank=rank)
             require(
                 sent == exact,
-                f"{size} ranks: rank {rank} sends {sent:,} bytes in a step, and two all-reduces of x's size are {exact:,}. "
+                f"{size} ranks: rank {rank} sends {sent:,} bytes in a step, and two all-reduces of x's size are "
+                f"{exact:,}. "
                 + (
                     "Gate and up have one input: how many gradients of x does a rank add up before it sends?"
                     if sent > exact

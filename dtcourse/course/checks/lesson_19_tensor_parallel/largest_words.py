@@ -51,17 +51,20 @@ def _require(answer: Answer, case: Case, hint: str) -> None:
         for name, mine in zip(("values", "words"), got, strict=True):
             require(
                 tuple(mine.shape) == (tokens, k),
-                f"{where}: the {name} on rank {rank} have shape {tuple(mine.shape)}, and there are {k} for each of {tokens} tokens. {hint}",
+                f"{where}: the {name} on rank {rank} have shape {tuple(mine.shape)}, and there are {k} for each of "
+                f"{tokens} tokens. {hint}",
             )
         wrong = (got[0] - values).abs().amax(1) > 1e-6
         require(
             not wrong.any(),
-            f"{where}: the values on rank {rank} are not the {k} largest in falling order, for {int(wrong.sum())} of {tokens} tokens. {hint}",
+            f"{where}: the values on rank {rank} are not the {k} largest in falling order, for {int(wrong.sum())} "
+            f"of {tokens} tokens. {hint}",
         )
         require(
             torch.equal(got[1].long(), numbers),
-            f"{where}: the values on rank {rank} are right, and the words are not: the first should be {int(numbers[0, 0])}, and is "
-            f"{int(got[1][0, 0])}. A word's number in a rank's slice is not its number in the vocabulary.",
+            f"{where}: the values on rank {rank} are right, and the words are not: the first should be "
+            f"{int(numbers[0, 0])}, and is {int(got[1][0, 0])}. A word's number in a rank's slice is not its number "
+            "in the vocabulary.",
         )
 
 
@@ -82,7 +85,8 @@ def check_short(answer: Answer) -> None:
         _require(
             answer,
             case,
-            "A rank with fewer words than k offers all that it has. What fills the rest, where all logits are below zero?",
+            "A rank with fewer words than k offers all that it "
+            "has. What fills the rest, where all logits are below zero?",
         )
 
 
@@ -96,6 +100,6 @@ def check_traffic(answer: Answer) -> None:
             sent = run.traffic.bytes_sent(rank=rank)
             require(
                 sent <= limit,
-                f"{words} words on {ranks} ranks, k = {k}: rank {rank} sends {sent:,} bytes, and {limit:,} are enough. Can a logit that is not "
-                "among its own rank's k largest be among the k largest of all?",
+                f"{words} words on {ranks} ranks, k = {k}: rank {rank} sends {sent:,} bytes, and {limit:,} are "
+                "enough. Can a logit that is not among its own rank's k largest be among the k largest of all?",
             )

@@ -61,8 +61,8 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
     for cluster, got in zip(clusters, answer.call(_chosen, clusters), strict=True):
         tokens, heads, kv_heads, dim, p, node, speed, inside, between, latency = cluster
         where = (
-            f"{tokens:,} tokens, {heads} heads of {dim}, {kv_heads} of keys and values, {p} ranks in nodes of {node}, {speed:g} FLOP/s, "
-            f"{inside:g} and {between:g} bytes/s, latency {latency:g} s"
+            f"{tokens:,} tokens, {heads} heads of {dim}, {kv_heads} of keys and values, {p} ranks in nodes of "
+            f"{node}, {speed:g} FLOP/s, {inside:g} and {between:g} bytes/s, latency {latency:g} s"
         )
         right = isinstance(got, (list, tuple)) and len(got) == 2
         right = right and all(type(n) is int and n > 0 for n in got)
@@ -75,7 +75,8 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
         taken = seconds(cluster, u, r)
         require(
             taken is not None,
-            f"{where}: the heads do not go into u = {u} parts. Which u divide the query heads, and divide the key-value heads or are a multiple of them?",
+            f"{where}: the heads do not go into u = {u} parts. Which u divide the query heads, and divide the "
+            "key-value heads or are a multiple of them?",
         )
         least = best(cluster)[0]
         assert taken is not None
@@ -88,7 +89,8 @@ def check_one_node(answer: Answer) -> None:
     _require(
         answer,
         ONE_NODE,
-        "A ring's transfers are hidden where a block takes longer, and the exchange never is. Which of the two counts here?",
+        "A ring's transfers are hidden where a block takes longer, and the exchange never is. Which of the two "
+        "counts here?",
     )
 
 
@@ -108,5 +110,6 @@ def check_heads(answer: Answer) -> None:
     _require(
         answer,
         FEW_HEADS,
-        "Keys and values that are sent several times are bytes as well, in the exchange and on the ring. Have you compared all choices?",
+        "Keys and values that are sent several times are bytes as well, in the exchange and on the ring. Have you "
+        "compared all choices?",
     )

@@ -130,7 +130,8 @@ def check_softmax(answer: Answer) -> None:
     _require(
         answer,
         not_rescaled(),
-        "With small scores this error is small. Which outputs stay right, and what would the other mistakes give exactly?",
+        "With small scores this error is small. Which outputs stay right, and what would the other mistakes give "
+        "exactly?",
     )
 
 

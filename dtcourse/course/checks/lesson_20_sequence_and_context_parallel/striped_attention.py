@@ -32,7 +32,9 @@ def _block(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> tuple[Tensor, Te
 
 
 def _striped(striped_attention: Any, tensors: list[Tensor]) -> Any:
-    """In a rank: its output, how many blocks it has computed with, of how many keys, and the seconds on the emulated clock."""
+    """In a rank: its output, how many blocks it has computed with, of how many keys,
+    and the seconds on the emulated clock.
+    """
     import torch.distributed as dist
 
     from dtcourse import emulation
@@ -72,12 +74,12 @@ def _mistakes(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> dict[str, Tensor]:
     causal, mine = at <= at[:, None], rank == rank[:, None]
     earlier, same = row < row[:, None], row == row[:, None]
     masks = {
-        "Each block's diagonal is seen by every query: does token a p + r see b p + s for b = a, where s is larger than r?": earlier
-        | same,
-        "No diagonal but a rank's own is seen: does token a p + r see b p + s for b = a, where s is smaller than r?": earlier
-        | (mine & same),
-        "That is the mask of ranks that hold neighbours. Here a rank's tokens lie all over the sequence: which keys of a later rank "
-        "does a query see?": (rank < rank[:, None]) | (mine & causal),
+        "Each block's diagonal is seen by every query: does token a p + r "
+        "see b p + s for b = a, where s is larger than r?": earlier | same,
+        "No diagonal but a rank's own is seen: does token a p + r see "
+        "b p + s for b = a, where s is smaller than r?": earlier | (mine & same),
+        "That is the mask of ranks that hold neighbours. Here a rank's tokens lie all over the sequence: which keys "
+        "of a later rank does a query see?": (rank < rank[:, None]) | (mine & causal),
         "Tokens see their future: where is the causal mask?": torch.ones_like(causal),
         "That is each rank's own block only. Where do the others' keys come in?": mine & causal,
     }
@@ -132,15 +134,15 @@ def check_seconds(answer: Answer) -> None:
             few = len(list(keys)) < ranks and set(keys) <= {tokens}
             require(
                 list(keys) == [tokens] * ranks,
-                f"With {plural(ranks, 'rank')} of {tokens} tokens, rank {rank} has called `block` with {list(keys)} keys. It should compute with "
-                f"one rank's {tokens} keys at a time, {ranks} times: "
+                f"With {plural(ranks, 'rank')} of {tokens} tokens, rank {rank} has called `block` with {list(keys)} "
+                f"keys. It should compute with one rank's {tokens} keys at a time, {ranks} times: "
                 + ("whose keys has it never met?" if few else "who has the memory for more?"),
             )
         seconds = max(one[2] for one in run)
         require(
             seconds < ranks + 0.01,
-            f"With {plural(ranks, 'rank')}, the forward takes {seconds:.0f} seconds; {ranks} are enough. What could travel while a block is "
-            "computed, and when is it posted?",
+            f"With {plural(ranks, 'rank')}, the forward takes {seconds:.0f} seconds; {ranks} are enough. What could "
+            "travel while a block is computed, and when is it posted?",
         )
 
 
@@ -153,6 +155,7 @@ def check_bytes(answer: Answer) -> None:
             sent = run.traffic.bytes_sent(rank=rank)
             require(
                 sent == most,
-                f"With {plural(ranks, 'rank')}, rank {rank} sends {sent} bytes; its keys and values, passed on {ranks - 1} times, are {most}. "
+                f"With {plural(ranks, 'rank')}, rank {rank} sends {sent} bytes; its keys and values, passed on "
+                f"{ranks - 1} times, are {most}. "
                 "Who needs the block of the last step, and who needs queries?",
             )

@@ -66,8 +66,9 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
     for cluster, got in zip(clusters, answer.call(_chosen, clusters), strict=True):
         nbytes, compute, overhead, nodes, g, near, latency, inside, between, most = cluster
         where = (
-            f"{nbytes:g} bytes per rank, {nodes} nodes of {g}, {compute:g} s of computing, {overhead:g} s more per chunk, "
-            f"latencies {near:g} and {latency:g} s, {inside:g} and {between:g} bytes/s"
+            f"{nbytes:g} bytes per rank, {nodes} nodes of {g}, {compute:g} "
+            f"s of computing, {overhead:g} s more per chunk, latencies {near:g} and {latency:g} s, {inside:g} and "
+            f"{between:g} bytes/s"
         )
         right = isinstance(got, (list, tuple)) and len(got) == 2
         right = right and got[0] in ("flat", "hierarchical") and type(got[1]) is int
@@ -84,7 +85,8 @@ def check_long(answer: Answer) -> None:
     _require(
         answer,
         LONG,
-        "Both ways send the same bytes to other nodes. What does the second step cost, and what can a chunk's computing hide?",
+        "Both ways send the same bytes to other nodes. What does the second step cost, and what can a chunk's "
+        "computing hide?",
     )
 
 
@@ -104,5 +106,6 @@ def check_between(answer: Answer) -> None:
     _require(
         answer,
         BETWEEN,
-        "What does one chunk more cost, in messages and in overhead, and what does it hide? Have you compared all choices?",
+        "What does one chunk more cost, in messages and in overhead, and what does it hide? Have you compared all "
+        "choices?",
     )

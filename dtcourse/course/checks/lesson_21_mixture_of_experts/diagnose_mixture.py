@@ -85,7 +85,8 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
             got,
             right,
             hint,
-            "Who comes first at an expert, and how far apart are two outputs of which one is rounded to single precision?",
+            "Who comes first at an expert, and how far apart are two outputs of which one is rounded to single "
+            "precision?",
             example=("lost expert", 2),
         )
 
@@ -102,7 +103,8 @@ def check_capacity(answer: Answer) -> None:
     _require(
         answer,
         "capacity per rank",
-        "Whole tokens or pairs are missing, and others are there that should be dropped. Who counts to which number, and over whose tokens?",
+        "Whole tokens or pairs are missing, and others are there that should be dropped. Who counts to which "
+        "number, and over whose tokens?",
     )
 
 

@@ -111,7 +111,10 @@ def check_output(answer: Answer) -> None:
                     for said, wrong in _mistakes(part).items():
                         if torch.allclose(out.double(), wrong, atol=1e-6):
                             hint = said
-                where = f"With {plural(ranks, 'rank')} of {[len(x) for x, _, _ in parts]} tokens, the output of rank {rank}"
+                where = (
+                    f"With {plural(ranks, 'rank')} of {[len(x) for x, _, _ in parts]} tokens, "
+                    f"the output of rank {rank}"
+                )
                 require_close(out, right, where, 1e-9, hint)
 
 
@@ -126,7 +129,8 @@ def check_rows(answer: Answer) -> None:
                 found = run[e // EACH][i][1][e]
                 require(
                     found == count,
-                    f"With {plural(ranks, 'rank')}, expert {e} has computed {plural(found, 'row')}; {plural(count, 'token')} chose it. "
+                    f"With {plural(ranks, 'rank')}, expert {e} has computed {plural(found, 'row')}; "
+                    f"{plural(count, 'token')} chose it. "
                     "Which of the rows that arrived are for which expert?",
                 )
 
@@ -150,6 +154,7 @@ def check_bytes(answer: Answer) -> None:
             sent = run.traffic.bytes_sent(rank=rank)
             require(
                 sent <= most,
-                f"With {plural(ranks, 'rank')}, rank {rank} sends {sent:,} bytes. Its tokens need other ranks {out} times, and {plural(back, 'row')} "
-                f"go back from it: {most:,} are enough. Does a row travel twice to a rank, or come back twice, and who gets rows that it does not need?",
+                f"With {plural(ranks, 'rank')}, rank {rank} sends {sent:,} bytes. Its tokens need other ranks {out} "
+                f"times, and {plural(back, 'row')} go back from it: {most:,} are enough. Does a row travel twice to "
+                "a rank, or come back twice, and who gets rows that it does not need?",
             )

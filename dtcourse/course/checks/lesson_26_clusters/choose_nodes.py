@@ -72,20 +72,22 @@ def _require(answer: Answer, works: tuple[Work, ...], hint: str) -> None:
     for work, got in zip(works, answer.call(_chosen, works), strict=True):
         total, serial, deadline, most, price, on_demand, taken, save, restart = work
         where = (
-            f"{total:g} h of work ({serial:g} serial), {deadline:g} h, at most {most} nodes, spot at {price:g}, a loss in {on_demand:g} h or "
-            f"{taken:g} h, {save:g} min per save, {restart:g} min per restart"
+            f"{total:g} h of work ({serial:g} serial), {deadline:g} h, at most {most} nodes, spot at {price:g}, a "
+            f"loss in {on_demand:g} h or {taken:g} h, {save:g} min per save, {restart:g} min per restart"
         )
         right = isinstance(got, (list, tuple)) and len(got) == 3
         right = right and type(got[0]) is int and 1 <= got[0] <= most
         right = right and type(got[1]) is bool and type(got[2]) is int and got[2] in INTERVALS
         require(
             right,
-            f"{where}: a choice is (nodes, spot, minutes), such as (4, True, 30), of 1 to {most} nodes and 1 to 1,440 minutes; got {got!r}.",
+            f"{where}: a choice is (nodes, spot, minutes), such as (4, True, 30), of 1 to {most} nodes and 1 to "
+            f"1,440 minutes; got {got!r}.",
         )
         hours, bill = hours_and_bill(work, *got)
         require(
             hours <= deadline,
-            f"{where}: {tuple(got)!r} takes {hours:.4g} hours. How long is a segment with its save, and what do losses add?",
+            f"{where}: {tuple(got)!r} takes {hours:.4g} hours. How long is a segment with its save, and what do "
+            "losses add?",
         )
         least, *_ = best(work)
         require_near_best(where, got, bill, least, "node-hours", hint)
@@ -100,7 +102,11 @@ def check_roomy(answer: Answer) -> None:
 @CHOOSE.check("where the deadline decides", points=2)
 def check_tight(answer: Answer) -> None:
     """As many nodes as it takes."""
-    _require(answer, TIGHT, "Which is the smallest number of nodes that is in time, with and without spot?")  # fmt: skip
+    _require(
+        answer,
+        TIGHT,
+        "Which is the smallest number of nodes that is in time, with and without spot?",
+    )
 
 
 @CHOOSE.check("where losses are dear", points=3)

@@ -17,8 +17,8 @@ DIAGNOSE = Exercise(
 )
 
 RIGHT = (
-    "All is right there: a start loads what was saved last, or finds nothing, and goes on with the next step. Steps since the "
-    "last save are run again, as they must be."
+    "All is right there: a start loads what was saved last, or finds nothing, and goes on with the next step. Steps "
+    "since the last save are run again, as they must be."
 )
 Log = list[tuple[str, Any]]
 Diagnosis = tuple[str, int | None]

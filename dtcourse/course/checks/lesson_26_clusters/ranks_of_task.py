@@ -38,7 +38,9 @@ def _told(ranks_of_task: Any, tasks: list[dict[str, str]]) -> list[Any]:
 
 
 def tasks_of(job: Job, cyclic: bool = False) -> list[tuple[dict[str, str], dict[str, str]]]:
-    """(what Slurm tells a task, what PyTorch must be told) of each task. cyclic: task 0 on node 0, task 1 on node 1, ..."""
+    """(what Slurm tells a task, what PyTorch must be told) of each task. cyclic: task 0 on node 0, task 1 on node 1,
+    ...
+    """
     nodes, names, written, counts = job
     places = [(node, local) for node, count in enumerate(counts) for local in range(count)]
     if cyclic:
@@ -67,7 +69,8 @@ def _require(answer: Answer, jobs: tuple[Job, ...], hint: str, cyclic: bool = Fa
         pairs, answer.call(_told, [told for told, _ in pairs]), strict=True
     ):
         where = (
-            f"task {told['SLURM_PROCID']} on {told['SLURM_STEP_NODELIST']} with {told['SLURM_STEP_TASKS_PER_NODE']} tasks"
+            f"task {told['SLURM_PROCID']} on {told['SLURM_STEP_NODELIST']} "
+            f"with {told['SLURM_STEP_TASKS_PER_NODE']} tasks"
             + (", dealt in turn" if cyclic else "")
         )
         require(isinstance(got, dict), f"Return a dict of PyTorch's variables; got {got!r}.")

@@ -60,7 +60,7 @@ class Hooks:
         """Gathers, and casts floating-point inputs to the dtype of computation."""
         unit = self.unit
         self._left.append(_left_on(self.own))
-        self.schedule.enter(unit)
+        self.schedule.pre_forward(unit)
         dtype = unit.mp_policy.param_dtype
         if dtype is not None and unit.mp_policy.cast_forward_inputs:
             args, keywords = nested.map_tensors(partial(_cast, dtype), (args, keywords))
@@ -69,7 +69,7 @@ class Hooks:
             # torch cannot wait for a leaf's gradient inside autograd.grad, which may be asked for just that; a reentrant
             # checkpoint computes again from leaves, and asks for all.
             tells_its_end = bool(inputs) and (in_backward() or not any(t.is_leaf for t in inputs))
-            self.schedule.called(unit, tells_its_end)
+            self.schedule.expect_backward(unit, tells_its_end)
             if tells_its_end:
                 torch.autograd.graph.register_multi_grad_hook(inputs, self._inputs_are_ready)
         return args, keywords
@@ -88,24 +88,24 @@ class Hooks:
         if results and torch.is_grad_enabled() and not self.schedule.in_backward(unit):
             # A view that is changed in place gets another history, without its hook; that of its base goes on.
             bases = [b for b in map(base_of, results) if b is not None and b.grad_fn is not None]
-            around = self.schedule.running_around(unit)
-            hook = partial(self._outputs_gradient_came, around, unit.gathered)
+            ancestors = self.schedule.running_ancestors(unit)
+            hook = partial(self._outputs_gradient_came, ancestors, unit.gathered)
             torch.autograd.graph.register_multi_grad_hook([*results, *bases], hook, mode="any")
-        self.schedule.leave(unit, backward_will_come=bool(results), unseen=bool(closed))
+        self.schedule.post_forward(unit, backward_will_come=bool(results), unseen=bool(closed))
         return output
 
     def _outputs_gradient_came(
-        self, around: list[Unit], of_forward: list[int], gradient: torch.Tensor
+        self, ancestors: list[Unit], of_forward: list[int], gradient: torch.Tensor
     ) -> None:
-        """around: units whose forward ran around it, from outside in; of_forward: the versions of its shards then."""
+        """ancestors: units whose forward ran around it, from outside in; of_forward: the versions of its shards then."""
         name = self.unit.name
         if torch.is_grad_enabled():
             raise ValueError(
                 f"create_graph=True: a second backward through {name} would need its parameters after they are freed. "
                 "Sharded modules compute first derivatives only; leave create_graph out, or keep this module unsharded."
             )
-        self.schedule.comes_to(self.unit, around)
-        self.schedule.before_backward(self.unit)
+        self.schedule.backward_reaches(self.unit, ancestors)
+        self.schedule.pre_backward(self.unit)
         if self.unit.gathered != of_forward:
             raise RuntimeError(
                 f"the parameters of {name} have been changed between its forward and this backward (an optimizer's "

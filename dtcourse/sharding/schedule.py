@@ -10,7 +10,7 @@ of a forward is learnt in the first one, which fetches nothing ahead; a backward
 two units are in memory, one in use and one coming (and the units around them, whose modules contain theirs). A unit's
 gradients are waited for when the next unit's are ready, so those of one at a time are on their way.
 
-Hooks call this: enter and leave from a module's forward, before_backward and after_backward from autograd.
+Hooks call this: pre_forward and post_forward from a module's forward, pre_backward and the others from autograd.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from dtcourse.torch_private import after_backward, backward_pass, in_backward
 class Progress:
     """Where one unit is in a step.
 
-    around:      the units whose modules contain its own
-    innermost:   no other unit inside
-    in_backward: its backward runs
+    ancestors:    the units whose modules contain its own
+    is_innermost: no other unit inside
+    in_backward:  its backward runs
     backward_pass: in which of autograd's passes backward came to its end
-    waiting:     gradients of it still to come
-    unsent:      backward has come to it, and its gradients, if any, are still to leave
-    to_come:     forwards of it whose results backward has not come to
-    to_pass:     forwards of it whose inputs backward has not come to
+    gradients_to_come: of its parameters
+    has_unsent_gradients: backward has come to it, and its gradients, if any, are still to leave
+    backwards_to_come: forwards of it whose results backward has not come to
+    backwards_to_pass: forwards of it whose inputs backward has not come to
     tells_its_end: whether backward says so, for all of them
-    since:       when its forward or backward began, for the timeline
+    started:      when its forward or backward began, for the timeline
     """
 
-    around: set[Unit] = field(default_factory=set)
-    innermost: bool = True
+    ancestors: set[Unit] = field(default_factory=set)
+    is_innermost: bool = True
     in_backward: bool = False
     backward_pass: int = -1
-    waiting: int = 0
-    unsent: bool = False
-    to_come: int = 0
-    to_pass: int = 0
+    gradients_to_come: int = 0
+    has_unsent_gradients: bool = False
+    backwards_to_come: int = 0
+    backwards_to_pass: int = 0
     tells_its_end: bool = True
-    since: dict[str, float] = field(default_factory=dict)
+    started: dict[str, float] = field(default_factory=dict)
 
 
 class Schedule:
@@ -71,81 +71,99 @@ class Schedule:
             inside = set(unit.module.modules())
             for other in self.units:
                 if other is not unit and other.module in inside:
-                    self.progress[other].around.add(unit)
-                    self.progress[unit].innermost = False
-        self._learnt: dict[Unit, list[Unit]] = {}  # the order of a forward, by its outermost unit
-        self._stack: list[Unit] = []  # whose forward is running
-        self._trip: list[Unit] = []  # the order of the forward that is running
-        # The order in which units will be asked for in backward, from the end.
-        self._left: list[Unit] = []
-        self._before: dict[Unit, Unit] = {}  # what backward needs after a unit
-        self._ahead: Unit | None = None  # fetched, or to be fetched, ahead of its use
+                    self.progress[other].ancestors.add(unit)
+                    self.progress[unit].is_innermost = False
+        self._known_orders: dict[
+            Unit, list[Unit]
+        ] = {}  # the order of a forward, by its outermost unit
+        self._running: list[Unit] = []  # whose forward is running
+        self._forward_order: list[Unit] = []  # the order of the forward that is running
+        # In which units' forwards ended: backward asks for them from the end.
+        self._post_forward_order: list[Unit] = []
+        self._next_in_backward: dict[
+            Unit, Unit
+        ] = {}  # whose parameters backward needs after a unit's
+        self._next_unit: Unit | None = None  # gathered, or to be gathered, ahead of its use
         # Backward is through with them, but for gradients that may still come.
-        self._passed: list[Unit] = []
+        self._passed_by_backward: list[Unit] = []
         self._reductions: list[Reduction] = []
-        self._called_back = False
+        self._callback_queued = False
 
     # --- forward ----------------------------------------------------------------------------------------------
 
-    def enter(self, unit: Unit) -> None:
+    def pre_forward(self, unit: Unit) -> None:
         """A unit's forward begins: its parameters must be whole, and the next unit's come."""
         if in_backward():  # activations are computed again
             unit.finish_gather()
             return
-        if not self._stack:
-            self._begin()
-        self._stack.append(unit)
-        learnt = self._learnt.get(self._stack[0], [])
-        place = len(self._trip)
-        self._trip.append(unit)
-        on_course = self._trip == learnt[: place + 1]
-        if self._ahead is not None and self._ahead is not unit:
-            self._ahead.free()  # this forward took another way
-        self._ahead = None
+        if not self._running:
+            self._begin_forward()
+        self._running.append(unit)
+        known_order = self._known_orders.get(self._running[0], [])
+        place = len(self._forward_order)
+        self._forward_order.append(unit)
+        order_is_known = self._forward_order == known_order[: place + 1]
+        if self._next_unit is not None and self._next_unit is not unit:
+            self._next_unit.free()  # this forward took another way
+        self._next_unit = None
         unit.finish_gather()
-        if on_course and place + 1 < len(learnt) and learnt[place + 1].state == SHARDED:
-            self._ahead = learnt[place + 1]
-            self._ahead.start_gather()
-        self._begun(unit, "forward")
+        if (
+            order_is_known
+            and place + 1 < len(known_order)
+            and known_order[place + 1].state == SHARDED
+        ):
+            self._next_unit = known_order[place + 1]
+            self._next_unit.start_gather()
+        self._computation_began(unit, "forward")
 
-    def leave(self, unit: Unit, backward_will_come: bool, unseen: bool = False) -> None:
+    def post_forward(self, unit: Unit, backward_will_come: bool, unseen: bool = False) -> None:
         """A unit's forward has ended.
 
         unseen: its result may hold tensors that have no hook. Nothing would say when backward comes to them, so the
                 parameters stay for it.
         """
-        self._ended(unit, "forward")
+        self._computation_ended(unit, "forward")
         if in_backward():
             if not (self.progress[unit].in_backward or unit.stays or unseen):
                 unit.free()
             return
-        if unit not in self._stack:  # its gather failed
+        if unit not in self._running:  # its gather failed
             return
-        self._stack.remove(unit)
+        self._running.remove(unit)
         frees = unit.reshard_after_forward
         if frees is None:  # PyTorch's default: the outermost unit is needed again at once
-            frees = bool(self._stack)
+            frees = bool(self._running)
         if (frees and not unseen) or not torch.is_grad_enabled():
             unit.free()
         elif not unit.kept_by_user:
             unit.hide()
         if unseen and torch.is_grad_enabled():
-            self.progress[unit].unsent, self.progress[unit].tells_its_end = True, False
+            self.progress[unit].has_unsent_gradients, self.progress[unit].tells_its_end = (
+                True,
+                False,
+            )
         if backward_will_come:
-            if unit in self._left:
-                self._left.remove(unit)
-            self._left.append(unit)
-        if not self._stack:
-            self._learnt[unit] = self._trip
-            self._before = dict(zip(self._left[1:], self._left, strict=False))
-            if self._ahead is not None:
-                self._ahead.free()
-                self._ahead = None
+            if unit in self._post_forward_order:
+                self._post_forward_order.remove(unit)
+            self._post_forward_order.append(unit)
+        if not self._running:
+            self._known_orders[unit] = self._forward_order
+            self._next_in_backward = dict(
+                zip(self._post_forward_order[1:], self._post_forward_order, strict=False)
+            )
+            if self._next_unit is not None:
+                self._next_unit.free()
+                self._next_unit = None
 
-    def _begin(self) -> None:
+    def _begin_forward(self) -> None:
         """A new forward of the whole. What an earlier one left gathered may be older than the optimizer's last step."""
-        self._trip, self._left, self._ahead, self._passed = [], [], None, []
-        self._called_back = False
+        self._forward_order, self._post_forward_order, self._next_unit, self._passed_by_backward = (
+            [],
+            [],
+            None,
+            [],
+        )
+        self._callback_queued = False
         for reduction in self._reductions:  # of a backward that failed half-way
             reduction.finish_scatter()
         self._reductions.clear()
@@ -154,54 +172,59 @@ class Schedule:
             if not unit.kept_by_user:
                 unit.free()
 
-    def called(self, unit: Unit, tells_its_end: bool) -> None:
+    def expect_backward(self, unit: Unit, tells_its_end: bool) -> None:
         """A forward of a unit has begun that may have a backward, which says when it has passed, or does not."""
         now = self.progress[unit]
-        now.to_pass += tells_its_end
+        now.backwards_to_pass += tells_its_end
         if not in_backward():  # what a checkpoint computes again, backward passes at once
-            now.to_come += 1
+            now.backwards_to_come += 1
             now.tells_its_end = now.tells_its_end and tells_its_end  # better late than early
 
-    def running_around(self, unit: Unit) -> list[Unit]:
+    def running_ancestors(self, unit: Unit) -> list[Unit]:
         """The units whose forward runs around a unit's, from outside in."""
-        return [other for other in self._stack if other in self.progress[unit].around]
+        return [other for other in self._running if other in self.progress[unit].ancestors]
 
     # --- backward ---------------------------------------------------------------------------------------------
 
-    def comes_to(self, unit: Unit, around: Sequence[Unit]) -> None:
-        """Backward has come to what a forward returned that ran inside those of `around`, from outside in.
+    def backward_reaches(self, unit: Unit, ancestors: Sequence[Unit]) -> None:
+        """Backward has come to what a forward returned that ran inside those of `ancestors`, from outside in.
 
         All ranks must call the same collectives in the same order, also where they use different parameters. Hooks alone do
         not see to it, where the results of two modules are one tensor, or one's inputs are the other's results: so the unit
         that followed is reduced before, and those around are gathered before.
         """
-        for other, before in self._before.items():
+        for other, before in self._next_in_backward.items():
             now = self.progress[other]
-            if before is unit and now.innermost and now.in_backward and self._ends_here(other):
-                self.after_backward(other)
-        self.progress[unit].to_come = max(0, self.progress[unit].to_come - 1)
-        for each in around:
+            if (
+                before is unit
+                and now.is_innermost
+                and now.in_backward
+                and self._last_backward_reached(other)
+            ):
+                self.post_backward(other)
+        self.progress[unit].backwards_to_come = max(0, self.progress[unit].backwards_to_come - 1)
+        for each in ancestors:
             if not self.progress[each].in_backward:
-                self.before_backward(each)
+                self.pre_backward(each)
 
-    def before_backward(self, unit: Unit) -> None:
+    def pre_backward(self, unit: Unit) -> None:
         """Backward has come to a unit's output: its parameters must be whole, and the unit before it comes."""
-        self._call_back()
-        for other in self._passed:  # what has not come by now is no part of this loss
+        self._queue_finish_backward()
+        for other in self._passed_by_backward:  # what has not come by now is no part of this loss
             if self.progress[other].in_backward and other is not unit:
-                self.after_backward(other)
-        self._passed.clear()
+                self.post_backward(other)
+        self._passed_by_backward.clear()
         self._backward_begins(unit)
         unit.finish_gather()
-        following = self._before.get(unit)
+        following = self._next_in_backward.get(unit)
         if following is not None and following.state == SHARDED:
-            self._ahead = following
-        self._fetch_ahead()
-        self._begun(unit, "backward")
+            self._next_unit = following
+        self._prefetch()
+        self._computation_began(unit, "backward")
 
     def gradient_is_ready(self, unit: Unit) -> None:
         """One more of a unit's gradients is there."""
-        self._call_back()
+        self._queue_finish_backward()
         for reduction in self._reductions:
             reduction.release_early()
         self._backward_begins(unit)  # where no hook has seen it begin: it came by an unseen result
@@ -210,24 +233,24 @@ class Schedule:
         # each forward a checkpoint: whether such a gradient is the parameter's last one shows when backward is through.
         if now.backward_pass != backward_pass():
             return
-        now.waiting -= 1
-        if now.waiting == 0 and self._may_leave_early(unit):
+        now.gradients_to_come -= 1
+        if now.gradients_to_come == 0 and self._may_leave_early(unit):
             unit.free()  # before its gradients take memory on their way
-            self.after_backward(unit)
+            self.post_backward(unit)
 
     def _may_leave_early(self, unit: Unit) -> bool:
         """Whether a unit whose gradients are all here may be reduced at once.
 
         On a rank that uses fewer parameters it leaves when backward has passed it (inputs_are_ready), or comes to the next
-        unit at the latest (comes_to): until then there must be no other collective, so no unit inside. A frozen parameter
+        unit at the latest (backward_reaches): until then there must be no other collective, so no unit inside. A frozen parameter
         may be needed up to the unit's input; one with a gradient is not needed after it.
         """
-        through = not unit.freezes or unit in self._passed
-        return self.progress[unit].innermost and self._ends_here(unit) and through
+        through = not unit.freezes or unit in self._passed_by_backward
+        return self.progress[unit].is_innermost and self._last_backward_reached(unit) and through
 
-    def _ends_here(self, unit: Unit) -> bool:
+    def _last_backward_reached(self, unit: Unit) -> bool:
         """Whether backward has come to the last forward of a unit, and says when it has passed that."""
-        return self.progress[unit].tells_its_end and self.progress[unit].to_come == 0
+        return self.progress[unit].tells_its_end and self.progress[unit].backwards_to_come == 0
 
     def inputs_are_ready(self, unit: Unit) -> None:
         """Backward has passed one forward of a unit; after the last of them nothing in it is needed any more.
@@ -235,33 +258,33 @@ class Schedule:
         Its last gradients may still be a moment away: of its parameters, or of none.
         """
         now = self.progress[unit]
-        now.to_pass = max(0, now.to_pass - 1)
-        if now.to_pass or not now.tells_its_end or not now.in_backward:
+        now.backwards_to_pass = max(0, now.backwards_to_pass - 1)
+        if now.backwards_to_pass or not now.tells_its_end or not now.in_backward:
             return
-        if now.waiting == 0 and now.innermost:
-            self.after_backward(unit)
+        if now.gradients_to_come == 0 and now.is_innermost:
+            self.post_backward(unit)
         else:
-            self._passed = self._inner_first([*self._passed, unit])
+            self._passed_by_backward = self._inner_first([*self._passed_by_backward, unit])
 
-    def gradients_are_ready(self, unit: Unit) -> None:
+    def send_gradients(self, unit: Unit) -> None:
         """All of a unit's gradients are there: they leave, beside the backward of the other units."""
         if unit.sync:
-            self.progress[unit].unsent = False
+            self.progress[unit].has_unsent_gradients = False
             for reduction in self._reductions:  # one unit's gradients at a time
                 reduction.finish_scatter()
         unit.pack_gradients()
         if unit.sync:
             self._reductions += unit.start_reduce()
 
-    def after_backward(self, unit: Unit) -> None:
+    def post_backward(self, unit: Unit) -> None:
         """A unit's backward is over."""
         now = self.progress[unit]
-        if now.in_backward and now.unsent:
-            self.gradients_are_ready(unit)
+        if now.in_backward and now.has_unsent_gradients:
+            self.send_gradients(unit)
         now.in_backward = False
-        self._ended(unit, "backward")
+        self._computation_ended(unit, "backward")
         unit.free()
-        self._fetch_ahead()
+        self._prefetch()
 
     def in_backward(self, unit: Unit) -> bool:
         """Whether a unit's backward runs: a forward of it now computes activations again."""
@@ -270,61 +293,61 @@ class Schedule:
     def _backward_begins(self, unit: Unit) -> None:
         now = self.progress[unit]
         if not now.in_backward:
-            now.in_backward, now.waiting = True, unit.trains
-            now.backward_pass, now.unsent = backward_pass(), True
+            now.in_backward, now.gradients_to_come = True, unit.trains
+            now.backward_pass, now.has_unsent_gradients = backward_pass(), True
 
     def _inner_first(self, units: Iterable[Unit]) -> list[Unit]:
         """The order in which all ranks reduce what leaves together: a unit before those around it."""
-        return sorted(units, key=lambda unit: -len(self.progress[unit].around))
+        return sorted(units, key=lambda unit: -len(self.progress[unit].ancestors))
 
-    def _call_back(self) -> None:
+    def _queue_finish_backward(self) -> None:
         """Has _finish_backward run when the whole backward is done, whichever unit comes last."""
-        if not self._called_back:
+        if not self._callback_queued:
             after_backward(self._finish_backward)
-            self._called_back = True
+            self._callback_queued = True
 
-    def _fetch_ahead(self) -> None:
+    def _prefetch(self) -> None:
         """Starts to gather the next unit, unless that would make three; what is freed next makes room for it."""
-        unit = self._ahead
+        unit = self._next_unit
         if unit is None or unit.state != SHARDED:
             return
         beside = [
             other for other in self.units
-            if other.state != SHARDED and other not in self.progress[unit].around and not other.stays and other.groups
+            if other.state != SHARDED and other not in self.progress[unit].ancestors and not other.stays and other.groups
         ]  # fmt: skip
         if len(beside) < 2:
             unit.start_gather()
-            self._ahead = None
+            self._next_unit = None
 
     def _finish_backward(self) -> None:
         """Backward is over: whatever has not left yet leaves now; wait for all of it."""
-        self._called_back, self._ahead, self._passed = False, None, []
+        self._callback_queued, self._next_unit, self._passed_by_backward = False, None, []
         for unit in self.units:
             if not unit.kept_by_user:
                 unit.free()  # before gradients on their way take memory
         for unit in self._inner_first(self.units):
             if self.progress[unit].in_backward:
-                self.after_backward(unit)
-            elif unit.sync and self.progress[unit].unsent:
+                self.post_backward(unit)
+            elif unit.sync and self.progress[unit].has_unsent_gradients:
                 # By an unseen result, or from an earlier micro-batch: here or on another rank.
-                self.gradients_are_ready(unit)
+                self.send_gradients(unit)
         for reduction in self._reductions:
             reduction.finish()
         self._reductions.clear()
         for unit in self.units:
             now = self.progress[unit]
-            now.to_come, now.to_pass, now.tells_its_end = 0, 0, True
+            now.backwards_to_come, now.backwards_to_pass, now.tells_its_end = 0, 0, True
         events.instant("gradients are averaged", "step")
 
     # --- the timeline -----------------------------------------------------------------------------------------
 
-    def _begun(self, unit: Unit, what: str) -> None:
+    def _computation_began(self, unit: Unit, what: str) -> None:
         """Notes the start of a unit's computation, where no other unit's runs inside."""
-        if self.progress[unit].innermost and events.recording():
-            self.progress[unit].since.setdefault(what, time.monotonic())
+        if self.progress[unit].is_innermost and events.recording():
+            self.progress[unit].started.setdefault(what, time.monotonic())
 
-    def _ended(self, unit: Unit, what: str) -> None:
+    def _computation_ended(self, unit: Unit, what: str) -> None:
         """Records the computation as an event."""
-        if what in self.progress[unit].since:
-            since = self.progress[unit].since.pop(what)
-            events.add(f"{what} {unit.name}", "compute", since, time.monotonic())
+        if what in self.progress[unit].started:
+            started = self.progress[unit].started.pop(what)
+            events.add(f"{what} {unit.name}", "compute", started, time.monotonic())

@@ -268,14 +268,14 @@ FORWARD, BACKWARD = 0.2, 0.4  # seconds of all units
 def timed(shard, blocking, count=4):
     """Emulated seconds of each step."""
     if blocking:  # what a version without overlap would do: the test below must see it
-        Schedule._fetch_ahead = lambda self: None
-        enter = Schedule.enter
+        Schedule._prefetch = lambda self: None
+        pre_forward = Schedule.pre_forward
 
-        def enter_alone(self, unit):
-            self._learnt.clear()
-            enter(self, unit)
+        def pre_forward_alone(self, unit):
+            self._known_orders.clear()
+            pre_forward(self, unit)
 
-        Schedule.enter = enter_alone
+        Schedule.pre_forward = pre_forward_alone
         begin = Reduction.__init__
 
         def start_and_wait(self, *args):

@@ -59,7 +59,7 @@ class DTensorParameters(GatheredParameters):
             self.mesh = DeviceMesh.from_group(dist.group.WORLD, self.device.type)  # type: ignore[arg-type]
         self.placements = [Replicate(), Shard(0)][-self.mesh.ndim :]
         self.places, self.rows = [], []
-        in_whole = in_part = self.reduced_part = 0
+        in_whole = in_part = self.trained_shard_numel = 0
         for name, parameter, holders in sorted(named, key=lambda item: not item[1].requires_grad):
             if parameter.dim() == 0:
                 raise ValueError(
@@ -67,25 +67,25 @@ class DTensorParameters(GatheredParameters):
                 )
             end, trains = in_whole + parameter.numel(), parameter.requires_grad
             self.places.append(Place(name, parameter.shape, in_whole, end, holders, trains))
-            each = -(-len(parameter) // self.ranks)  # rows for a rank
+            each = -(-len(parameter) // self.num_ranks)  # rows for a rank
             held = min(max(len(parameter) - self.rank * each, 0), each)
             self.rows.append(Rows(in_part, each * parameter.shape[1:].numel(), held))
             in_whole, in_part = end, in_part + self.rows[-1].length
             if trains:
-                self.reduced_part = max(in_part, 1)  # no message is empty
-        self.size_of_whole, self.part = in_whole, max(in_part, 1)
+                self.trained_shard_numel = max(in_part, 1)  # no message is empty
+        self.unsharded_numel, self.shard_numel = in_whole, max(in_part, 1)
         self.first_elements = torch.tensor(
             [
-                rank * self.reduced_part + rows.start  # padding, where a rank has no row
+                rank * self.trained_shard_numel + rows.start  # padding, where a rank has no row
                 for rows, place in zip(self.rows, self.places, strict=True)
-                for rank in range(self.ranks)
+                for rank in range(self.num_ranks)
                 if place.trains and rows.length
             ],
             dtype=torch.int64,
             device=self.device,
         )
 
-    def mine(self, index: int) -> tuple[int, int]:
+    def local_range(self, index: int) -> tuple[int, int]:
         """Padding included: where this rank has no row, it says whether a gradient came to others."""
         return self.rows[index].start, self.rows[index].start + self.rows[index].length
 
@@ -94,13 +94,13 @@ class DTensorParameters(GatheredParameters):
         with torch.no_grad():
             return sum(version_of(p) + version_of(self.local(p)) for p in self.sharded)
 
-    def cut(
-        self, index: int, laid: torch.Tensor, tensor: torch.Tensor
+    def matching_views(
+        self, index: int, all_shards: torch.Tensor, tensor: torch.Tensor
     ) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
         """The ranks that have all their rows, then the one that has fewer."""
         start, length, _ = self.rows[index]
         full, rest = divmod(tensor.numel(), max(length, 1))
-        by_rank, flat = laid.view(self.ranks, -1), tensor.reshape(-1)
+        by_rank, flat = all_shards.view(self.num_ranks, -1), tensor.reshape(-1)
         pairs = []
         if full:
             rows = flat[: full * length].view(full, length)
@@ -109,20 +109,20 @@ class DTensorParameters(GatheredParameters):
             pairs.append((by_rank[full, start : start + rest], flat[full * length :]))
         return pairs
 
-    def everywhere(self, index: int, laid: torch.Tensor) -> torch.Tensor:
+    def in_all_shards(self, index: int, all_shards: torch.Tensor) -> torch.Tensor:
         """Shape (ranks, length)."""
         start, length, _ = self.rows[index]
-        return laid.view(self.ranks, -1)[:, start : start + length]
+        return all_shards.view(self.num_ranks, -1)[:, start : start + length]
 
     def clear_padding(self, gradients: torch.Tensor) -> None:
         """It lies at the end of each parameter's rows on the last ranks that have fewer, or none."""
         for index, place in enumerate(self.places):
             length = self.rows[index].length
-            if place.trains and place.shape.numel() < self.ranks * length:
+            if place.trains and place.shape.numel() < self.num_ranks * length:
                 full, rest = divmod(place.shape.numel(), length)
-                everywhere = self.everywhere(index, gradients)
-                everywhere[full, rest:].fill_(-0.0)
-                everywhere[full + 1 :].fill_(-0.0)
+                in_all_shards = self.in_all_shards(index, gradients)
+                in_all_shards[full, rest:].fill_(-0.0)
+                in_all_shards[full + 1 :].fill_(-0.0)
 
     def make_parameter(self, index: int, run: torch.Tensor) -> nn.Parameter:
         """A DTensor in the parameter's own shape, as PyTorch's."""
@@ -153,13 +153,13 @@ class DTensorParameters(GatheredParameters):
         held, (_, *row) = self.rows[index].held, self.places[index].shape
         return run[: held * prod(row)].view(held, *row)
 
-    def room(self) -> torch.Tensor:
+    def all_gather_output(self) -> torch.Tensor:
         """Memory of its own, for as long as it takes to copy the rows together."""
-        return torch.empty(self.ranks * self.part, dtype=self.compute_dtype, device=self.device)
+        return torch.empty(self.num_ranks * self.shard_numel, dtype=self.compute_dtype, device=self.device)
 
-    def unpack(self, gathered: torch.Tensor) -> None:
+    def copy_out(self, gathered: torch.Tensor) -> None:
         """Copies each parameter's rows from all ranks together."""
-        whole = self.allocate()
+        whole = self.allocate_unsharded()
         for index, place in enumerate(self.places):
-            for source, target in self.cut(index, gathered, whole[place.start : place.end]):
+            for source, target in self.matching_views(index, gathered, whole[place.start : place.end]):
                 target.copy_(source)

@@ -1,11 +1,11 @@
-"""A unit's parameters as one flat tensor, of which each rank keeps one equal part.
+"""A unit's parameters as one flat tensor, of which each rank keeps one equal part, its shard.
 
     weight (2, 3)      bias (2,)   padding          3 ranks: 9 elements, 3 each
     w w w w w w        b b         0
     rank 0 | rank 1 |  rank 2      |
 
 The parameters are laid end to end and padded to a multiple of the ranks, so one all-gather brings all of them, straight
-into place, and one reduce-scatter takes all their gradients. A rank's part may begin and end in the middle of a matrix:
+into place, and one reduce-scatter takes all their gradients. A rank's shard may begin and end in the middle of a matrix:
 it is even to the element, whatever the shapes, and it is no matrix: the model holds a ShardedParameter of one dimension.
 What is laid together has one dtype and one requires_grad (a unit that mixes them has several flats).
 
@@ -30,9 +30,9 @@ def padded_size(elements: int, ranks: int) -> int:
     return -(-max(elements, 1) // ranks) * ranks
 
 
-def part_of(start: int, end: int, rank: int, part: int) -> tuple[int, int]:
+def local_range_of(start: int, end: int, rank: int, shard_numel: int) -> tuple[int, int]:
     """What rank `rank` keeps of the elements start..end of a flat in parts of `part`: (from, to) within its own part."""
-    low, high = rank * part, (rank + 1) * part
+    low, high = rank * shard_numel, (rank + 1) * shard_numel
     first, last = max(start, low), min(end, high)
     return (first - low, last - low) if first < last else (0, 0)
 
@@ -54,37 +54,37 @@ class FlatParameter(GatheredParameters):
             place = Place(name, parameter.shape, start, end, holders, parameter.requires_grad)
             self.places.append(place)
             start = end
-        self.elements = start
-        self.size_of_whole = padded_size(start, self.ranks)
-        self.part = self.reduced_part = self.size_of_whole // self.ranks
+        self.numel = start
+        self.unsharded_numel = padded_size(start, self.num_ranks)
+        self.shard_numel = self.trained_shard_numel = self.unsharded_numel // self.num_ranks
         self.first_elements = torch.tensor(
             [
-                r * self.part + part_of(p.start, p.end, r, self.part)[0]
+                r * self.shard_numel + local_range_of(p.start, p.end, r, self.shard_numel)[0]
                 for p in self.places
-                for r in range(p.start // self.part, -(-p.end // self.part))
+                for r in range(p.start // self.shard_numel, -(-p.end // self.shard_numel))
                 if p.shape.numel()
             ],
             dtype=torch.int64,
             device=self.device,
         )
 
-    def mine(self, index: int) -> tuple[int, int]:
+    def local_range(self, index: int) -> tuple[int, int]:
         """(from, to) within this rank's part; empty is (0, 0)."""
-        return part_of(self.places[index].start, self.places[index].end, self.rank, self.part)
+        return local_range_of(self.places[index].start, self.places[index].end, self.rank, self.shard_numel)
 
-    def cut(
-        self, index: int, laid: torch.Tensor, tensor: torch.Tensor
+    def matching_views(
+        self, index: int, all_shards: torch.Tensor, tensor: torch.Tensor
     ) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
         """One run of elements."""
-        return [(self.everywhere(index, laid).view(tensor.shape), tensor)]
+        return [(self.in_all_shards(index, all_shards).view(tensor.shape), tensor)]
 
-    def everywhere(self, index: int, laid: torch.Tensor) -> torch.Tensor:
+    def in_all_shards(self, index: int, all_shards: torch.Tensor) -> torch.Tensor:
         """Shape (elements of the parameter,)."""
-        return laid[self.places[index].start : self.places[index].end]
+        return all_shards[self.places[index].start : self.places[index].end]
 
     def clear_padding(self, gradients: torch.Tensor) -> None:
         """It lies at the end."""
-        gradients[self.elements :].fill_(-0.0)
+        gradients[self.numel :].fill_(-0.0)
 
     def make_parameter(self, index: int, run: torch.Tensor) -> nn.Parameter:
         """Shape (n,), where n may be 0."""
@@ -104,9 +104,9 @@ class FlatParameter(GatheredParameters):
         """All that it is."""
         return tensor
 
-    def room(self) -> torch.Tensor:
+    def all_gather_output(self) -> torch.Tensor:
         """The whole itself: what is gathered comes straight into place."""
-        return self.allocate()
+        return self.allocate_unsharded()
 
-    def unpack(self, gathered: torch.Tensor) -> None:
+    def copy_out(self, gathered: torch.Tensor) -> None:
         """It lies where it belongs."""

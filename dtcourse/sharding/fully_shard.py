@@ -84,5 +84,5 @@ class FSDPModule(ShardedModule):
     def _reshard_all(self) -> None:
         """What was gathered by unshard() is freed: a state is of the shards."""
         for unit in units_in(self):  # type: ignore[arg-type]
-            if unit.kept_by_user:
-                unit.free()
+            if unit.unsharded_by_user:
+                unit.reshard()

@@ -63,13 +63,13 @@ class FullyShardedDataParallel(ShardedModule):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backwards inside keep their gradients on the rank; the next one outside sends the sum."""
-        before = {unit: unit.sync for unit in units_of(self, True)}
+        before = {unit: unit.reduces_gradients for unit in units_of(self, True)}
         self.set_requires_gradient_sync(False)
         try:
             yield
         finally:
-            for unit, sync in before.items():
-                unit.sync = sync
+            for unit, reduces in before.items():
+                unit.reduces_gradients = reduces
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False

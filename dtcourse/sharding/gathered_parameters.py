@@ -1,8 +1,8 @@
 """Parameters of a unit that are gathered together: this rank's part of them, and all of them while they are whole.
 
-    part        what this rank keeps, shape (part,): goes into the all-gather as it lies
-    whole       the parameters end to end, shape (elements,) or a little more: the model's parameters are views into it
-    gradients   of all parameters, cut as the ranks keep them, shape (ranks * reduced_part,): goes into the reduce-scatter
+    shard       what this rank keeps, shape (shard_numel,): goes into the all-gather as it lies
+    unsharded   the parameters end to end, shape (unsharded_numel,): the model's parameters are views into it
+    gradients   of all parameters, cut as the ranks keep them, shape (num_ranks * trained_shard_numel,): goes into the reduce-scatter
 
 While the whole is not there, its storage is empty, and the model holds what this rank keeps in each parameter's place. How
 the parameters are cut is a layout: flat_parameter.py cuts all of them as one run, dtensor_parameters.py each by its rows.
@@ -40,9 +40,9 @@ class GatheredParameters:
 
     places: list[Place]
     sharded: Sequence[nn.Parameter]  # what the optimizer updates
-    part: int  # elements that this rank keeps, padding included
-    reduced_part: int  # of those, the elements that have gradients
-    size_of_whole: int  # elements of the whole, its padding included
+    shard_numel: int  # that this rank keeps, padding included
+    trained_shard_numel: int  # of those, the ones that have gradients
+    unsharded_numel: int  # of all parameters, padding included where the layout keeps it
     first_elements: torch.Tensor  # of each trained parameter in each rank's part of the gradients
 
     def __init__(
@@ -53,19 +53,19 @@ class GatheredParameters:
         reduce_dtype: torch.dtype | None,
         device: torch.device,
     ) -> None:
-        self.ranks, self.rank = dist.get_world_size(ranks.shard), dist.get_rank(ranks.shard)
+        self.num_ranks, self.rank = dist.get_world_size(ranks.shard), dist.get_rank(ranks.shard)
         self.mesh = ranks.mesh
         self.dtype, self.device = named[0][1].dtype, device
         floating = self.dtype.is_floating_point
         self.compute_dtype = (compute_dtype if floating else None) or self.dtype
         self.reduce_dtype = reduce_dtype or self.compute_dtype
         self.lay_out(named)
-        self.trains = sum(place.trains for place in self.places)
+        self.num_trained = sum(place.trains for place in self.places)
 
-        self.whole = torch.empty(self.size_of_whole, dtype=self.compute_dtype, device=device)
+        self.unsharded = torch.empty(self.unsharded_numel, dtype=self.compute_dtype, device=device)
         # The views are of another alias (.data), so that writing the whole again, with the same values, does not count as
         # a change of what autograd saved in forward.
-        same_memory = self.whole.data
+        same_memory = self.unsharded.data
         self.views = [
             nn.Parameter(same_memory[p.start : p.end].view(p.shape), requires_grad=p.trains)
             for p in self.places
@@ -74,7 +74,7 @@ class GatheredParameters:
             view.place = place  # type: ignore[attr-defined]
         self.gradients: torch.Tensor | None = None  # of all parameters, not yet sent
         self.arrived: set[int] = set()  # the places that have a gradient in there
-        self.free()
+        self.free_unsharded()
 
     # --- a layout says ----------------------------------------------------------------------------------------
 
@@ -87,20 +87,20 @@ class GatheredParameters:
         """Sets `places`, the sizes and `first_elements`."""
         raise NotImplementedError
 
-    def mine(self, index: int) -> tuple[int, int]:
+    def local_range(self, index: int) -> tuple[int, int]:
         """What this rank keeps of a parameter: (from, to) within its part."""
         raise NotImplementedError
 
-    def cut(
-        self, index: int, laid: torch.Tensor, tensor: torch.Tensor
+    def matching_views(
+        self, index: int, all_shards: torch.Tensor, tensor: torch.Tensor
     ) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
         """What lies where: pairs of the same elements, in all ranks' parts and in the parameter's own shape.
 
-        laid: all ranks' parts, one after the other;  tensor: shaped like the parameter. The pairs are views.
+        all_shards: all ranks' parts, one after the other;  tensor: shaped like the parameter. The pairs are views.
         """
         raise NotImplementedError
 
-    def everywhere(self, index: int, laid: torch.Tensor) -> torch.Tensor:
+    def in_all_shards(self, index: int, all_shards: torch.Tensor) -> torch.Tensor:
         """A parameter's elements in all ranks' parts."""
         raise NotImplementedError
 
@@ -120,30 +120,30 @@ class GatheredParameters:
         """This rank's elements of what the two above have made, a plain tensor of the same memory."""
         raise NotImplementedError
 
-    def room(self) -> torch.Tensor:
+    def all_gather_output(self) -> torch.Tensor:
         """Memory for all ranks' parts, one after the other, to be gathered into."""
         raise NotImplementedError
 
-    def unpack(self, gathered: torch.Tensor) -> None:
+    def copy_out(self, gathered: torch.Tensor) -> None:
         """All ranks' parts are there: makes them the whole."""
         raise NotImplementedError
 
-    # --- this rank's part -----------------------------------------------------------------------------------
+    # --- this rank's shard -----------------------------------------------------------------------------------
 
-    def pack(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    def cut_into_shards(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """Whole parameters, cut into all ranks' parts, and padded."""
-        laid = torch.zeros(self.ranks * self.part, dtype=self.dtype, device=self.device)
+        all_shards = torch.zeros(self.num_ranks * self.shard_numel, dtype=self.dtype, device=self.device)
         for index, parameter in enumerate(parameters):
-            for target, source in self.cut(index, laid, parameter.detach()):
+            for target, source in self.matching_views(index, all_shards, parameter.detach()):
                 target.copy_(source)
-        return laid
+        return all_shards
 
-    def keep(self, shard: torch.Tensor) -> None:
-        """Makes `shard`, shape (part,), this rank's part, and new sharded parameters of it."""
+    def set_shard(self, shard: torch.Tensor) -> None:
+        """Makes `shard`, shape (shard_numel,), this rank's part, and new sharded parameters of it."""
         self.shard = shard
         self.sharded = []
         for index in range(len(self.places)):
-            a, b = self.mine(index)
+            a, b = self.local_range(index)
             self.sharded.append(self.make_parameter(index, shard[a:b]))
         with torch.no_grad():
             self._addresses = [self.local(p).data_ptr() for p in self.sharded]
@@ -184,31 +184,31 @@ class GatheredParameters:
 
     # --- the whole --------------------------------------------------------------------------------------------
 
-    def allocate(self) -> torch.Tensor:
+    def allocate_unsharded(self) -> torch.Tensor:
         """Gives the whole its memory, and returns it to be written."""
-        self.whole.untyped_storage().resize_(self.size_of_whole * self.whole.element_size())
-        return self.whole
+        self.unsharded.untyped_storage().resize_(self.unsharded_numel * self.unsharded.element_size())
+        return self.unsharded
 
-    def free(self) -> None:
+    def free_unsharded(self) -> None:
         """Takes the whole's memory away. The views stay, and autograd's references to them, until it is gathered again."""
         for view in self.views:
             view.__class__ = FreedParameter
-        self.whole.untyped_storage().resize_(0)
+        self.unsharded.untyped_storage().resize_(0)
 
-    def show_whole(self) -> None:
+    def use_unsharded_views(self) -> None:
         """The model's parameters become the views into the whole."""
         for view, place in zip(self.views, self.places, strict=True):
             view.__class__ = nn.Parameter
             for module, attribute in place.holders:
                 own_parameters(module)[attribute] = view
 
-    def show_shard(self) -> None:
+    def use_sharded_views(self) -> None:
         """The model's parameters become this rank's part."""
         for parameter, place in zip(self.sharded, self.places, strict=True):
             for module, attribute in place.holders:
                 own_parameters(module)[attribute] = parameter
 
-    def rename(self, unit: str) -> None:
+    def set_name(self, unit: str) -> None:
         """The name of the unit, for errors."""
         for parameter in (*self.sharded, *self.views):
             parameter.unit_name = unit  # type: ignore[attr-defined]
@@ -237,8 +237,8 @@ class GatheredParameters:
                     f"the gradient of {place.name} is sparse; a shard is dense: use sparse=False"
                 )
             if self.gradients is None:
-                self.gradients = self._room_for_gradients()
-            for target, source in self.cut(index, self.gradients, gradient):
+                self.gradients = self._empty_gradients()
+            for target, source in self.matching_views(index, self.gradients, gradient):
                 if index in self.arrived:  # another micro-batch, not sent before
                     target.add_(source.to(target.dtype), alpha=scale)
                 elif source.dtype == target.dtype:
@@ -248,27 +248,27 @@ class GatheredParameters:
                     target.copy_(source).mul_(scale)
             self.arrived.add(index)
 
-    def _room_for_gradients(self) -> torch.Tensor:
-        size = self.ranks * self.reduced_part
+    def _empty_gradients(self) -> torch.Tensor:
+        size = self.num_ranks * self.trained_shard_numel
         return torch.empty(size, dtype=self.reduce_dtype, device=self.device)
 
     def take_gradients(self) -> tuple[torch.Tensor, set[int]]:
         """The gradients, -0 where none came, and the places that had one; the next backward starts anew."""
         gradients = self.gradients
         if gradients is None:
-            gradients = self._room_for_gradients()
+            gradients = self._empty_gradients()
         self.clear_padding(gradients)
         # A gradient that came may be -0 too; one element in each rank's part that is not says that it came.
         gradients[self.first_elements] += 0.0
         for index, place in enumerate(self.places):
             if place.trains and index not in self.arrived:
-                self.everywhere(index, gradients).fill_(-0.0)
+                self.in_all_shards(index, gradients).fill_(-0.0)
         arrived = self.arrived
         self.gradients, self.arrived = None, set()
         return gradients, arrived
 
-    def add_gradient(self, shard: torch.Tensor, arrived: set[int]) -> None:
-        """Adds this rank's part of the mean gradients, shape (reduced_part,), to the sharded parameters' .grad.
+    def add_to_gradients(self, shard: torch.Tensor, arrived: set[int]) -> None:
+        """Adds this rank's part of the mean gradients, shape (trained_shard_numel,), to the sharded parameters' .grad.
 
         A parameter that no rank's loss depends on keeps the gradient it had, None at first, as in one process.
         """
@@ -278,7 +278,7 @@ class GatheredParameters:
             for index, (place, parameter) in enumerate(zip(self.places, self.sharded, strict=True)):
                 if not place.trains:
                     continue
-                a, b = self.mine(index)
+                a, b = self.local_range(index)
                 mine = shard[a:b]
                 if index not in arrived and bool(((mine == 0) & mine.signbit()).all()):
                     continue

@@ -89,7 +89,7 @@ class Hooks:
             # A view that is changed in place gets another history, without its hook; that of its base goes on.
             bases = [b for b in map(base_of, results) if b is not None and b.grad_fn is not None]
             ancestors = self.schedule.running_ancestors(unit)
-            hook = partial(self._outputs_gradient_came, ancestors, unit.gathered)
+            hook = partial(self._outputs_gradient_came, ancestors, unit.gathered_versions)
             torch.autograd.graph.register_multi_grad_hook([*results, *bases], hook, mode="any")
         self.schedule.post_forward(unit, backward_will_come=bool(results), unseen=bool(closed))
         return output
@@ -106,7 +106,7 @@ class Hooks:
             )
         self.schedule.backward_reaches(self.unit, ancestors)
         self.schedule.pre_backward(self.unit)
-        if self.unit.gathered != of_forward:
+        if self.unit.gathered_versions != of_forward:
             raise RuntimeError(
                 f"the parameters of {name} have been changed between its forward and this backward (an optimizer's "
                 "step, a loaded state): gradients would be of neither model. Call backward first."

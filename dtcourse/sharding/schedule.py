@@ -67,7 +67,7 @@ class Schedule:
         names = {module: name for name, module in model.named_modules()}
         self.progress = {unit: Progress() for unit in self.units}
         for unit in self.units:
-            unit.rename(names[unit.module])
+            unit.set_name(names[unit.module])
             inside = set(unit.module.modules())
             for other in self.units:
                 if other is not unit and other.module in inside:
@@ -94,7 +94,7 @@ class Schedule:
     def pre_forward(self, unit: Unit) -> None:
         """A unit's forward begins: its parameters must be whole, and the next unit's come."""
         if in_backward():  # activations are computed again
-            unit.finish_gather()
+            unit.wait_for_unshard()
             return
         if not self._running:
             self._begin_forward()
@@ -104,16 +104,16 @@ class Schedule:
         self._forward_order.append(unit)
         order_is_known = self._forward_order == known_order[: place + 1]
         if self._next_unit is not None and self._next_unit is not unit:
-            self._next_unit.free()  # this forward took another way
+            self._next_unit.reshard()  # this forward took another way
         self._next_unit = None
-        unit.finish_gather()
+        unit.wait_for_unshard()
         if (
             order_is_known
             and place + 1 < len(known_order)
             and known_order[place + 1].state == SHARDED
         ):
             self._next_unit = known_order[place + 1]
-            self._next_unit.start_gather()
+            self._next_unit.unshard()
         self._computation_began(unit, "forward")
 
     def post_forward(self, unit: Unit, backward_will_come: bool, unseen: bool = False) -> None:
@@ -124,8 +124,8 @@ class Schedule:
         """
         self._computation_ended(unit, "forward")
         if in_backward():
-            if not (self.progress[unit].in_backward or unit.stays or unseen):
-                unit.free()
+            if not (self.progress[unit].in_backward or unit.keeps_unsharded or unseen):
+                unit.reshard()
             return
         if unit not in self._running:  # its gather failed
             return
@@ -134,9 +134,9 @@ class Schedule:
         if frees is None:  # PyTorch's default: the outermost unit is needed again at once
             frees = bool(self._running)
         if (frees and not unseen) or not torch.is_grad_enabled():
-            unit.free()
-        elif not unit.kept_by_user:
-            unit.hide()
+            unit.reshard()
+        elif not unit.unsharded_by_user:
+            unit.use_sharded_views()
         if unseen and torch.is_grad_enabled():
             self.progress[unit].has_unsent_gradients, self.progress[unit].tells_its_end = (
                 True,
@@ -152,7 +152,7 @@ class Schedule:
                 zip(self._post_forward_order[1:], self._post_forward_order, strict=False)
             )
             if self._next_unit is not None:
-                self._next_unit.free()
+                self._next_unit.reshard()
                 self._next_unit = None
 
     def _begin_forward(self) -> None:
@@ -165,12 +165,12 @@ class Schedule:
         )
         self._callback_queued = False
         for reduction in self._reductions:  # of a backward that failed half-way
-            reduction.finish_scatter()
+            reduction.wait_for_reduce_scatter()
         self._reductions.clear()
         for unit in self.units:
             self.progress[unit].in_backward = False
-            if not unit.kept_by_user:
-                unit.free()
+            if not unit.unsharded_by_user:
+                unit.reshard()
 
     def expect_backward(self, unit: Unit, tells_its_end: bool) -> None:
         """A forward of a unit has begun that may have a backward, which says when it has passed, or does not."""
@@ -215,7 +215,7 @@ class Schedule:
                 self.post_backward(other)
         self._passed_by_backward.clear()
         self._backward_begins(unit)
-        unit.finish_gather()
+        unit.wait_for_unshard()
         following = self._next_in_backward.get(unit)
         if following is not None and following.state == SHARDED:
             self._next_unit = following
@@ -235,7 +235,7 @@ class Schedule:
             return
         now.gradients_to_come -= 1
         if now.gradients_to_come == 0 and self._may_leave_early(unit):
-            unit.free()  # before its gradients take memory on their way
+            unit.reshard()  # before its gradients take memory on their way
             self.post_backward(unit)
 
     def _may_leave_early(self, unit: Unit) -> bool:
@@ -245,7 +245,7 @@ class Schedule:
         unit at the latest (backward_reaches): until then there must be no other collective, so no unit inside. A frozen parameter
         may be needed up to the unit's input; one with a gradient is not needed after it.
         """
-        through = not unit.freezes or unit in self._passed_by_backward
+        through = not unit.has_frozen or unit in self._passed_by_backward
         return self.progress[unit].is_innermost and self._last_backward_reached(unit) and through
 
     def _last_backward_reached(self, unit: Unit) -> bool:
@@ -268,12 +268,12 @@ class Schedule:
 
     def send_gradients(self, unit: Unit) -> None:
         """All of a unit's gradients are there: they leave, beside the backward of the other units."""
-        if unit.sync:
+        if unit.reduces_gradients:
             self.progress[unit].has_unsent_gradients = False
             for reduction in self._reductions:  # one unit's gradients at a time
-                reduction.finish_scatter()
+                reduction.wait_for_reduce_scatter()
         unit.pack_gradients()
-        if unit.sync:
+        if unit.reduces_gradients:
             self._reductions += unit.start_reduce()
 
     def post_backward(self, unit: Unit) -> None:
@@ -283,7 +283,7 @@ class Schedule:
             self.send_gradients(unit)
         now.in_backward = False
         self._computation_ended(unit, "backward")
-        unit.free()
+        unit.reshard()
         self._prefetch()
 
     def in_backward(self, unit: Unit) -> bool:
@@ -293,7 +293,7 @@ class Schedule:
     def _backward_begins(self, unit: Unit) -> None:
         now = self.progress[unit]
         if not now.in_backward:
-            now.in_backward, now.gradients_to_come = True, unit.trains
+            now.in_backward, now.gradients_to_come = True, unit.num_trained
             now.backward_pass, now.has_unsent_gradients = backward_pass(), True
 
     def _inner_first(self, units: Iterable[Unit]) -> list[Unit]:
@@ -313,22 +313,22 @@ class Schedule:
             return
         beside = [
             other for other in self.units
-            if other.state != SHARDED and other not in self.progress[unit].ancestors and not other.stays and other.groups
+            if other.state != SHARDED and other not in self.progress[unit].ancestors and not other.keeps_unsharded and other.groups
         ]  # fmt: skip
         if len(beside) < 2:
-            unit.start_gather()
+            unit.unshard()
             self._next_unit = None
 
     def _finish_backward(self) -> None:
         """Backward is over: whatever has not left yet leaves now; wait for all of it."""
         self._callback_queued, self._next_unit, self._passed_by_backward = False, None, []
         for unit in self.units:
-            if not unit.kept_by_user:
-                unit.free()  # before gradients on their way take memory
+            if not unit.unsharded_by_user:
+                unit.reshard()  # before gradients on their way take memory
         for unit in self._inner_first(self.units):
             if self.progress[unit].in_backward:
                 self.post_backward(unit)
-            elif unit.sync and self.progress[unit].has_unsent_gradients:
+            elif unit.reduces_gradients and self.progress[unit].has_unsent_gradients:
                 # By an unseen result, or from an earlier micro-batch: here or on another rank.
                 self.send_gradients(unit)
         for reduction in self._reductions:

@@ -91,19 +91,19 @@ class ShardedModule(AsksBeforeConversion):
 
     def unshard(self) -> None:
         """Gathers this module's own parameters (not those of inner units), until reshard() or its next forward."""
-        self._fsdp.finish_gather()
-        self._fsdp.kept_by_user = True
+        self._fsdp.wait_for_unshard()
+        self._fsdp.unsharded_by_user = True
 
     def reshard(self) -> None:
         """Frees them again."""
-        self._fsdp.free()
+        self._fsdp.reshard()
 
     def set_requires_gradient_sync(
         self, requires_gradient_sync: bool, *, recurse: bool = True
     ) -> None:
         """False: backwards keep whole gradients on the rank, n elements of them; the next True one sends their sum."""
         for unit in units_of(self, recurse):
-            unit.sync = requires_gradient_sync
+            unit.reduces_gradients = requires_gradient_sync
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
         """Changes what was said to fully_shard."""

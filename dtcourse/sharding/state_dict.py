@@ -43,7 +43,7 @@ class Entry(NamedTuple):
         """The first of the parameter's elements that this rank keeps."""
         if self.flat is None or self.place is None:
             return 0
-        return max(self.flat.rank * self.flat.part - self.place.start, 0)
+        return max(self.flat.rank * self.flat.shard_numel - self.place.start, 0)
 
     def kept_of(self, whole: torch.Tensor) -> torch.Tensor:
         """What this rank keeps of something in the whole parameter's shape."""
@@ -111,12 +111,12 @@ def gather_flats(
         parts = [part(entry) for entry in group]
         present = on_any_rank([p is not None for p in parts], unit.ranks.shard, unit.device)
         dtype = next((p.dtype for p in parts if p is not None), flat.dtype)
-        mine = torch.zeros(flat.part, dtype=dtype, device=unit.device)
+        mine = torch.zeros(flat.shard_numel, dtype=dtype, device=unit.device)
         for index, piece in enumerate(parts):
-            a, b = flat.mine(index)
+            a, b = flat.local_range(index)
             if piece is not None:
                 mine[a:b].copy_(piece)
-        whole = torch.empty(flat.size_of_whole, dtype=dtype, device=mine.device)
+        whole = torch.empty(flat.unsharded_numel, dtype=dtype, device=mine.device)
         all_gather_single(whole, mine, group=unit.ranks.shard)
         for entry, place, exists in zip(group, flat.places, present, strict=True):
             if exists and wanted:

@@ -1,10 +1,10 @@
 """A unit: the parameters of one module that are gathered, freed and reduced together.
 
-    SHARDED  --start_gather-->  GATHERING  --finish_gather-->  WHOLE  --free-->  SHARDED
+    SHARDED  --unshard-->  UNSHARDING  --wait_for_unshard-->  UNSHARDED  --reshard-->  SHARDED
 
-Both transfers are asynchronous. start_gather gives the whole its memory and starts an all-gather; whoever needs the
-parameters calls finish_gather, which waits for what is still missing. start_reduce starts the reduce-scatter of the
-gradients; finish_reduce waits, and adds this rank's part of the mean to the shards' .grad. With hybrid sharding the
+Both transfers are asynchronous. unshard gives the whole its memory and starts an all-gather; whoever needs the
+parameters calls wait_for_unshard, which waits for what is still missing. start_reduce starts the reduce-scatter of the
+gradients; its finish() waits, and adds this rank's shard of the mean to the parameters' .grad. With hybrid sharding the
 part is then all-reduced among the ranks that hold the same one, which is asynchronous as well.
 
 When to call what is schedule.py's business. Bytes: a gather and a reduce-scatter each send (p - 1) parts of n / p elements.
@@ -24,7 +24,7 @@ from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
 from dtcourse.sharding.policies import MixedPrecisionPolicy, Ranks, is_offload
 from dtcourse.torch_private import all_gather_single, reduce_scatter_single
 
-SHARDED, GATHERING, WHOLE = "sharded", "gathering", "whole"
+SHARDED, UNSHARDING, UNSHARDED = "sharded", "unsharding", "unsharded"
 
 
 class Unit:
@@ -47,7 +47,7 @@ class Unit:
         self.module, self.ranks, self.mp_policy = module, ranks, mp_policy
         self.name = type(module).__name__  # until the root is known: schedule.py
         self.reshard_after_forward = reshard_after_forward
-        self.sync = True  # whether the next backward sends its gradients
+        self.reduces_gradients = True  # whether the next backward sends its gradients
         self.device = device.current()
         self.offloaded = is_offload(offload_policy)
         self.pinned = self.offloaded and offload_policy.pin_memory and device.is_gpu(self.device)
@@ -59,27 +59,27 @@ class Unit:
         for alike in by_kind.values():
             group = layout(alike, ranks, *dtypes, self.device)
             originals = {name: parameter for name, parameter, _ in alike}
-            group.keep(self._from_rank_0(group, [originals[p.name] for p in group.places]))
-            group.show_shard()
+            group.set_shard(self._from_rank_0(group, [originals[p.name] for p in group.places]))
+            group.use_sharded_views()
             self.groups.append(group)
 
-        self.trains = sum(group.trains for group in self.groups)
-        self.freezes = any(not place.trains for group in self.groups for place in group.places)
+        self.num_trained = sum(group.num_trained for group in self.groups)
+        self.has_frozen = any(not place.trains for group in self.groups for place in group.places)
 
         self.state = SHARDED
-        self.kept_by_user = False  # gathered by unshard(): only the user, or a forward, frees it
-        self._arriving: list[tuple[GatheredParameters, Any, torch.Tensor, torch.Tensor]] = []
-        self.gathered: list[int] = []  # which versions of the shards are, or were last, the whole
+        self.unsharded_by_user = False  # gathered by unshard(): only the user, or a forward, frees it
+        self._all_gathers: list[tuple[GatheredParameters, Any, torch.Tensor, torch.Tensor]] = []
+        self.gathered_versions: list[int] = []  # which versions of the shards are, or were last, the whole
 
     def _from_rank_0(
         self, group: GatheredParameters, parameters: Sequence[torch.Tensor]
     ) -> torch.Tensor:
         """This rank's part of the first rank's parameters: every rank starts as that one did."""
-        shard = torch.empty(group.part, dtype=group.dtype, device=self.device)
-        parts = None
+        shard = torch.empty(group.shard_numel, dtype=group.dtype, device=self.device)
+        shards = None
         if dist.get_rank(self.ranks.shard) == 0:
-            parts = list(group.pack(parameters).split(group.part))
-        dist.scatter(shard, parts, group=self.ranks.shard, group_src=0)
+            shards = list(group.cut_into_shards(parameters).split(group.shard_numel))
+        dist.scatter(shard, shards, group=self.ranks.shard, group_src=0)
         if self.ranks.replicate is not None:
             dist.broadcast(shard, group=self.ranks.replicate, group_src=0)
         if self.offloaded:
@@ -87,76 +87,76 @@ class Unit:
             return host.copy_(shard)
         return shard
 
-    def rename(self, name: str) -> None:
+    def set_name(self, name: str) -> None:
         """The name of the unit in its model, for events and errors."""
         self.name = name or self.name
         for group in self.groups:
-            group.rename(self.name)
+            group.set_name(self.name)
 
     @property
-    def stays(self) -> bool:
+    def keeps_unsharded(self) -> bool:
         """Whether it is gathered from forward to backward."""
         return self.reshard_after_forward is False
 
     @property
-    def whole_bytes(self) -> int:
+    def unsharded_bytes(self) -> int:
         """Bytes of the gathered parameters, padding included where they keep it."""
-        return sum(group.size_of_whole * group.compute_dtype.itemsize for group in self.groups)
+        return sum(group.unsharded_numel * group.compute_dtype.itemsize for group in self.groups)
 
     # --- parameters -------------------------------------------------------------------------------------------
 
-    def start_gather(self) -> None:
+    def unshard(self) -> None:
         """Starts to bring the parameters together; does nothing where they are, or are on their way."""
         if self.state != SHARDED:
             return
-        self.state = GATHERING
-        self.gathered = [group.version() for group in self.groups]
+        self.state = UNSHARDING
+        self.gathered_versions = [group.version() for group in self.groups]
         if self.groups:
-            events.instant(f"gather {self.name}", "memory", bytes=self.whole_bytes)
+            events.instant(f"gather {self.name}", "memory", bytes=self.unsharded_bytes)
         with torch.no_grad():
             for group in self.groups:
                 group.check(self.name)
                 # A copy where storage and computation differ in dtype or device; the shard itself where not.
-                part = group.shard.to(self.device, group.compute_dtype, non_blocking=self.pinned)
-                room = group.room()
-                work = all_gather_single(room, part, group=self.ranks.shard, async_op=True)
-                self._arriving.append((group, work, part, room))
+                shard = group.shard.to(self.device, group.compute_dtype, non_blocking=self.pinned)
+                output = group.all_gather_output()
+                work = all_gather_single(output, shard, group=self.ranks.shard, async_op=True)
+                self._all_gathers.append((group, work, shard, output))
 
-    def finish_gather(self) -> None:
+    def wait_for_unshard(self) -> None:
         """Waits until the parameters are whole, and puts them into the module."""
-        self.start_gather()
-        if self._arriving:
+        self.unshard()
+        if self._all_gathers:
             with events.span(f"wait for {self.name}", "wait"):
-                for _, work, *_ in self._arriving:
+                for _, work, *_ in self._all_gathers:
                     work.wait()
         with torch.no_grad():
-            for group, _, _, room in self._arriving:
-                group.unpack(room)
-        self._arriving.clear()
+            for group, _, _, output in self._all_gathers:
+                group.copy_out(output)
+        self._all_gathers.clear()
         for group in self.groups:
-            group.show_whole()
-        self.state = WHOLE
+            group.use_unsharded_views()
+        self.state = UNSHARDED
 
-    def hide(self) -> None:
+    def use_sharded_views(self) -> None:
         """Puts the shards back into the module while the whole stays in memory, for backward.
 
         Between forward and backward, model.parameters() are then what an optimizer and zero_grad() are meant to see.
         """
         for group in self.groups:
-            group.show_shard()
+            group.use_sharded_views()
 
-    def free(self) -> None:
+    def reshard(self) -> None:
         """Puts the shards back into the module, and gives the memory of the whole back."""
-        self.kept_by_user = False
+        self.unsharded_by_user = False
         if self.state == SHARDED:
             return
-        self.finish_gather()  # what is under way must have landed before its memory goes
+        self.wait_for_unshard()  # what is under way must have landed before its memory goes
         for group in self.groups:
-            group.show_shard()
-            group.free()
+            group.use_sharded_views()
+            group.free_unsharded()
         self.state = SHARDED
         if self.groups:
-            events.instant(f"free {self.name}", "memory", bytes=self.whole_bytes)
+            events.instant(f"free {self.name}", "memory", bytes=self.unsharded_bytes)
 
     # --- gradients --------------------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class Unit:
 
     def start_reduce(self) -> list[Reduction]:
         """Starts to sum the gradients over the ranks. They leave this unit: the next backward finds it empty."""
-        trained = [group for group in self.groups if group.trains]
+        trained = [group for group in self.groups if group.num_trained]
         return [Reduction(group, self.ranks, self.name) for group in trained]
 
 
@@ -178,14 +178,14 @@ def units_in(module: nn.Module) -> list[Unit]:
 
 
 class Reduction:
-    """The mean gradients of what is gathered together, on their way to the ranks' parts."""
+    """The mean gradients of what is gathered together, on their way to the ranks' shards."""
 
     def __init__(self, parameters: GatheredParameters, ranks: Ranks, name: str) -> None:
         self.parameters, self.ranks, self.name = parameters, ranks, name
         gradients, self.arrived = parameters.take_gradients()
         self._gradients: torch.Tensor | None = gradients  # must live until it is sent
-        self.part = gradients.new_empty(parameters.reduced_part)
-        self._work = reduce_scatter_single(self.part, gradients, group=ranks.shard, async_op=True)
+        self.shard = gradients.new_empty(parameters.trained_shard_numel)
+        self._work = reduce_scatter_single(self.shard, gradients, group=ranks.shard, async_op=True)
 
     def release_early(self) -> None:
         """Frees the whole gradients if they have been sent by now.
@@ -193,9 +193,9 @@ class Reduction:
         Not where an all-reduce would follow: when this rank looks is chance, and ranks must call collectives in one order.
         """
         if self.ranks.replicate is None and self._work is not None and self._work.is_completed():
-            self.finish_scatter()
+            self.wait_for_reduce_scatter()
 
-    def finish_scatter(self) -> None:
+    def wait_for_reduce_scatter(self) -> None:
         """Waits for the reduce-scatter and frees the whole gradients; starts the all-reduce across, if there is one."""
         if self._gradients is None:
             return
@@ -204,12 +204,12 @@ class Reduction:
         self._gradients = None
         self._work = None
         if self.ranks.replicate is not None:
-            self._work = dist.all_reduce(self.part, group=self.ranks.replicate, async_op=True)
+            self._work = dist.all_reduce(self.shard, group=self.ranks.replicate, async_op=True)
 
     def finish(self) -> None:
         """Waits for all of it, and adds the part to the shards' .grad."""
-        self.finish_scatter()
+        self.wait_for_reduce_scatter()
         if self._work is not None:
             self._work.wait()
         with torch.no_grad():
-            self.parameters.add_gradient(self.part, self.arrived)
+            self.parameters.add_to_gradients(self.shard, self.arrived)

@@ -280,7 +280,7 @@ def timed(shard, blocking, count=4):
 
         def start_and_wait(self, *args):
             begin(self, *args)
-            self.finish_scatter()
+            self.wait_for_reduce_scatter()
 
         Reduction.__init__ = start_and_wait
     torch.manual_seed(0)

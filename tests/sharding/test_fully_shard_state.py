@@ -34,7 +34,7 @@ from dtcourse.sharding import (
     fully_shard,
     load_full_state_dict,
 )
-from dtcourse.sharding.flat_parameter import padded_size, part_of
+from dtcourse.sharding.flat_parameter import padded_size, local_range_of
 from dtcourse.verify import CASES, compare
 
 # --- layout -----------------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ def test_every_element_is_kept_by_one_rank(sizes, ranks):
     assert part * ranks - max(sum(sizes), 1) < ranks, "no more padding than needed"
     start = 0
     for size in sizes:
-        kept = [part_of(start, start + size, rank, part) for rank in range(ranks)]
+        kept = [local_range_of(start, start + size, rank, part) for rank in range(ranks)]
         assert all(0 <= a <= b <= part for a, b in kept)
         elements = [rank * part + i for rank, (a, b) in enumerate(kept) for i in range(a, b)]
         assert elements == list(range(start, start + size))

@@ -155,11 +155,15 @@ class DTensorParameters(GatheredParameters):
 
     def all_gather_output(self) -> torch.Tensor:
         """Memory of its own, for as long as it takes to copy the rows together."""
-        return torch.empty(self.num_ranks * self.shard_numel, dtype=self.compute_dtype, device=self.device)
+        return torch.empty(
+            self.num_ranks * self.shard_numel, dtype=self.compute_dtype, device=self.device
+        )
 
     def copy_out(self, gathered: torch.Tensor) -> None:
         """Copies each parameter's rows from all ranks together."""
         whole = self.allocate_unsharded()
         for index, place in enumerate(self.places):
-            for source, target in self.matching_views(index, gathered, whole[place.start : place.end]):
+            for source, target in self.matching_views(
+                index, gathered, whole[place.start : place.end]
+            ):
                 target.copy_(source)

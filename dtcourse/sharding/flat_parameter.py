@@ -70,7 +70,9 @@ class FlatParameter(GatheredParameters):
 
     def local_range(self, index: int) -> tuple[int, int]:
         """(from, to) within this rank's part; empty is (0, 0)."""
-        return local_range_of(self.places[index].start, self.places[index].end, self.rank, self.shard_numel)
+        return local_range_of(
+            self.places[index].start, self.places[index].end, self.rank, self.shard_numel
+        )
 
     def matching_views(
         self, index: int, all_shards: torch.Tensor, tensor: torch.Tensor

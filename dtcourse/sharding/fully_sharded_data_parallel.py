@@ -80,8 +80,13 @@ class FullyShardedDataParallel(ShardedModule):
         """
         spreads = [
             Spread(
-                [p.grad for group in unit.groups for p in group.sharded if p.grad is not None],
-                (unit.ranks.shard,),
+                [
+                    p.grad
+                    for group in unit.param_groups
+                    for p in group.sharded
+                    if p.grad is not None
+                ],
+                (unit.shard_groups.shard,),
                 unit.device,
             )
             for unit in units_of(self, True)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtcourse.sharding.policies import Ranks
+from dtcourse.sharding.policies import ShardGroups
 from dtcourse.sharding.sharded_parameter import FreedParameter, Place
 from dtcourse.torch_private import as_plain_tensors, gradient_hooks, own_parameters, version_of
 
@@ -33,7 +33,7 @@ class GatheredParameters:
     """Parameters of one dtype, in one all-gather and one reduce-scatter.
 
     named:   the parameters with the names and holders that their places get
-    ranks:   that share them out
+    shard_groups: the ranks that share them out
     compute_dtype: what the whole is gathered and computed in
     device:  where the whole is
     """
@@ -48,13 +48,16 @@ class GatheredParameters:
     def __init__(
         self,
         named: Sequence[Named],
-        ranks: Ranks,
+        shard_groups: ShardGroups,
         compute_dtype: torch.dtype | None,
         reduce_dtype: torch.dtype | None,
         device: torch.device,
     ) -> None:
-        self.num_ranks, self.rank = dist.get_world_size(ranks.shard), dist.get_rank(ranks.shard)
-        self.mesh = ranks.mesh
+        self.num_ranks, self.rank = (
+            dist.get_world_size(shard_groups.shard),
+            dist.get_rank(shard_groups.shard),
+        )
+        self.mesh = shard_groups.mesh
         self.dtype, self.device = named[0][1].dtype, device
         floating = self.dtype.is_floating_point
         self.compute_dtype = (compute_dtype if floating else None) or self.dtype
@@ -132,7 +135,9 @@ class GatheredParameters:
 
     def cut_into_shards(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """Whole parameters, cut into all ranks' parts, and padded."""
-        all_shards = torch.zeros(self.num_ranks * self.shard_numel, dtype=self.dtype, device=self.device)
+        all_shards = torch.zeros(
+            self.num_ranks * self.shard_numel, dtype=self.dtype, device=self.device
+        )
         for index, parameter in enumerate(parameters):
             for target, source in self.matching_views(index, all_shards, parameter.detach()):
                 target.copy_(source)
@@ -186,7 +191,9 @@ class GatheredParameters:
 
     def allocate_unsharded(self) -> torch.Tensor:
         """Gives the whole its memory, and returns it to be written."""
-        self.unsharded.untyped_storage().resize_(self.unsharded_numel * self.unsharded.element_size())
+        self.unsharded.untyped_storage().resize_(
+            self.unsharded_numel * self.unsharded.element_size()
+        )
         return self.unsharded
 
     def free_unsharded(self) -> None:

@@ -37,7 +37,7 @@ class Hooks:
         self._left: list[
             list[Left]
         ] = []  # by the forwards that are running: a module may call itself
-        for group in unit.groups:
+        for group in unit.param_groups:
             group.on_gradient(self._gradient_is_ready)
         module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._after_forward, always_call=True)

@@ -43,11 +43,11 @@ class CPUOffloadPolicy(OffloadPolicy):
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """Who shares the shards out, and who holds the same ones.
+class ShardGroups:
+    """The process groups of sharding: who shares a model out, and who holds the same shards.
 
     shard:     the group over which parameters are cut into parts
-    replicate: the group of ranks that hold the same part (hybrid sharding), or None
+    replicate: the group of ranks that hold the same shards (hybrid sharding), or None
     """
 
     shard: Any
@@ -55,13 +55,13 @@ class Ranks:
     mesh: DeviceMesh | None = None
 
     @property
-    def size(self) -> int:
+    def num_ranks(self) -> int:
         """All ranks over which gradients are averaged."""
         copies = dist.get_world_size(self.replicate) if self.replicate is not None else 1
         return dist.get_world_size(self.shard) * copies
 
 
-def ranks_of(mesh: DeviceMesh | None) -> Ranks:
+def shard_groups_of(mesh: DeviceMesh | None) -> ShardGroups:
     """The groups of a mesh: one axis (shard), or two (replicate, shard); None is all ranks.
 
     Raises ValueError for another number of axes, or where this rank is not in the mesh.
@@ -71,7 +71,7 @@ def ranks_of(mesh: DeviceMesh | None) -> Ranks:
             raise ValueError(
                 "sharding needs a process group: call it in a rank, under launch or torchrun"
             )
-        return Ranks(dist.group.WORLD)
+        return ShardGroups(dist.group.WORLD)
     if mesh.ndim not in (1, 2):
         raise ValueError(
             f"sharding takes a mesh of one axis (shard) or two (replicate, shard); this one has {mesh.ndim}: "
@@ -80,8 +80,8 @@ def ranks_of(mesh: DeviceMesh | None) -> Ranks:
     if mesh.get_coordinate() is None:
         raise ValueError(f"rank {dist.get_rank()} is not in the mesh {mesh}")
     if mesh.ndim == 1:
-        return Ranks(mesh.get_group(0), None, mesh)
-    return Ranks(mesh.get_group(1), mesh.get_group(0), mesh)
+        return ShardGroups(mesh.get_group(0), None, mesh)
+    return ShardGroups(mesh.get_group(1), mesh.get_group(0), mesh)
 
 
 def is_offload(policy: Any) -> bool:

@@ -313,7 +313,7 @@ class Schedule:
             return
         beside = [
             other for other in self.units
-            if other.state != SHARDED and other not in self.progress[unit].ancestors and not other.keeps_unsharded and other.groups
+            if other.state != SHARDED and other not in self.progress[unit].ancestors and not other.keeps_unsharded and other.param_groups
         ]  # fmt: skip
         if len(beside) < 2:
             unit.unshard()

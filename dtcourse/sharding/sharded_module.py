@@ -19,7 +19,12 @@ from dtcourse import device
 from dtcourse.parameters.replicas import check_same_on_all_ranks
 from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
 from dtcourse.sharding.hooks import Hooks
-from dtcourse.sharding.policies import MixedPrecisionPolicy, OffloadPolicy, Ranks, ranks_of
+from dtcourse.sharding.policies import (
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    ShardGroups,
+    shard_groups_of,
+)
 from dtcourse.sharding.sharded_parameter import ShardedParameter
 from dtcourse.sharding.stale import retire
 from dtcourse.sharding.unit import Unit, units_in
@@ -58,21 +63,21 @@ def shard_module(
         raise ValueError(
             f"reshard_after_forward is True, False or None; got {reshard_after_forward!r}"
         )
-    ranks = ranks_of(mesh)
+    shard_groups = shard_groups_of(mesh)
     mine = _modules_of_unit(module)
     named = _parameters_of(mine)
-    for group in filter(None, (ranks.shard, ranks.replicate)):
+    for group in filter(None, (shard_groups.shard, shard_groups.replicate)):
         held = [(name, parameter) for name, parameter, _ in named]
         check_same_on_all_ranks(
             held, group, "shard different modules", "shard them in the same order"
         )
-    originals = materialise(named, mine, device.current(), first=_is_first(ranks))
-    share_buffers(mine.values(), ranks, device.current())
+    originals = materialise(named, mine, device.current(), first=_is_first(shard_groups))
+    share_buffers(mine.values(), shard_groups, device.current())
     unit = Unit(
         module,
         originals,
         layout,
-        ranks,
+        shard_groups,
         reshard_after_forward,
         mp_policy or MixedPrecisionPolicy(),
         offload_policy or OffloadPolicy(),
@@ -113,7 +118,7 @@ class ShardedModule(AsksBeforeConversion):
     def before_conversion(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool) -> None:
         """What model.to(...) and .half() ask first: fine where it changes nothing."""
         for unit in units_of(self, recurse):
-            for group in unit.groups:
+            for group in unit.param_groups:
                 probe = group.shard[:0]
                 after = fn(probe)
                 if (after.dtype, after.device) != (probe.dtype, probe.device):
@@ -180,9 +185,9 @@ def _parameters_of(modules: dict[str, nn.Module]) -> list[Named]:
     return [(names[p], p, tuple(places)) for p, places in holders.items()]
 
 
-def _is_first(ranks: Ranks) -> bool:
+def _is_first(shard_groups: ShardGroups) -> bool:
     """Whether this rank's values are the ones that all take."""
-    return dist.get_rank(ranks.shard) == 0
+    return dist.get_rank(shard_groups.shard) == 0
 
 
 def _become(module: nn.Module, methods: type[ShardedModule], unit: Unit) -> None:

@@ -71,7 +71,7 @@ def entries(model: nn.Module) -> list[Entry]:
     if not units:
         raise ValueError(f"{type(model).__name__} is not sharded: apply fully_shard to it first")
     for unit in units:
-        for group in unit.groups:
+        for group in unit.param_groups:
             for place, parameter in zip(group.places, group.sharded, strict=True):
                 entry = Entry(names(place.holders), parameter, place.shape)
                 if isinstance(group, FlatParameter):
@@ -109,7 +109,7 @@ def gather_flats(
             by_flat.setdefault((entry.unit, entry.flat), []).append(entry)
     for (unit, flat), group in by_flat.items():
         parts = [part(entry) for entry in group]
-        present = on_any_rank([p is not None for p in parts], unit.ranks.shard, unit.device)
+        present = on_any_rank([p is not None for p in parts], unit.shard_groups.shard, unit.device)
         dtype = next((p.dtype for p in parts if p is not None), flat.dtype)
         mine = torch.zeros(flat.shard_numel, dtype=dtype, device=unit.device)
         for index, piece in enumerate(parts):
@@ -117,7 +117,7 @@ def gather_flats(
             if piece is not None:
                 mine[a:b].copy_(piece)
         whole = torch.empty(flat.unsharded_numel, dtype=dtype, device=mine.device)
-        all_gather_single(whole, mine, group=unit.ranks.shard)
+        all_gather_single(whole, mine, group=unit.shard_groups.shard)
         for entry, place, exists in zip(group, flat.places, present, strict=True):
             if exists and wanted:
                 yield entry, whole[place.start : place.end].view(place.shape).cpu().clone()

@@ -21,7 +21,7 @@ from torch import nn
 
 from dtcourse import device, events
 from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
-from dtcourse.sharding.policies import MixedPrecisionPolicy, Ranks, is_offload
+from dtcourse.sharding.policies import MixedPrecisionPolicy, ShardGroups, is_offload
 from dtcourse.torch_private import all_gather_single, reduce_scatter_single
 
 SHARDED, UNSHARDING, UNSHARDED = "sharded", "unsharding", "unsharded"
@@ -39,12 +39,12 @@ class Unit:
         module: nn.Module,
         named: Sequence[Named],
         layout: type[GatheredParameters],
-        ranks: Ranks,
+        shard_groups: ShardGroups,
         reshard_after_forward: bool | None,
         mp_policy: MixedPrecisionPolicy,
         offload_policy: Any,
     ) -> None:
-        self.module, self.ranks, self.mp_policy = module, ranks, mp_policy
+        self.module, self.shard_groups, self.mp_policy = module, shard_groups, mp_policy
         self.name = type(module).__name__  # until the root is known: schedule.py
         self.reshard_after_forward = reshard_after_forward
         self.reduces_gradients = True  # whether the next backward sends its gradients
@@ -55,21 +55,27 @@ class Unit:
         for item in named:
             by_kind.setdefault(layout.kind(item[1]), []).append(item)
         dtypes = mp_policy.param_dtype, mp_policy.reduce_dtype
-        self.groups: list[GatheredParameters] = []
+        self.param_groups: list[GatheredParameters] = []
         for alike in by_kind.values():
-            group = layout(alike, ranks, *dtypes, self.device)
+            group = layout(alike, shard_groups, *dtypes, self.device)
             originals = {name: parameter for name, parameter, _ in alike}
             group.set_shard(self._from_rank_0(group, [originals[p.name] for p in group.places]))
             group.use_sharded_views()
-            self.groups.append(group)
+            self.param_groups.append(group)
 
-        self.num_trained = sum(group.num_trained for group in self.groups)
-        self.has_frozen = any(not place.trains for group in self.groups for place in group.places)
+        self.num_trained = sum(group.num_trained for group in self.param_groups)
+        self.has_frozen = any(
+            not place.trains for group in self.param_groups for place in group.places
+        )
 
         self.state = SHARDED
-        self.unsharded_by_user = False  # gathered by unshard(): only the user, or a forward, frees it
+        self.unsharded_by_user = (
+            False  # gathered by unshard(): only the user, or a forward, frees it
+        )
         self._all_gathers: list[tuple[GatheredParameters, Any, torch.Tensor, torch.Tensor]] = []
-        self.gathered_versions: list[int] = []  # which versions of the shards are, or were last, the whole
+        self.gathered_versions: list[
+            int
+        ] = []  # which versions of the shards are, or were last, the whole
 
     def _from_rank_0(
         self, group: GatheredParameters, parameters: Sequence[torch.Tensor]
@@ -77,11 +83,11 @@ class Unit:
         """This rank's part of the first rank's parameters: every rank starts as that one did."""
         shard = torch.empty(group.shard_numel, dtype=group.dtype, device=self.device)
         shards = None
-        if dist.get_rank(self.ranks.shard) == 0:
+        if dist.get_rank(self.shard_groups.shard) == 0:
             shards = list(group.cut_into_shards(parameters).split(group.shard_numel))
-        dist.scatter(shard, shards, group=self.ranks.shard, group_src=0)
-        if self.ranks.replicate is not None:
-            dist.broadcast(shard, group=self.ranks.replicate, group_src=0)
+        dist.scatter(shard, shards, group=self.shard_groups.shard, group_src=0)
+        if self.shard_groups.replicate is not None:
+            dist.broadcast(shard, group=self.shard_groups.replicate, group_src=0)
         if self.offloaded:
             host = torch.empty(shard.shape, dtype=shard.dtype, pin_memory=self.pinned)
             return host.copy_(shard)
@@ -90,7 +96,7 @@ class Unit:
     def set_name(self, name: str) -> None:
         """The name of the unit in its model, for events and errors."""
         self.name = name or self.name
-        for group in self.groups:
+        for group in self.param_groups:
             group.set_name(self.name)
 
     @property
@@ -101,7 +107,9 @@ class Unit:
     @property
     def unsharded_bytes(self) -> int:
         """Bytes of the gathered parameters, padding included where they keep it."""
-        return sum(group.unsharded_numel * group.compute_dtype.itemsize for group in self.groups)
+        return sum(
+            group.unsharded_numel * group.compute_dtype.itemsize for group in self.param_groups
+        )
 
     # --- parameters -------------------------------------------------------------------------------------------
 
@@ -110,16 +118,18 @@ class Unit:
         if self.state != SHARDED:
             return
         self.state = UNSHARDING
-        self.gathered_versions = [group.version() for group in self.groups]
-        if self.groups:
+        self.gathered_versions = [group.version() for group in self.param_groups]
+        if self.param_groups:
             events.instant(f"gather {self.name}", "memory", bytes=self.unsharded_bytes)
         with torch.no_grad():
-            for group in self.groups:
+            for group in self.param_groups:
                 group.check(self.name)
                 # A copy where storage and computation differ in dtype or device; the shard itself where not.
                 shard = group.shard.to(self.device, group.compute_dtype, non_blocking=self.pinned)
                 output = group.all_gather_output()
-                work = all_gather_single(output, shard, group=self.ranks.shard, async_op=True)
+                work = all_gather_single(
+                    output, shard, group=self.shard_groups.shard, async_op=True
+                )
                 self._all_gathers.append((group, work, shard, output))
 
     def wait_for_unshard(self) -> None:
@@ -133,7 +143,7 @@ class Unit:
             for group, _, _, output in self._all_gathers:
                 group.copy_out(output)
         self._all_gathers.clear()
-        for group in self.groups:
+        for group in self.param_groups:
             group.use_unsharded_views()
         self.state = UNSHARDED
 
@@ -142,7 +152,7 @@ class Unit:
 
         Between forward and backward, model.parameters() are then what an optimizer and zero_grad() are meant to see.
         """
-        for group in self.groups:
+        for group in self.param_groups:
             group.use_sharded_views()
 
     def reshard(self) -> None:
@@ -151,11 +161,11 @@ class Unit:
         if self.state == SHARDED:
             return
         self.wait_for_unshard()  # what is under way must have landed before its memory goes
-        for group in self.groups:
+        for group in self.param_groups:
             group.use_sharded_views()
             group.free_unsharded()
         self.state = SHARDED
-        if self.groups:
+        if self.param_groups:
             events.instant(f"free {self.name}", "memory", bytes=self.unsharded_bytes)
 
     # --- gradients --------------------------------------------------------------------------------------------
@@ -163,13 +173,13 @@ class Unit:
     def pack_gradients(self) -> None:
         """Puts what backward has brought to where it is sent from, divided by all ranks."""
         with torch.no_grad():
-            for group in self.groups:
-                group.pack_gradients(1.0 / self.ranks.size)
+            for group in self.param_groups:
+                group.pack_gradients(1.0 / self.shard_groups.num_ranks)
 
     def start_reduce(self) -> list[Reduction]:
         """Starts to sum the gradients over the ranks. They leave this unit: the next backward finds it empty."""
-        trained = [group for group in self.groups if group.num_trained]
-        return [Reduction(group, self.ranks, self.name) for group in trained]
+        trained = [group for group in self.param_groups if group.num_trained]
+        return [Reduction(group, self.shard_groups, self.name) for group in trained]
 
 
 def units_in(module: nn.Module) -> list[Unit]:
@@ -180,19 +190,27 @@ def units_in(module: nn.Module) -> list[Unit]:
 class Reduction:
     """The mean gradients of what is gathered together, on their way to the ranks' shards."""
 
-    def __init__(self, parameters: GatheredParameters, ranks: Ranks, name: str) -> None:
-        self.parameters, self.ranks, self.name = parameters, ranks, name
+    def __init__(
+        self, parameters: GatheredParameters, shard_groups: ShardGroups, name: str
+    ) -> None:
+        self.parameters, self.shard_groups, self.name = parameters, shard_groups, name
         gradients, self.arrived = parameters.take_gradients()
         self._gradients: torch.Tensor | None = gradients  # must live until it is sent
         self.shard = gradients.new_empty(parameters.trained_shard_numel)
-        self._work = reduce_scatter_single(self.shard, gradients, group=ranks.shard, async_op=True)
+        self._work = reduce_scatter_single(
+            self.shard, gradients, group=shard_groups.shard, async_op=True
+        )
 
     def release_early(self) -> None:
         """Frees the whole gradients if they have been sent by now.
 
         Not where an all-reduce would follow: when this rank looks is chance, and ranks must call collectives in one order.
         """
-        if self.ranks.replicate is None and self._work is not None and self._work.is_completed():
+        if (
+            self.shard_groups.replicate is None
+            and self._work is not None
+            and self._work.is_completed()
+        ):
             self.wait_for_reduce_scatter()
 
     def wait_for_reduce_scatter(self) -> None:
@@ -203,8 +221,10 @@ class Reduction:
             self._work.wait()
         self._gradients = None
         self._work = None
-        if self.ranks.replicate is not None:
-            self._work = dist.all_reduce(self.shard, group=self.ranks.replicate, async_op=True)
+        if self.shard_groups.replicate is not None:
+            self._work = dist.all_reduce(
+                self.shard, group=self.shard_groups.replicate, async_op=True
+            )
 
     def finish(self) -> None:
         """Waits for all of it, and adds the part to the shards' .grad."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse.sharding.gathered_parameters import Named
-from dtcourse.sharding.policies import Ranks
+from dtcourse.sharding.policies import ShardGroups
 from dtcourse.torch_private import own_buffers, own_parameters
 
 
@@ -53,12 +53,14 @@ def materialise(
     return [(name, made.get(p, p), holders) for name, p, holders in named]
 
 
-def share_buffers(modules: Iterable[nn.Module], ranks: Ranks, where: torch.device) -> None:
+def share_buffers(
+    modules: Iterable[nn.Module], shard_groups: ShardGroups, where: torch.device
+) -> None:
     """Every rank gets the first rank's buffers (running statistics), on the device."""
     for module in modules:
         for name, buffer in own_buffers(module).items():
             if buffer is None:
                 continue
             buffer = own_buffers(module)[name] = buffer.to(where)
-            for group in filter(None, (ranks.shard, ranks.replicate)):
+            for group in filter(None, (shard_groups.shard, shard_groups.replicate)):
                 dist.broadcast(buffer, group=group, group_src=0)

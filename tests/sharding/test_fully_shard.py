@@ -600,7 +600,7 @@ def test_dtypes_and_frozen_parameters_mixed_in_one_unit(shard):
         model(torch.ones(2, 3)).sum().backward()
         return (
             full_gradients(model),
-            len(model._fsdp.groups),
+            len(model._fsdp.param_groups),
             model.training,
             isinstance(model, Mixed),
         )

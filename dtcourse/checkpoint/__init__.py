@@ -3,8 +3,8 @@ on.
 
 In the order in which to read them:
 
-    pieces.py     what a rank keeps of a parameter, as boxes of the whole: so any number of ranks can read it
-    checksums.py  a damaged byte is found before anything is loaded
-    folder.py     written by all ranks together; read all or nothing
-    state.py      the optimizer's part: by parameters' names, in PyTorch's own shape
+    local_chunks.py what a rank keeps of a parameter, as chunks of the whole: so any number of ranks can read it
+    checksums.py    a damaged byte is found before anything is loaded
+    folder.py       written by all ranks together; read all or nothing
+    state.py        the optimizer's part: by parameters' names, in PyTorch's own shape
 """

@@ -19,7 +19,7 @@ from dtcourse.parameters.agreement import raise_on_all_ranks
 
 
 def write(folder: str | Path, state: dict[str, Any]) -> None:
-    """Writes what the ranks have, each its own pieces, into a folder that all ranks share."""
+    """Writes what the ranks have, each its own part, into a folder that all ranks share."""
     dcp.save(state, checkpoint_id=str(folder))
     checksums.write(Path(folder))
 
@@ -34,7 +34,7 @@ def open_whole(folder: str | Path) -> Metadata:
 
 
 def read(folder: str | Path, staged: dict[str, Any], check: Callable[[], None]) -> None:
-    """Fills `staged`, tensors (or pieces of them) by the checkpoint's keys; then nobody's model has changed yet.
+    """Fills `staged`, tensors (or LocalChunks of them) by the checkpoint's keys; then nobody's model has changed yet.
 
     check: looks at what was read; where it raises, on any rank, all raise
     """

@@ -9,7 +9,7 @@ In the order in which to read them:
     gathered_parameters.py   parameters that are gathered together, and this rank's part of them
     flat_parameter.py        cut as one run of elements; dtensor_parameters.py: each cut by its rows
     unit.py            what is gathered, freed and reduced together; schedule.py says when
-    sharded_module.py  what a module becomes; hooks.py, policies.py, whole_model.py and stale.py go with it
+    sharded_module.py  what a module becomes; hooks.py, policies.py, whole_model.py and replaced.py go with it
     fully_shard.py     fully_shard: parameters as well (P_os+g+p), as DTensors, in PyTorch's shape
     fully_sharded_data_parallel.py   FullyShardedDataParallel: the same, flat
     state_dict.py      the sharded model's state, whole; checkpoint.py: in parts, on disk (dtcourse/checkpoint)

@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from dtcourse.checkpoint.folder import open_whole, read, shapes_below, write
-from dtcourse.checkpoint.pieces import Piece
+from dtcourse.checkpoint.local_chunks import LocalChunks
 from dtcourse.checkpoint.state import check_groups, groups_in, named_groups, paths
 from dtcourse.parameters.agreement import raise_on_all_ranks
 from dtcourse.sharding.state_dict import Entry, buffers, check_names, entries
@@ -55,7 +55,9 @@ def load(
     for entry in entries(model):
         for name in entry.names:
             if entry.shape.numel():
-                staged[f"model.{name}"] = _piece(entry, torch.empty_like(entry.parameter.detach()))
+                staged[f"model.{name}"] = _as_stored(
+                    entry, torch.empty_like(entry.parameter.detach())
+                )
     for name, buffer in buffers(model).items():
         staged[f"model.{name}"] = torch.empty_like(buffer)
     if optimizer is not None:
@@ -78,19 +80,19 @@ def load(
 # --- what is written -------------------------------------------------------------------------------------------
 
 
-def _piece(entry: Entry, run: torch.Tensor) -> torch.Tensor:
+def _as_stored(entry: Entry, run: torch.Tensor) -> torch.Tensor:
     """`run`, shaped as what this rank keeps of a parameter, as the checkpoint is to have it."""
-    return run if entry.flat is None else Piece.of(entry.shape, entry.start(), run)
+    return run if entry.flat is None else LocalChunks.of(entry.shape, entry.start(), run)
 
 
-def _run(piece: Any) -> Any:
-    return piece.run if isinstance(piece, Piece) else piece
+def _run(stored: Any) -> Any:
+    return stored.run if isinstance(stored, LocalChunks) else stored
 
 
 def _parameters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """This rank's piece of each parameter; a tied one under each of its names, as a plain model has it."""
+    """This rank's part of each parameter; a tied one under each of its names, as a plain model has it."""
     return {
-        name: _piece(entry, entry.parameter.detach())
+        name: _as_stored(entry, entry.parameter.detach())
         for entry in entries(model)
         for name in entry.names
         if entry.shape.numel()
@@ -111,7 +113,7 @@ def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
                     )
                 if not entry.shape.numel():
                     continue
-                value = _piece(entry, value)
+                value = _as_stored(entry, value)
             state.setdefault(entry.names[0], {})[slot] = value
     return {"state": state, "param_groups": named_groups(optimizer, _names(model))}
 
@@ -147,7 +149,7 @@ def _room_for_state(
             room[key] = None
         elif stored.size == entry.shape and (slot != "step" or stored.size):
             run = torch.empty_like(entry.parameter.detach(), dtype=stored.properties.dtype)
-            room[key] = _piece(entry, run)
+            room[key] = _as_stored(entry, run)
         else:
             room[key] = torch.empty(stored.size, dtype=stored.properties.dtype)
     return room

@@ -18,25 +18,24 @@ from dtcourse.sharding.schedule import Schedule
 from dtcourse.sharding.unit import Unit, units_in
 from dtcourse.torch_private import base_of, in_backward
 
-# A tensor that a module holds, and where in the graph it comes from.
-Left = tuple[torch.Tensor, Any]
+# A tensor that a module holds, and the node of the graph that it comes from.
+HeldTensor = tuple[torch.Tensor, Any]
 
 
 class Hooks:
     """The hooks of one unit.
 
-    module: the unit's, which is called;  own: it and the modules inside that are in no inner unit
+    module: the unit's, which is called;  own_modules: it and the modules inside that are in no inner unit
 
     The schedule is that of the module that is called first, which is the root: its call tells all units inside.
     """
 
-    def __init__(self, module: nn.Module, unit: Unit, own: Iterable[nn.Module]) -> None:
+    def __init__(self, module: nn.Module, unit: Unit, own_modules: Iterable[nn.Module]) -> None:
         module._fsdp_hooks = self  # type: ignore[assignment]
-        self.module, self.unit, self.own = module, unit, own
+        self.module, self.unit, self.own_modules = module, unit, own_modules
         self._schedule: Schedule | None = None
-        self._left: list[
-            list[Left]
-        ] = []  # by the forwards that are running: a module may call itself
+        # By the forwards that are running: a module may call itself.
+        self._held_before: list[list[HeldTensor]] = []
         for group in unit.param_groups:
             group.on_gradient(self._gradient_is_ready)
         module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
@@ -48,18 +47,18 @@ class Hooks:
         if self._schedule is None:
             schedule = Schedule(self.module, units_in(self.module))
             for unit in schedule.units:
-                vars(unit.module)["_fsdp_hooks"].join(schedule)
+                vars(unit.module)["_fsdp_hooks"].use_schedule(schedule)
         assert self._schedule is not None, "its own unit is among them"
         return self._schedule
 
-    def join(self, schedule: Schedule) -> None:
+    def use_schedule(self, schedule: Schedule) -> None:
         """The unit is one of this schedule's from now on."""
         self._schedule = schedule
 
     def _before_forward(self, module: nn.Module, args: Any, keywords: Any) -> tuple[Any, Any]:
         """Gathers, and casts floating-point inputs to the dtype of computation."""
         unit = self.unit
-        self._left.append(_left_on(self.own))
+        self._held_before.append(_tensors_held_by(self.own_modules))
         self.schedule.pre_forward(unit)
         dtype = unit.mp_policy.param_dtype
         if dtype is not None and unit.mp_policy.cast_forward_inputs:
@@ -81,9 +80,13 @@ class Hooks:
             output = nested.map_tensors(partial(_cast, unit.mp_policy.output_dtype), output)
         closed: list[Any] = []
         results = [t for t in nested.tensors(output, closed) if t.grad_fn is not None]
-        before = self._left.pop() if self._left else []  # another hook may have failed before ours
+        before = (
+            self._held_before.pop() if self._held_before else []
+        )  # another hook may have failed before ours
         results += [
-            t for t, node in _left_on(self.own) if all(node is not earlier for _, earlier in before)
+            t
+            for t, node in _tensors_held_by(self.own_modules)
+            if all(node is not earlier for _, earlier in before)
         ]
         if results and torch.is_grad_enabled() and not self.schedule.in_backward(unit):
             # A view that is changed in place gets another history, without its hook; that of its base goes on.
@@ -119,14 +122,14 @@ class Hooks:
         self.schedule.inputs_are_ready(self.unit)
 
 
-def _left_on(modules: Iterable[nn.Module]) -> list[Left]:
+def _tensors_held_by(modules: Iterable[nn.Module]) -> list[HeldTensor]:
     """Tensors with a history that are attributes of modules, or lie in one: forward may leave results there.
 
     A mixture of experts keeps its balance loss so, for the training loop to collect.
     """
     if not torch.is_grad_enabled():
         return []
-    found: list[Left] = []
+    found: list[HeldTensor] = []
     for module in modules:
         for value in vars(module).values():
             if isinstance(value, dict):

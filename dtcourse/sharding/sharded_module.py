@@ -25,8 +25,8 @@ from dtcourse.sharding.policies import (
     ShardGroups,
     shard_groups_of,
 )
+from dtcourse.sharding.replaced import mark_replaced
 from dtcourse.sharding.sharded_parameter import ShardedParameter
-from dtcourse.sharding.stale import retire
 from dtcourse.sharding.unit import Unit, units_in
 from dtcourse.sharding.whole_model import materialise, share_buffers
 from dtcourse.torch_private import AsksBeforeConversion, own_parameters
@@ -83,7 +83,7 @@ def shard_module(
         offload_policy or OffloadPolicy(),
     )
     for name, original, _ in named:
-        retire(original, name)
+        mark_replaced(original, name)
     _become(module, methods, unit)
     Hooks(module, unit, tuple(mine.values()))
     return module
@@ -166,7 +166,7 @@ def _parameters_of(modules: dict[str, nn.Module]) -> list[Named]:
             if parameter is None:
                 continue
             name = f"{prefix}.{attribute}" if prefix else attribute
-            owner = getattr(parameter, "_sharded_as", None)
+            owner = getattr(parameter, "_replaced_by", None)
             if isinstance(parameter, ShardedParameter):
                 owner = parameter.place.name
             elif isinstance(parameter, DTensor):

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
 from dtcourse import launch
 from dtcourse.checkpoint import checksums
-from dtcourse.checkpoint.pieces import boxes
+from dtcourse.checkpoint.local_chunks import chunks_of
 from dtcourse.launch import RankFailure
 from dtcourse.sharding import (
     FullyShardedDataParallel,
@@ -34,7 +34,7 @@ from dtcourse.sharding import (
     fully_shard,
     load_full_state_dict,
 )
-from dtcourse.sharding.flat_parameter import padded_size, local_range_of
+from dtcourse.sharding.flat_parameter import local_range_of, padded_size
 from dtcourse.verify import CASES, compare
 
 # --- layout -----------------------------------------------------------------------------------------------------
@@ -56,17 +56,17 @@ def test_every_element_is_kept_by_one_rank(sizes, ranks):
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(1, 5), max_size=4), st.data())
-def test_boxes_are_the_run(shape, data):
+def test_chunks_are_the_run(shape, data):
     elements = math.prod(shape)
     start = data.draw(st.integers(0, elements))
     end = data.draw(st.integers(start, elements))
     numbers = torch.arange(elements).view(shape)
     found = []
-    for offsets, sizes in boxes(shape, start, end):
+    for offsets, sizes in chunks_of(shape, start, end):
         cut = tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))
         found += numbers[cut].reshape(-1).tolist()
     assert found == list(range(start, end))
-    assert len(boxes(shape, start, end)) <= max(1, 2 * len(shape) - 1)
+    assert len(chunks_of(shape, start, end)) <= max(1, 2 * len(shape) - 1)
 
 
 # --- training that goes on elsewhere ----------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from dtcourse.plural import plural
 from dtcourse.sharding.sharded_parameter import ShardedParameter
 
 
-def retire(original: nn.Parameter, name: str) -> None:
+def mark_replaced(original: nn.Parameter, name: str) -> None:
     """Marks a parameter that a sharded one has replaced, so that whatever still holds it is told."""
-    original._sharded_as = name  # type: ignore[attr-defined]
+    original._replaced_by = name  # type: ignore[attr-defined]
     if original.requires_grad:
         original.register_post_accumulate_grad_hook(_backward_of_old_forward)
     _watch_optimizers()
@@ -27,7 +27,7 @@ def retire(original: nn.Parameter, name: str) -> None:
 
 def _backward_of_old_forward(original: torch.Tensor) -> None:
     raise RuntimeError(
-        f"backward reached {original._sharded_as} as it was before it was sharded: this loss comes from a forward that ran "  # type: ignore[attr-defined]
+        f"backward reached {original._replaced_by} as it was before it was sharded: this loss comes from a forward that ran "  # type: ignore[attr-defined]
         "before sharding. Run the sharded model's forward first."
     )
 
@@ -58,11 +58,11 @@ def _optimizer_will_step(optimizer: torch.optim.Optimizer, args: Any, keywords: 
             f"this optimizer was built while parameters were gathered: it holds {len(views)} whole ones, the first "
             f"{views[0].place.name}, that are freed again and never trained. Call reshard() before you build it."
         )
-    stale = [p._sharded_as for p in parameters if hasattr(p, "_sharded_as")]
-    if stale:
+    replaced = [p._replaced_by for p in parameters if hasattr(p, "_replaced_by")]
+    if replaced:
         raise ValueError(
-            f"this optimizer was built before the model was sharded: it holds {plural(len(stale), 'parameter')} that the model no longer uses "
-            f"({', '.join(stale[:3])}{', ...' if len(stale) > 3 else ''}). Shard the model first, then build the optimizer."
+            f"this optimizer was built before the model was sharded: it holds {plural(len(replaced), 'parameter')} that the model no longer uses "
+            f"({', '.join(replaced[:3])}{', ...' if len(replaced) > 3 else ''}). Shard the model first, then build the optimizer."
         )
 
 

@@ -62,7 +62,9 @@ class Layer(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+    def backward(  # type: ignore[override]
+        context: Any, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, None]:
         emulation.sleep(2 * context.seconds / 3)
         return gradient, context.saved_tensors[0].clone(), None
 

@@ -29,8 +29,9 @@ FREE_NAMESPACES = frozenset(
 )
 # Memory set aside or let go, and questions about tensors.
 FREE = frozenset(
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_", "lift_fresh", "record_stream",
-     "is_pinned", "_pin_memory", "_has_compatible_shallow_copy_type", "is_same_size", "_version", "_is_zerotensor"}
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_", "lift_fresh",
+     "record_stream", "is_pinned", "_pin_memory", "_has_compatible_shallow_copy_type",
+     "is_same_size", "_version", "_is_zerotensor"}
 )  # fmt: skip
 # In place, but what was there before is not read.
 OVERWRITES = frozenset(

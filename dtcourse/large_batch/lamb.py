@@ -7,7 +7,8 @@
 
 As LARS does for SGD, it ties how far a layer moves in a step to its own length: lr * |w|, whatever Adam proposes.
 The paper's algorithm adapts every tensor; the authors' code for BERT leaves biases and normalisation parameters
-(one-dimensional here) to plain Adam without decay, and so does this. Memory: as Adam, two vectors of the parameters' size.
+(one-dimensional here) to plain Adam without decay, and so does this. Memory: as Adam, two
+vectors of the parameters' size.
 """
 
 from __future__ import annotations

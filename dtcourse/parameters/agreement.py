@@ -1,8 +1,8 @@
 """Ranks that must all take the same way: each says what it found, and all go by the same answer.
 
-A rank that raises alone, or takes another branch, leaves the others in a collective that it never calls. So what one rank
-alone can know (a damaged file, no memory left, a parameter without a gradient) is asked of all before anybody acts on it.
-Each of these is one small collective, which every rank of the group must call.
+A rank that raises alone, or takes another branch, leaves the others in a collective that it never calls. So what one
+rank alone can know (a damaged file, no memory left, a parameter without a gradient) is asked of all before anybody acts
+on it. Each of these is one small collective, which every rank of the group must call.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A backward pass as a wrapper sees it: where it begins, when all of it is over, and what it has brought so far.
 
-Hooks on parameters tell of gradients one at a time, and none of them knows that it was the last. The autograd engine calls
-back when a pass is over. But a reentrant activation checkpoint runs a pass of its own inside the outer one, and what is
-asked for in there is called when that one ends, with half the gradients still to come. The outer pass comes by what forward
-returned before anything else: so that is where the end is asked for (torch_private.after_backward).
+Hooks on parameters tell of gradients one at a time, and none of them knows that it was the last. The autograd engine
+calls back when a pass is over. But a reentrant activation checkpoint runs a pass of its own inside the outer one, and
+what is asked for in there is called when that one ends, with half the gradients still to come. The outer pass comes by
+what forward returned before anything else: so that is where the end is asked for (torch_private.after_backward).
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def on_backward(output: Any, call: Callable[[], None]) -> None:
 
 
 def on_gradient(parameter: torch.Tensor, method: Callable[..., None]) -> None:
-    """Has a wrapper's `method` called when a gradient has been added to parameter.grad, for as long as the wrapper lives."""
+    """Has a wrapper's `method` called when a gradient has been added to parameter.grad,
+    for as long as the wrapper lives.
+    """
     hook = weakly(method)
     hook.of = weakref.ref(method.__self__)  # type: ignore[attr-defined]
     parameter.register_post_accumulate_grad_hook(hook)
@@ -89,8 +91,9 @@ def check_same_parameters(module: nn.Module, wrapped: Collection[torch.Tensor]) 
         return
     names = [name for name, p in module.named_parameters() if p.requires_grad and p not in wrapped]
     raise ValueError(
-        f"{', '.join(names)}: frozen when the module was wrapped, or another tensor since then (replaced, or loaded with "
-        "assign=True). Its gradient would stay this rank's own: wrap the module again"
+        f"{', '.join(names)}: frozen when the module was wrapped, or "
+        "another tensor since then (replaced, or loaded with assign=True). Its gradient would stay this rank's own: "
+        "wrap the module again"
     )
 
 

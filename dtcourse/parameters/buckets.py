@@ -23,8 +23,8 @@ class Bucket:
 
     parameters: of one dtype, on one device;  owner: the rank of the group that it goes to, where it goes to one alone
 
-    The tensor has memory from its first use to `release`. The first six methods are those of torch.distributed.GradBucket,
-    so PyTorch's communication hooks, and those written for it, run on it unchanged.
+    The tensor has memory from its first use to `release`. The first six methods are those of
+    torch.distributed.GradBucket, so PyTorch's communication hooks, and those written for it, run on it unchanged.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """The global norm of all gradients, right also where they are spread over ranks, and clipping by it.
 
-|g|^p is a sum over all elements. A rank that holds a part of a gradient knows a part of the sum only, so the parts are added
-over the ranks that hold different ones; ranks that hold the same must not be added, or the norm grows by the p-th root of
-their number. So each gradient says over which axes it is spread: a replicated one over none, one of ZeRO over the data axis,
-one of a tensor-parallel layer in FSDP over two. One all-reduce of one number an axis. (Pascanu et al., arXiv 1211.5063,
-for clipping itself.)
+|g|^p is a sum over all elements. A rank that holds a part of a gradient knows a part of the sum only, so the parts are
+added over the ranks that hold different ones; ranks that hold the same must not be added, or the norm grows by the p-th
+root of their number. So each gradient says over which axes it is spread: a replicated one over none, one of ZeRO over
+the data axis, one of a tensor-parallel layer in FSDP over two. One all-reduce of one number per axis. (Pascanu et al.,
+arXiv 1211.5063, for clipping itself.)
 """
 
 from __future__ import annotations

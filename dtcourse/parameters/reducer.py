@@ -11,8 +11,8 @@ In one backward, for each gradient and each bucket:
     (a hook)               into its bucket  full buckets       (at the end)         wait         into .grad
 
 A method of data parallelism is what it does with a bucket: its `hook` gets a full one and returns what to wait for, a
-Future of the reduced flat tensor. ZeRO-2 sends a bucket to one owner alone, compression sends less of it. Where a gradient
-is used many times before it should travel (micro-batches of a pipeline), call keep_local() first; then either
+Future of the reduced flat tensor. ZeRO-2 sends a bucket to one owner alone, compression sends less of it. Where a
+gradient is used many times before it should travel (micro-batches of a pipeline), call keep_local() first; then either
 prepare_for_backward() before the last backward, which overlaps, or reduce_local() after it.
 
 Source: Li et al., PyTorch Distributed (VLDB 2020, arXiv 2006.15704), section 3.2; the name is PyTorch's.
@@ -60,10 +60,13 @@ class Reducer:
 
     if_twice = (
         "Forward must return all that the loss depends on; reentrant checkpoints that share a parameter need "
-        "static_graph=True or use_reentrant=False; and with static_graph=True every step must use the parameters that the "
-        "first one used: where that changes, pass find_unused_parameters=True instead."
+        "static_graph=True or use_reentrant=False; and with static_graph=True every step must use the parameters "
+        "that the first one used: where that changes, pass find_unused_parameters=True instead."
     )
-    if_missing = "Pass find_unused_parameters=True (with static_graph=True they must be the same in every step), or freeze them"
+    if_missing = (
+        "Pass find_unused_parameters=True (with static_graph=True they must be the "
+        "same in every step), or freeze them"
+    )
 
     def __init__(
         self,
@@ -147,7 +150,8 @@ class Reducer:
         if not self.expects_backward and not self.keeps_local:
             raise RuntimeError(
                 "backward ran again for a forward whose gradients have been averaged already, for one that came before "
-                "another, or around the wrapper: add the losses and call backward once, or wrap all but the last in no_sync()"
+                "another, or around the wrapper: add the losses and call backward once, or wrap all but the last in "
+                "no_sync()"
             )
         return self.expects_backward
 
@@ -156,7 +160,8 @@ class Reducer:
         now = self.backward
         if parameter in now.ready:
             raise RuntimeError(
-                f"{self.names[parameter]} got a gradient, though it was counted as unused or had one already. {self.if_twice}"
+                f"{self.names[parameter]} got a gradient, though it was counted as unused or had one already. "
+                f"{self.if_twice}"
             )
         now.ready.add(parameter)
         view = self.view(parameter)
@@ -213,9 +218,9 @@ class Reducer:
         missing = [p for p in self.parameters if p not in now.ready]
         if missing and self.used.all_come:
             raise RuntimeError(
-                f"this backward gave no gradient to {', '.join(self.names[p] for p in missing)}: the loss does not depend on "
-                f"them on this rank. {self.if_missing} with requires_grad_(False) before the module is wrapped; and where "
-                "there are several losses, add them and call backward once."
+                f"this backward gave no gradient to {', '.join(self.names[p] for p in missing)}: the loss does not "
+                f"depend on them on this rank. {self.if_missing} with requires_grad_(False) before the module is "
+                "wrapped; and where there are several losses, add them and call backward once."
             )
         self.mark_unused(missing)
         self.used.learn(now.arrivals)
@@ -234,7 +239,8 @@ class Reducer:
         self.expects_backward = False
         used_here = self.with_local_gradient()
         self.mark_unused(self.parameters)
-        # A rank that never has a backward of its own takes part in building the buckets again: after a step, as others count.
+        # A rank that never has a backward of its own takes part in building the buckets
+        # again: after a step, as others count.
         self.order = self.order or self.parameters[::-1]
         self.collect(used_here)
 
@@ -265,7 +271,9 @@ class Reducer:
     # --- what becomes of a gradient: a technique that keeps them elsewhere says so here -------------------------
 
     def set_aside(self, parameter: torch.Tensor) -> None:
-        """A gradient of earlier backwards is about to be copied: it is out of the bucket, and stays as it is if unused."""
+        """A gradient of earlier backwards is about to be copied: it is out of the bucket,
+        and stays as it is if unused.
+        """
         if parameter.grad is not None and self.gradient_as_bucket_view:
             parameter.grad = parameter.grad.clone()
 
@@ -309,7 +317,9 @@ class Reducer:
         return self.buckets[number].gradients()[slot]
 
     def rebuild(self) -> None:
-        """After the first backward: buckets in the order in which rank 0's gradients became ready. All ranks call it."""
+        """After the first backward: buckets in the order in which rank 0's gradients
+        became ready. All ranks call it.
+        """
         if self.rebuilt or not self.order or self.used.varies:
             return  # where the order changes from step to step, what we have is as good as any
         number = {p: i for i, p in enumerate(self.parameters)}

@@ -3,14 +3,16 @@
 DistributedDataParallel can be told of them in three ways:
 
     (nothing)                    trust that all are used; one that is not raises an error that names it
-    find_unused_parameters=True  after each forward, walk the graph from the output to the parameters that it depends on;
+    find_unused_parameters=True  after each forward, walk the graph from the output to the parameters that it depends
+    on;
                                  in each backward, one more all-reduce: what is unused here may be used on another rank
-    static_graph=True            see in the first backward which gradients come, and how often; promise that no later one differs
+    static_graph=True            see in the first backward which gradients come, and how often;
+    promise that no later one differs
 
-The walk is what lets a bucket leave before backward ends although some of it is unused. What it takes for used and gets no
-gradient after all is known at the end. The extra all-reduce carries 4 bytes a parameter tensor. Source: Li et al., PyTorch
-Distributed (VLDB 2020, arXiv 2006.15704), section 3.2.3 and algorithm 1; static_graph: the documentation of torch's
-DistributedDataParallel.
+The walk is what lets a bucket leave before backward ends although some of it is unused. What it takes for used and gets
+no gradient after all is known at the end. The extra all-reduce carries 4 bytes a parameter tensor. Source: Li et al.,
+PyTorch Distributed (VLDB 2020, arXiv 2006.15704), section 3.2.3 and algorithm 1; static_graph: the documentation of
+torch's DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -93,8 +95,8 @@ class UsedParameters:
 def parameters_below(output: Any) -> set[torch.Tensor] | None:
     """The parameters that the tensors in `output` depend on, found by walking the autograd graph.
 
-    None where the graph does not show it: nothing in `output` has one, or a custom Function is in it, whose backward may
-    run a graph of its own (a reentrant checkpoint's does).
+    None where the graph does not show it: nothing in `output` has one, or a custom Function is in it, whose backward
+    may run a graph of its own (a reentrant checkpoint's does).
     """
     tensors = nested.tensors(output)
     pending: list[Any] = [t.grad_fn for t in tensors if t.grad_fn is not None]

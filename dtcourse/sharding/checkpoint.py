@@ -7,8 +7,9 @@ The folder is in PyTorch's own format, with parameters by name and in their own 
 torch.distributed.checkpoint.state_dict has it. So PyTorch's fully_shard, and a plain model, load from it and write it:
 `dcp.load({"model": plain.state_dict()}, checkpoint_id=folder)`.
 
-Loading is all or nothing. Files are held against their checksums, names and shapes against the model's; everything is read
-beside what is there, which takes the memory of one more shard; and only when all of it has come on all ranks does it take effect.
+Loading is all or nothing. Files are held against their checksums, names and shapes against the model's; everything is
+read beside what is there, which takes the memory of one more shard; and only when all of it has come
+on all ranks does it take effect.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
                 if value.shape != entry.parameter.shape:
                     raise ValueError(
                         f"the optimizer's {slot} of {entry.names[0]} has shape {list(value.shape)}, its shard "
-                        f"{list(entry.parameter.shape)}: only states of a number an element, or of one number, are kept in parts"
+                        f"{list(entry.parameter.shape)}: only states of a number an element, or of one number, are "
+                        "kept in parts"
                     )
                 if not entry.shape.numel():
                     continue

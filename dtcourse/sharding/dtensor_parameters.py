@@ -5,11 +5,11 @@
     rank 0   w00 w01 w10 w11 w20 w21   b0 b1 b2       part: what goes into the all-gather
     rank 1   w30 w31 w40 w41  -   -    b3 b4  -
 
-Rows of a matrix are a matrix, so what this rank keeps is a tensor of the parameter's own kind, and a DTensor says what it
-is a part of: optimizers, norms, clipping and state dicts ask it and are right. The price: each parameter is padded to a
-multiple of the ranks, and gathered parts come rank by rank, so each parameter's rows must be copied together after the
-all-gather, and apart before the reduce-scatter. Trained parameters come first in the part, so frozen ones go into the same
-all-gather, and their gradients do not go into the reduce-scatter.
+Rows of a matrix are a matrix, so what this rank keeps is a tensor of the parameter's own kind, and a DTensor says what
+it is a part of: optimizers, norms, clipping and state dicts ask it and are right. The price: each parameter is padded
+to a multiple of the ranks, and gathered parts come rank by rank, so each parameter's rows must be copied together after
+the all-gather, and apart before the reduce-scatter. Trained parameters come first in the part, so frozen ones go into
+the same all-gather, and their gradients do not go into the reduce-scatter.
 
 Source: PyTorch's torch.distributed.fsdp.fully_shard ("FSDP2"; Liang et al., TorchTitan, arXiv 2410.06511).
 Of a parameter with d rows a rank holds ceil(d / p), the padding among them.

@@ -44,7 +44,9 @@ def spread_from_owners(buckets: Iterable[Bucket], group: Group = None) -> None:
 
 
 def reduce_to_owners(buckets: Iterable[Bucket], group: Group = None) -> None:
-    """Leaves the mean of all ranks' gradients in .grad on each tensor's owner, and None elsewhere. None counts as zero."""
+    """Leaves the mean of all ranks' gradients in .grad on each tensor's owner, and None
+    elsewhere. None counts as zero.
+    """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
 
     def start(bucket: Bucket) -> UnderWay:

@@ -5,12 +5,12 @@
     rank 0 | rank 1 |  rank 2      |
 
 The parameters are laid end to end and padded to a multiple of the ranks, so one all-gather brings all of them, straight
-into place, and one reduce-scatter takes all their gradients. A rank's shard may begin and end in the middle of a matrix:
-it is even to the element, whatever the shapes, and it is no matrix: the model holds a ShardedParameter of one dimension.
-What is laid together has one dtype and one requires_grad (a unit that mixes them has several flats).
+into place, and one reduce-scatter takes all their gradients. A rank's shard may begin and end in the middle of a
+matrix: it is even to the element, whatever the shapes, and it is no matrix: the model holds a ShardedParameter of one
+dimension. What is laid together has one dtype and one requires_grad (a unit that mixes them has several flats).
 
-Source: Zhao et al., PyTorch FSDP (VLDB 2023, arXiv 2304.11277), section 3.2.1; Rajbhandari et al., ZeRO (arXiv 1910.02054), P_os+g+p.
-A rank holds ceil(n / p) of the n elements, and n + padding of them while the flat is whole.
+Source: Zhao et al., PyTorch FSDP (VLDB 2023, arXiv 2304.11277), section 3.2.1; Rajbhandari et al., ZeRO (arXiv
+1910.02054), P_os+g+p. A rank holds ceil(n / p) of the n elements, and n + padding of them while the flat is whole.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def padded_size(elements: int, ranks: int) -> int:
 
 
 def local_range_of(start: int, end: int, rank: int, shard_numel: int) -> tuple[int, int]:
-    """What rank `rank` keeps of the elements start..end of a flat in parts of `part`: (from, to) within its own part."""
+    """What rank `rank` keeps of the elements start..end of a flat in parts of `part`: (from,
+    to) within its own part.
+    """
     low, high = rank * shard_numel, (rank + 1) * shard_numel
     first, last = max(start, low), min(end, high)
     return (first - low, last - low) if first < last else (0, 0)

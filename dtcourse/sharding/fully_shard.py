@@ -6,15 +6,16 @@
     optimizer = torch.optim.AdamW(model.parameters())   # after: it updates DTensors
     loss(model(x), y).backward()                 # and the rest is as always
 
-Hooks gather a unit's parameters before its forward and again before its backward, free them after, and reduce-scatter its
-gradients as soon as they are ready. The model stays what it is: names, class and code. hooks.py says where in a
-step the hooks are, schedule.py what happens when, unit.py what a unit does, dtensor_parameters.py how parameters are cut.
+Hooks gather a unit's parameters before its forward and again before its backward, free them after, and reduce-scatter
+its gradients as soon as they are ready. The model stays what it is: names, class and code. hooks.py says where in a
+step the hooks are, schedule.py what happens when, unit.py what a unit does, dtensor_parameters.py how parameters are
+cut.
 Sources: Rajbhandari et al., ZeRO (arXiv 1910.02054), P_os+g+p; PyTorch's torch.distributed.fsdp.fully_shard.
 
-n parameters on p ranks with mixed-precision Adam: 16 n / p bytes a rank (parameter, gradient, two moments, 4 each), rows
-padded to a multiple of p, and for a moment two units whole and the gradients of one, twice: as they come and as they leave.
-A step sends 3 (p - 1) / p n elements a rank, 1.5 times as many as DDP: n gathered in forward, n again in backward, n
-reduced. With reshard_after_forward=False 2 (p - 1) / p n, as DDP, and n whole.
+n parameters on p ranks with mixed-precision Adam: 16 n / p bytes a rank (parameter, gradient, two moments, 4 each),
+rows padded to a multiple of p, and for a moment two units whole and the gradients of one, twice: as they come and as
+they leave. A step sends 3 (p - 1) / p n elements a rank, 1.5 times as many as DDP: n gathered in forward, n again in
+backward, n reduced. With reshard_after_forward=False 2 (p - 1) / p n, as DDP, and n whole.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def fully_shard(
 ) -> Sharded:
     """Makes the parameters of `module` that no inner unit has into a unit, in place, and returns the module.
 
-    mesh:     one axis: parameters are cut over its ranks. Two axes (replicate, shard): cut over the second, held alike over
-              the first (hybrid sharding). Default: all ranks
+    mesh:     one axis: parameters are cut over its ranks. Two axes (replicate, shard): cut over the second, held alike
+              over the first (hybrid sharding). Default: all ranks
     reshard_after_forward: True frees the parameters after forward and gathers them again for backward; False keeps them
               in between; None is True but for the outermost unit
     mp_policy: dtypes of computation and reduction; the parameters' own are those of storage
@@ -50,8 +51,9 @@ def fully_shard(
     The parameters become DTensors, Shard(0), so torch.nn.utils.clip_grad_norm_, torch.amp.GradScaler, plain optimizers
     and state dicts see the whole ones. In a module's own forward and backward they are plain tensors.
 
-    Other than PyTorch's: the first rank's values become everyone's, of parameters and buffers alike, and a model on the meta
-    device is given memory here, unit by unit, by its modules' reset_parameters. It is moved and converted before, not after.
+    Other than PyTorch's: the first rank's values become everyone's, of parameters and buffers alike, and a model on the
+    meta device is given memory here, unit by unit, by its modules' reset_parameters. It is moved
+    and converted before, not after.
 
     Raises ValueError for what shard_module refuses, and for a scalar, which has no rows.
     """

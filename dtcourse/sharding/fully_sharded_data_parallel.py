@@ -1,4 +1,5 @@
-"""Fully sharded data parallelism with flat parameters: each rank keeps an equal run of a unit's elements (PyTorch's "FSDP1").
+"""Fully sharded data parallelism with flat parameters: each rank keeps an equal run of a
+unit's elements (PyTorch's "FSDP1").
 
     for i, block in enumerate(model.blocks):
         model.blocks[i] = FullyShardedDataParallel(block)      # inner modules first
@@ -6,13 +7,14 @@
     optimizer = torch.optim.AdamW(model.parameters())          # after: it updates this rank's parts
     loss(model(x), y).backward()
 
-The older of the two layouts, and the simpler one: a unit's parameters are one flat tensor, and gathered parts need no copy
-(flat_parameter.py). What a rank keeps of a matrix is no matrix, though, so norms and clipping need methods of their own, and
-state dicts functions of their own. fully_shard.py has the other layout; units, hooks and schedule are the same.
+The older of the two layouts, and the simpler one: a unit's parameters are one flat tensor, and gathered parts need no
+copy (flat_parameter.py). What a rank keeps of a matrix is no matrix, though, so norms and clipping need methods of
+their own, and state dicts functions of their own. fully_shard.py has the other layout; units, hooks and schedule are
+the same.
 Source: Zhao et al., PyTorch FSDP (VLDB 2023, arXiv 2304.11277).
 
-n parameters on p ranks with mixed-precision Adam: 16 n / p bytes a rank, each unit padded to a multiple of p; bytes sent as
-fully_shard.
+n parameters on p ranks with mixed-precision Adam: 16 n / p bytes a rank, each unit padded to a multiple of p; bytes
+sent as fully_shard.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ from dtcourse.sharding.state_dict import load_full_state_dict
 class FullyShardedDataParallel(ShardedModule):
     """FullyShardedDataParallel(module) makes the parameters of `module` that no inner unit has into a unit.
 
-    The arguments are fully_shard's, and so is what they mean; reshard_after_forward=True is PyTorch's FULL_SHARD, False its
-    SHARD_GRAD_OP, and a mesh of two axes its HYBRID_SHARD.
+    The arguments are fully_shard's, and so is what they mean; reshard_after_forward=True is PyTorch's FULL_SHARD, False
+    its SHARD_GRAD_OP, and a mesh of two axes its HYBRID_SHARD.
 
     Other than PyTorch's it returns the module itself, changed in place, not another one around it: names stay the
     plain model's. The first rank's values become everyone's (PyTorch: sync_module_states).

@@ -2,14 +2,16 @@
 
     shard       what this rank keeps, shape (shard_numel,): goes into the all-gather as it lies
     unsharded   the parameters end to end, shape (unsharded_numel,): the model's parameters are views into it
-    gradients   of all parameters, cut as the ranks keep them, shape (num_ranks * trained_shard_numel,): goes into the reduce-scatter
+    gradients   of all parameters, cut as the ranks keep them, shape (num_ranks *
+                trained_shard_numel,): goes into the reduce-scatter
 
-While the whole is not there, its storage is empty, and the model holds what this rank keeps in each parameter's place. How
-the parameters are cut is a layout: flat_parameter.py cuts all of them as one run, dtensor_parameters.py each by its rows.
+While the whole is not there, its storage is empty, and the model holds what this rank keeps in each parameter's place.
+How the parameters are cut is a layout: flat_parameter.py cuts all of them as one run,
+dtensor_parameters.py each by its rows.
 
-A gradient of zero is not none: weight decay and momentum act on the one, and leave a parameter alone that no rank's loss
-depends on. Ranks must agree on which it is, and can without a message: the sign of zero says it. Where a rank has no
-gradient it sends -0, and -0 is the sum only where all sent -0, since (-0) + 0 = 0 and x - x = 0.
+A gradient of zero is not none: weight decay and momentum act on the one, and leave a parameter alone that no rank's
+loss depends on. Ranks must agree on which it is, and can without a message: the sign of zero says it. Where a rank has
+no gradient it sends -0, and -0 is the sum only where all sent -0, since (-0) + 0 = 0 and x - x = 0.
 """
 
 from __future__ import annotations
@@ -66,8 +68,8 @@ class GatheredParameters:
         self.num_trained = sum(place.trains for place in self.places)
 
         self.unsharded = torch.empty(self.unsharded_numel, dtype=self.compute_dtype, device=device)
-        # The views are of another alias (.data), so that writing the whole again, with the same values, does not count as
-        # a change of what autograd saved in forward.
+        # The views are of another alias (.data), so that writing the whole again, with the same values, does not count
+        # as a change of what autograd saved in forward.
         same_memory = self.unsharded.data
         self.views = [
             nn.Parameter(same_memory[p.start : p.end].view(p.shape), requires_grad=p.trains)
@@ -179,12 +181,14 @@ class GatheredParameters:
                     raise ValueError(
                         f"{place.name} of {unit} was moved or converted after it was sharded (it is "
                         f"{local.dtype} on {local.device}; the shard is {self.dtype} on {self.shard.device}). "
-                        "Move and convert the model first, shard it then; for another dtype in computation use mp_policy."
+                        "Move and convert the model first, shard it then; for another dtype in computation use "
+                        "mp_policy."
                     )
                 if parameter.requires_grad != place.trains:
                     raise ValueError(
                         f"requires_grad of {place.name} of {unit} changed after it was sharded from {place.trains} "
-                        f"to {parameter.requires_grad}: freeze and unfreeze before sharding, since the two are laid apart."
+                        f"to {parameter.requires_grad}: freeze and unfreeze before sharding, "
+                        "since the two are laid apart."
                     )
 
     # --- the whole --------------------------------------------------------------------------------------------
@@ -197,7 +201,9 @@ class GatheredParameters:
         return self.unsharded
 
     def free_unsharded(self) -> None:
-        """Takes the whole's memory away. The views stay, and autograd's references to them, until it is gathered again."""
+        """Takes the whole's memory away. The views stay, and autograd's references to them,
+        until it is gathered again.
+        """
         for view in self.views:
             view.__class__ = FreedParameter
         self.unsharded.untyped_storage().resize_(0)

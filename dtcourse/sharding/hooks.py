@@ -1,4 +1,5 @@
-"""Where in a step a sharded module is: hooks around its forward, and on the gradients of its results, parameters and inputs.
+"""Where in a step a sharded module is: hooks around its forward, and on the gradients of its
+results, parameters and inputs.
 
 forward of the module    _before_forward  gather           _after_forward  free
 backward, from its end   _outputs_gradient_came  gather    _gradient_is_ready  reduce and free    _inputs_are_ready
@@ -65,8 +66,8 @@ class Hooks:
             args, keywords = nested.map_tensors(partial(_cast, dtype), (args, keywords))
         if torch.is_grad_enabled() and not self.schedule.in_backward(unit):
             inputs = [t for t in nested.tensors((args, keywords)) if t.requires_grad]
-            # torch cannot wait for a leaf's gradient inside autograd.grad, which may be asked for just that; a reentrant
-            # checkpoint computes again from leaves, and asks for all.
+            # torch cannot wait for a leaf's gradient inside autograd.grad, which may be asked for just that; a
+            # reentrant checkpoint computes again from leaves, and asks for all.
             tells_its_end = bool(inputs) and (in_backward() or not any(t.is_leaf for t in inputs))
             self.schedule.expect_backward(unit, tells_its_end)
             if tells_its_end:
@@ -100,7 +101,9 @@ class Hooks:
     def _outputs_gradient_came(
         self, ancestors: list[Unit], of_forward: list[int], gradient: torch.Tensor
     ) -> None:
-        """ancestors: units whose forward ran around it, from outside in; of_forward: the versions of its shards then."""
+        """ancestors: units whose forward ran around it, from outside in; of_forward:
+        the versions of its shards then.
+        """
         name = self.unit.name
         if torch.is_grad_enabled():
             raise ValueError(

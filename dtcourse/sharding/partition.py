@@ -2,9 +2,9 @@
 
 Optimizer states and gradients come in parameter-sized pieces, so ZeRO-1 and ZeRO-2 can deal out whole parameters; an
 update that looks at a whole matrix (LAMB, Muon) then works unchanged. Largest first, each to the rank that has least so
-far: the fullest rank holds at most 4/3 - 1/(3p) times what the best possible deal would give it (Graham 1969), but never
-less than the largest parameter. Cutting through parameters, as ZeRO-3 does (flat_parameter.py), is even to the last
-element, and costs that simplicity.
+far: the fullest rank holds at most 4/3 - 1/(3p) times what the best possible deal would give it (Graham 1969), but
+never less than the largest parameter. Cutting through parameters, as ZeRO-3 does (flat_parameter.py), is even to the
+last element, and costs that simplicity.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What was built before sharding and still holds the parameters as they were: optimizers, and losses of earlier forwards.
+"""What was built before sharding and still holds the parameters as they were: optimizers,
+and losses of earlier forwards.
 
-Neither fails by itself: the optimizer would update tensors that the model no longer uses, the loss would give its gradients
-to them. Replaced parameters are marked, and whoever meets the mark says so. So is an optimizer's state that was loaded
-for other parts than this rank's, and an optimizer that is wrong on parts.
+Neither fails by itself: the optimizer would update tensors that the model no longer uses, the loss would give its
+gradients to them. Replaced parameters are marked, and whoever meets the mark says so. So is an optimizer's state that
+was loaded for other parts than this rank's, and an optimizer that is wrong on parts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def mark_replaced(original: nn.Parameter, name: str) -> None:
 
 def _backward_of_old_forward(original: torch.Tensor) -> None:
     raise RuntimeError(
-        f"backward reached {original._replaced_by} as it was before it was sharded: this loss comes from a forward that ran "  # type: ignore[attr-defined]
+        f"backward reached {original._replaced_by} as it was before it was sharded: this loss comes from a forward "
+        f"that ran "  # type: ignore[attr-defined]
         "before sharding. Run the sharded model's forward first."
     )
 
@@ -48,9 +50,9 @@ def _optimizer_will_step(optimizer: torch.optim.Optimizer, args: Any, keywords: 
             for slot, value in slots.items():
                 if getattr(value, "ndim", 0) and value.numel() != parameter.data.numel():
                     raise ValueError(
-                        f"the optimizer's {slot} of {parameter.place.name} has {value.numel()} elements and this rank's part "
-                        f"{parameter.data.numel()}: a state of another number of ranks, or of a whole model, was loaded. "
-                        "sharding.checkpoint saves and loads for any number of ranks."
+                        f"the optimizer's {slot} of {parameter.place.name} has {value.numel()} elements and this "
+                        f"rank's part {parameter.data.numel()}: a state of another number of ranks, or of a whole "
+                        "model, was loaded. sharding.checkpoint saves and loads for any number of ranks."
                     )
     views = [p for p in parameters if hasattr(p, "place") and not isinstance(p, ShardedParameter)]
     if views:
@@ -61,8 +63,9 @@ def _optimizer_will_step(optimizer: torch.optim.Optimizer, args: Any, keywords: 
     replaced = [p._replaced_by for p in parameters if hasattr(p, "_replaced_by")]
     if replaced:
         raise ValueError(
-            f"this optimizer was built before the model was sharded: it holds {plural(len(replaced), 'parameter')} that the model no longer uses "
-            f"({', '.join(replaced[:3])}{', ...' if len(replaced) > 3 else ''}). Shard the model first, then build the optimizer."
+            f"this optimizer was built before the model was sharded: it holds {plural(len(replaced), 'parameter')} "
+            f"that the model no longer uses ({', '.join(replaced[:3])}{', ...' if len(replaced) > 3 else ''}). "
+            "Shard the model first, then build the optimizer."
         )
 
 

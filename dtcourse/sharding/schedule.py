@@ -5,10 +5,10 @@
     backward   gather(n) | compute n   | compute n-1 | ...
                          | gather(n-1) | reduce(n), gather(n-2) |
 
-While a unit computes, the next one is on its way, so its all-gather costs no time where the network is fast enough. The order
-of a forward is learnt in the first one, which fetches nothing ahead; a backward goes through it from the end. At most
-two units are in memory, one in use and one coming (and the units around them, whose modules contain theirs). A unit's
-gradients are waited for when the next unit's are ready, so those of one at a time are on their way.
+While a unit computes, the next one is on its way, so its all-gather costs no time where the network is fast enough. The
+order of a forward is learnt in the first one, which fetches nothing ahead; a backward goes through it from the end. At
+most two units are in memory, one in use and one coming (and the units around them, whose modules contain theirs). A
+unit's gradients are waited for when the next unit's are ready, so those of one at a time are on their way.
 
 Hooks call this: pre_forward and post_forward from a module's forward, pre_backward and the others from autograd.
 """
@@ -189,9 +189,9 @@ class Schedule:
     def backward_reaches(self, unit: Unit, ancestors: Sequence[Unit]) -> None:
         """Backward has come to what a forward returned that ran inside those of `ancestors`, from outside in.
 
-        All ranks must call the same collectives in the same order, also where they use different parameters. Hooks alone do
-        not see to it, where the results of two modules are one tensor, or one's inputs are the other's results: so the unit
-        that followed is reduced before, and those around are gathered before.
+        All ranks must call the same collectives in the same order, also where they use different parameters. Hooks
+        alone do not see to it, where the results of two modules are one tensor, or one's inputs are the other's
+        results: so the unit that followed is reduced before, and those around are gathered before.
         """
         for other, before in self._next_in_backward.items():
             now = self.progress[other]
@@ -229,8 +229,9 @@ class Schedule:
             reduction.release_early()
         self._backward_begins(unit)  # where no hook has seen it begin: it came by an unseen result
         now = self.progress[unit]
-        # In one pass a parameter's gradient comes once. A reentrant checkpoint inside the unit has a pass of its own, and
-        # each forward a checkpoint: whether such a gradient is the parameter's last one shows when backward is through.
+        # In one pass a parameter's gradient comes once. A reentrant checkpoint inside the unit has a pass of its own,
+        # and each forward a checkpoint: whether such a gradient is the parameter's last one
+        # shows when backward is through.
         if now.backward_pass != backward_pass():
             return
         now.gradients_to_come -= 1
@@ -241,9 +242,9 @@ class Schedule:
     def _may_leave_early(self, unit: Unit) -> bool:
         """Whether a unit whose gradients are all here may be reduced at once.
 
-        On a rank that uses fewer parameters it leaves when backward has passed it (inputs_are_ready), or comes to the next
-        unit at the latest (backward_reaches): until then there must be no other collective, so no unit inside. A frozen parameter
-        may be needed up to the unit's input; one with a gradient is not needed after it.
+        On a rank that uses fewer parameters it leaves when backward has passed it (inputs_are_ready), or comes to the
+        next unit at the latest (backward_reaches): until then there must be no other collective, so no unit inside. A
+        frozen parameter may be needed up to the unit's input; one with a gradient is not needed after it.
         """
         through = not unit.has_frozen or unit in self._passed_by_backward
         return self.progress[unit].is_innermost and self._last_backward_reached(unit) and through
@@ -313,7 +314,8 @@ class Schedule:
             return
         beside = [
             other for other in self.units
-            if other.state != SHARDED and other not in self.progress[unit].ancestors and not other.keeps_unsharded and other.param_groups
+            if other.state != SHARDED and other.param_groups and not other.keeps_unsharded
+            and other not in self.progress[unit].ancestors
         ]  # fmt: skip
         if len(beside) < 2:
             unit.unshard()

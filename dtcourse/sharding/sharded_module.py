@@ -1,7 +1,7 @@
 """What a module becomes when it is sharded, whichever way its parameters are cut: a unit, with hooks and methods.
 
-`shard_module` makes the unit of the parameters that no inner module has; `ShardedModule` is what the module can do then.
-fully_shard.py and fully_sharded_data_parallel.py each say how parameters are cut, and what is theirs alone.
+`shard_module` makes the unit of the parameters that no inner module has; `ShardedModule` is what the module can do
+then. fully_shard.py and fully_sharded_data_parallel.py each say how parameters are cut, and what is theirs alone.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ def shard_module(
 ) -> Sharded:
     """Makes the parameters of `module` that no inner unit has into a unit, in place, and returns the module.
 
-    methods: a class that the module's becomes a subclass of;  layout: how parameters are cut;  the others: fully_shard's
+    methods: a class that the module's becomes a subclass of;  layout: how parameters are
+             cut;  the others: fully_shard's
 
-    Raises ValueError for a module that is sharded already, is a container without forward (ModuleList) or holds a parameter of another
-    unit, for models that differ between ranks, and for a mesh of more than two axes.
+    Raises ValueError for a module that is sharded already, is a container without forward (ModuleList) or holds a
+    parameter of another unit, for models that differ between ranks, and for a mesh of more than two axes.
     """
     if not isinstance(module, nn.Module):
         raise ValueError(f"only a module can be sharded; got {type(module).__name__}")
@@ -56,8 +57,9 @@ def shard_module(
         raise ValueError(f"{type(module).__name__} is sharded already: shard a module once")
     if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
         raise ValueError(
-            f"{type(module).__name__} has no forward: parameters are gathered when their module is called, and this one "
-            "never is. Shard the modules in it, or the module whose forward uses what is in it."
+            f"{type(module).__name__} has no forward: parameters are gathered when "
+            "their module is called, and this one never is. Shard the modules in it, or the module whose forward "
+            "uses what is in it."
         )
     if reshard_after_forward not in (True, False, None):
         raise ValueError(
@@ -129,8 +131,8 @@ class ShardedModule(AsksBeforeConversion):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError(
-            "a sharded model is not pickled: it holds parts and process groups. Save its state, by sharding.checkpoint.save "
-            "or full_state_dict, and build and shard the model again to load it"
+            "a sharded model is not pickled: it holds parts and process groups. Save its state, by "
+            "sharding.checkpoint.save or full_state_dict, and build and shard the model again to load it"
         )
 
     def __deepcopy__(self, memo: Any) -> Any:

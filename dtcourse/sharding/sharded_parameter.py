@@ -1,9 +1,9 @@
 """What the model holds in a parameter's place: the elements that this rank keeps, and the whole one while it is freed.
 
-Neither can be computed with. A part used as if it were whole fails with a message about shapes at best, and returns a wrong
-result at worst (a row of a matrix is a fine argument for F.linear); a freed tensor ends the process. So both are
-Parameters that look at each function called with them (__torch_function__) and say what is wrong. The whole one changes its
-class when its memory comes and goes, and is a plain Parameter, at no cost, while it is computed with.
+Neither can be computed with. A part used as if it were whole fails with a message about shapes at best, and returns a
+wrong result at worst (a row of a matrix is a fine argument for F.linear); a freed tensor ends the process. So both are
+Parameters that look at each function called with them (__torch_function__) and say what is wrong. The whole one changes
+its class when its memory comes and goes, and is a plain Parameter, at no cost, while it is computed with.
 
 A part's gradient looks as well. Optimizers go element by element and are right on parts; a norm is not, and torch's
 clip_grad_norm_ and GradScaler, LARS and LAMB would each rank take by its own. All of them ask the gradients for it.
@@ -39,8 +39,9 @@ class Place:
 _NEEDS_WHOLE = frozenset(
     {
         F.linear, F.bilinear, F.embedding, F.embedding_bag, F.conv1d, F.conv2d, F.conv3d, F.layer_norm, F.group_norm,
-        F.batch_norm, F.rms_norm, F.prelu, F.scaled_dot_product_attention, torch.matmul, torch.mm, torch.bmm, torch.addmm,
-        torch.einsum, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__, torch.Tensor.mm,
+        F.batch_norm, F.rms_norm, F.prelu, F.scaled_dot_product_attention, torch.matmul, torch.mm, torch.bmm,
+        torch.addmm, torch.einsum, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__,
+        torch.Tensor.mm,
     }
 )  # fmt: skip
 
@@ -48,8 +49,8 @@ _NEEDS_WHOLE = frozenset(
 # What is another number for a part than for the whole.
 _OF_THE_WHOLE = frozenset(
     {
-        torch.norm, torch.Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm, torch.linalg.matrix_norm, F.normalize,
-        *FOREACH_NORMS,
+        torch.norm, torch.Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm, torch.linalg.matrix_norm,
+        F.normalize, *FOREACH_NORMS,
     }
 )  # fmt: skip
 
@@ -140,8 +141,9 @@ def _of_a_part(func: Any, args: Any) -> str:
     return (
         f"{_words(parts[0])} is sharded, and {func.__name__} of {whose} would be of the {held} elements that "
         "this rank keeps: each rank would go on with a number of its own. To clip, or to read the norm, call "
-        "model.clip_grad_norm_(max_norm), which asks all ranks; for loss scaling, dtcourse.memory.GradScaler(group=...); "
-        "for whole tensors, sharding.full_gradients(model) and full_state_dict(model)."
+        "model.clip_grad_norm_(max_norm), which asks all ranks; for loss scaling, "
+        "dtcourse.memory.GradScaler(group=...); for whole tensors, sharding.full_gradients(model) and "
+        "full_state_dict(model)."
     )
 
 

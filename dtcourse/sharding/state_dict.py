@@ -3,8 +3,9 @@
     whole = full_state_dict(model)               # on every rank, or on the first only; loads into the plain model
     load_full_state_dict(model, whole)           # from a plain model, from another number of ranks: all the same
 
-Whole tensors are gathered one flat, or one DTensor, at a time. Loading checks all names, shapes and dtypes before it changes anything, on
-all ranks together: if one rank refuses, all do. For models that no single rank can hold, see checkpoint.py.
+Whole tensors are gathered one flat, or one DTensor, at a time. Loading checks all names, shapes and dtypes before it
+changes anything, on all ranks together: if one rank refuses, all do. For models that no single
+rank can hold, see checkpoint.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ parameters calls wait_for_unshard, which waits for what is still missing. start_
 gradients; its finish() waits, and adds this rank's shard of the mean to the parameters' .grad. With hybrid sharding the
 part is then all-reduced among the ranks that hold the same one, which is asynchronous as well.
 
-When to call what is schedule.py's business. Bytes: a gather and a reduce-scatter each send (p - 1) parts of n / p elements.
+When to call what is schedule.py's business. Bytes: a gather and a reduce-scatter each send
+(p - 1) parts of n / p elements.
 """
 
 from __future__ import annotations
@@ -204,7 +205,8 @@ class Reduction:
     def release_early(self) -> None:
         """Frees the whole gradients if they have been sent by now.
 
-        Not where an all-reduce would follow: when this rank looks is chance, and ranks must call collectives in one order.
+        Not where an all-reduce would follow: when this rank looks is chance,
+        and ranks must call collectives in one order.
         """
         if (
             self.shard_groups.replicate is None

@@ -40,8 +40,8 @@ def materialise(
                 module, "reset_parameters"
             ):  # on all ranks alike, or some would wait for ever
                 raise ValueError(
-                    f"{name or 'the module'} ({type(module).__name__}) is on the meta device and has no reset_parameters "
-                    "to give its parameters values: add one, or build the model on the CPU"
+                    f"{name or 'the module'} ({type(module).__name__}) is on the meta device and has no "
+                    "reset_parameters to give its parameters values: add one, or build the model on the CPU"
                 )
             for attribute, p in own_parameters(module).items():
                 if p in made:

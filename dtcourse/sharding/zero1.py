@@ -121,8 +121,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         """
         if joining(self):
             raise ValueError(
-                "inside Join, a rank without data shadows DistributedDataParallel's averages and this optimizer's steps, "
-                "not reduce_gradients(): wrap the model in DistributedDataParallel, and pass both to Join"
+                "inside Join, a rank without data shadows "
+                "DistributedDataParallel's averages and this optimizer's steps, not reduce_gradients(): wrap the "
+                "model in DistributedDataParallel, and pass both to Join"
             )
         if any(p.grad is mean for p, mean in self._means.items()):
             raise RuntimeError(
@@ -135,7 +136,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._means = {p: p.grad for b in buckets if b.owner == self.rank for p in b.parameters()}
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None, **keywords: Any) -> float | None:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None, **keywords: Any
+    ) -> float | None:
         """Updates the own parameters, then spreads all of them from their owners. All ranks call it.
 
         Further keywords go to the own optimizer's step.
@@ -212,7 +215,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         """
         if self._consolidated is None:
             raise RuntimeError(
-                f"rank {self.rank} holds the states of its own parameters only: call consolidate_state_dict(to={self.rank}) "
+                f"rank {self.rank} holds the states of its own parameters only: call "
+                f"consolidate_state_dict(to={self.rank}) "
                 "on all ranks first, after the last step, and state_dict() on that rank alone"
             )
         return self._consolidated
@@ -226,8 +230,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         numbers = [n for group in state_dict["param_groups"] for n in group["params"]]
         if len(numbers) != len(parameters):
             raise ValueError(
-                f"the state dict is of {len(numbers)} parameters, this optimizer has {len(parameters)}: is it of another "
-                "model, or a single rank's?"
+                f"the state dict is of {len(numbers)} parameters, this optimizer has {len(parameters)}: is it of "
+                "another model, or a single rank's?"
             )
         own = {}
         for number, parameter in zip(numbers, parameters, strict=True):
@@ -271,14 +275,14 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def _check_step(self) -> None:
         if joining(self) and joins_first(self):
             raise ValueError(
-                "a step comes after the forward and backward of a model that averages: pass Join([model, optimizer]), the "
-                "DistributedDataParallel before its optimizer"
+                "a step comes after the forward and backward of a model that averages: pass Join([model, "
+                "optimizer]), the DistributedDataParallel before its optimizer"
             )
         for number, (before, now) in enumerate(zip(self._places, self._where(), strict=True)):
             if before != now:
                 raise ValueError(
-                    f"parameter {number} was {before[0]} on {before[1]} when the optimizer was built, and is {now[0]} on "
-                    f"{now[1]}: move or convert the model first, then build the optimizer"
+                    f"parameter {number} was {before[0]} on {before[1]} when the optimizer was built, and is "
+                    f"{now[0]} on {now[1]}: move or convert the model first, then build the optimizer"
                 )
 
 

@@ -9,8 +9,8 @@ Only the owner updates a parameter (zero1.py), so only the owner needs its gradi
 bucket that goes to one owner, and drops it; a full bucket is reduced in the background, and freed on all ranks but its
 owner when it has arrived. Source: Rajbhandari et al., ZeRO (SC 2020, arXiv 1910.02054), stage P_os+g.
 
-A rank holds gradients of N_r elements, those it owns, and while backward runs some buckets more: one that fills, and two
-that are under way.
+A rank holds gradients of N_r elements, those it owns, and while backward runs some buckets more: one that fills, and
+two that are under way.
 All ranks together send (p - 1) N elements of gradients and (p - 1) N of parameters in a step: no more than DDP.
 """
 
@@ -122,8 +122,8 @@ class ShardedDataParallel(Wrapper):
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad and parameter not in self.optimizer.owner:
                 raise ValueError(
-                    f"{name} is not among the optimizer's parameters: freeze it, pass it to the optimizer, or, if the module "
-                    "was changed since, build the optimizer and the wrapper again"
+                    f"{name} is not among the optimizer's parameters: freeze it, pass it to the optimizer, or, if "
+                    "the module was changed since, build the optimizer and the wrapper again"
                 )
 
 
@@ -134,8 +134,8 @@ class OwnerReducer(Reducer):
     optimizer:    says who owns what
     bucket_bytes: of gradients that travel together; twice as many are under way at most
 
-    A gradient leaves .grad when it is copied into its bucket, and a bucket has memory from its first gradient until it has
-    arrived, on its owner until the next zero_grad: its views are the gradients.
+    A gradient leaves .grad when it is copied into its bucket, and a bucket has memory from its first gradient until it
+    has arrived, on its owner until the next zero_grad: its views are the gradients.
     """
 
     if_twice = "As where reentrant checkpoints share a parameter: pass use_reentrant=False to them."

@@ -1,8 +1,8 @@
 """Bytes of a Transformer's activations, tensor by tensor: what its forward pass keeps for its backward pass.
 
-Counted for dtcourse.models.Transformer from what each operator's backward formula needs. For N = B S tokens a block keeps
-8 N D + 2 N F + B H S^2 numbers (and the norms' statistics): with F = 4 D and 2 bytes that is the 32 s b h + 2 a s^2 b of
-Korthikanti et al. 2205.05198, equation 1, without its dropout masks (34 s b h + 5 a s^2 b with them).
+Counted for dtcourse.models.Transformer from what each operator's backward formula needs. For N = B S tokens a block
+keeps 8 N D + 2 N F + B H S^2 numbers (and the norms' statistics): with F = 4 D and 2 bytes that is the 32 s b h + 2 a
+s^2 b of Korthikanti et al. 2205.05198, equation 1, without its dropout masks (34 s b h + 5 a s^2 b with them).
 
     attention   "plain" keeps all B H S^2 probabilities; "efficient" (a fused kernel) one number a query instead
     checkpoint  "none"; "selective": the attention core is computed again, so the S^2 terms go; "full": whole blocks are
@@ -81,7 +81,8 @@ def block(
     if checkpointing == "full":
         return [x]
     efficient = attention == "efficient"
-    # A plain core repeats grouped keys and values for each query head; a fused or a checkpointed one keeps them as they are.
+    # A plain core repeats grouped keys and values for each query head;
+    # a fused or a checkpointed one keeps them as they are.
     kv_kept = kv if efficient or checkpointing == "selective" else D
     rows = [
         x,
@@ -203,8 +204,9 @@ def _counted(shape: Shape) -> None:
     for name, counted in gpt2.items():
         if getattr(shape, name, counted) != counted:
             raise ValueError(
-                f"the activations of a Transformer with {name}={getattr(shape, name)!r} have no formula here (only those "
-                f"with {counted!r} have): trace the model with dtcourse.simulator.tracing"
+                f"the activations of a Transformer with {name}={getattr(shape, name)!r} "
+                f"have no formula here (only those with {counted!r} have): trace the model with "
+                "dtcourse.simulator.tracing"
             )
 
 

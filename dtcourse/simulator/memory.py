@@ -1,12 +1,13 @@
-"""Will it fit? One plan of a training step's memory, from a model's shape and a configuration, before anything is built.
+"""Will it fit? One plan of a training step's memory, from a model's shape and a configuration,
+before anything is built.
 
     plan(transformer_parameters(config), config, precision="bf16 + master", stage=2, ranks=8, batch=4, capacity=80e9)
 
-adds up the model states (dtcourse.simulator.states: ZeRO's formulas), the activations and the working memory of the backward
-pass (dtcourse.simulator.activations). It counts gradients as alive all through the step, as they are under gradient
-accumulation and in DDP's buckets; a lone process that sets them to None is below it by up to the gradients' bytes.
-Not in it: the accelerator's context, the libraries' workspaces and the allocator's fragmentation, which no formula knows:
-leave a tenth of the device for them. For a model that is not a Transformer: dtcourse.simulator.tracing.
+adds up the model states (dtcourse.simulator.states: ZeRO's formulas), the activations and the working memory of the
+backward pass (dtcourse.simulator.activations). It counts gradients as alive all through the step, as they are under
+gradient accumulation and in DDP's buckets; a lone process that sets them to None is below it by up to the gradients'
+bytes. Not in it: the accelerator's context, the libraries' workspaces and the allocator's fragmentation, which no
+formula knows: leave a tenth of the device for them. For a model that is not a Transformer: dtcourse.simulator.tracing.
 """
 
 from __future__ import annotations
@@ -160,7 +161,8 @@ def device_memory() -> dict[str, float]:
 
 
 def _gathered(parameters: int, shape: Shape, precision: str, stage: int, ranks: int) -> int:
-    """What ZeRO-3 has in whole beside its shards: the weights of two blocks (in use, and fetched ahead), one's gradients.
+    """What ZeRO-3 has in whole beside its shards: the weights of two blocks (in use, and
+    fetched ahead), one's gradients.
 
     Stage 2 has one block's gradients in whole, until they are reduced to their owners.
     """

@@ -1,8 +1,8 @@
 """Bytes of the model states: parameters, gradients and what the optimizer keeps, for each precision and ZeRO stage.
 
-With Psi parameters, mixed-precision Adam holds 2 Psi of half-precision weights, 2 Psi of gradients and K Psi for the optimizer,
-K = 12: float32 master weights, momentum and variance (Micikevicius et al. 1710.03740; the count is ZeRO's section 3.1).
-ZeRO (Rajbhandari et al. 1910.02054, section 5) cuts them over N data-parallel ranks, one kind a stage:
+With Psi parameters, mixed-precision Adam holds 2 Psi of half-precision weights, 2 Psi of gradients and K Psi for the
+optimizer, K = 12: float32 master weights, momentum and variance (Micikevicius et al. 1710.03740; the count is ZeRO's
+section 3.1). ZeRO (Rajbhandari et al. 1910.02054, section 5) cuts them over N data-parallel ranks, one kind a stage:
 
     stage 0   2 Psi + 2 Psi + K Psi         stage 2   2 Psi + (2 + K) Psi / N
     stage 1   2 Psi + 2 Psi + K Psi / N     stage 3   (2 + 2 + K) Psi / N
@@ -44,7 +44,8 @@ PRECISIONS: dict[str, Precision] = {
     "bf16 only": Precision(2, 2, 0, 2, 2, 2),
 }
 """"... + master" is the mixed precision of ZeRO's and Megatron's papers: half-precision weights, float32 copies in the
-optimizer. "bf16 autocast" is torch.autocast over float32 weights. "bf16 only" has no float32 anywhere (and learns badly)."""
+optimizer. "bf16 autocast" is torch.autocast over float32 weights. "bf16 only" has no float32 anywhere (and learns
+badly)."""
 
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2}
 """Numbers that an optimizer keeps beside each weight."""

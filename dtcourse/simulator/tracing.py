@@ -1,9 +1,9 @@
 """Memory of any module's training step, predicted by running it on tensors that have no memory.
 
-A FakeTensor (Paszke et al.'s PyTorch 2, section 4; torch._subclasses) has a shape, a dtype and a device, and no data. A step on them
-costs microseconds an operator and no bytes, whatever the model's size; the tracker that measures real steps
-(dtcourse.profiling.memory_tracker) counts the storages that there would be. So prediction and measurement are one count,
-and differ only where an operator behaves differently.
+A FakeTensor (Paszke et al.'s PyTorch 2, section 4; torch._subclasses) has a shape, a dtype and a device, and no data. A
+step on them costs microseconds an operator and no bytes, whatever the model's size; the tracker that measures real
+steps (dtcourse.profiling.memory_tracker) counts the storages that there would be. So prediction and measurement are one
+count, and differ only where an operator behaves differently.
 
     def batch():
         return torch.zeros(8, 1024, dtype=torch.int64), torch.zeros(8, 1024, dtype=torch.int64)

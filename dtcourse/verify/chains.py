@@ -160,7 +160,9 @@ class Layer(nn.Module):
 
 
 class Chain(nn.Module):
-    """Blocks one after the other; returns the result in the container `returns`, with what is beside it, if anything."""
+    """Blocks one after the other; returns the result in the container `returns`, with
+    what is beside it, if anything.
+    """
 
     def __init__(self, blocks: Sequence[Block], width: int, returns: str = "tensor") -> None:
         super().__init__()

@@ -15,7 +15,9 @@ Gradients = dict[str, torch.Tensor | None]
 
 
 class NotEqual(AssertionError):
-    """Two sets of gradients differ. The message names the worst parameter, the first of several, and what the difference looks like."""
+    """Two sets of gradients differ. The message names the worst parameter, the first of several,
+    and what the difference looks like.
+    """
 
 
 def gradients_of(model: nn.Module) -> Gradients:
@@ -34,8 +36,8 @@ def compare(
 ) -> float:
     """Returns the largest relative error; raises NotEqual where it is above `tolerance`.
 
-    The error of a parameter is |got - expected| / |expected|, with 1e-8 added below, so it has no unit; |x| is the largest
-    number in x, or, with norm=2, the 2-norm.
+    The error of a parameter is |got - expected| / |expected|, with 1e-8 added below, so it has no unit; |x| is the
+    largest number in x, or, with norm=2, the 2-norm.
     Missing and unexpected parameters are errors too.
     """
     if got.keys() != expected.keys():
@@ -63,8 +65,8 @@ def compare(
         assert mine is not None, "it has an error"
         assert right is not None, "it has an error"
         raise NotEqual(
-            f"{worst_name}: the {what} is off by {relative_error(mine, right, norm):.1e} (relative; at most {tolerance:.0e} is rounding). "
-            + looks_like(mine, right)
+            f"{worst_name}: the {what} is off by {relative_error(mine, right, norm):.1e} (relative; at most "
+            f"{tolerance:.0e} is rounding). " + looks_like(mine, right)
         )
     return worst
 

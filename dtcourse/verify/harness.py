@@ -82,7 +82,8 @@ def _plan(
     """A rank's part of each step's batch, in equal micro-batches, of which the last averages."""
     if samples % (size * micro_batches):
         raise ValueError(
-            f"{plural(samples, 'sample')} cannot be divided into {plural(size, 'rank')} times {plural(micro_batches, 'micro-batch', 'micro-batches')}"
+            f"{plural(samples, 'sample')} cannot be divided into {plural(size, 'rank')} times "
+            f"{plural(micro_batches, 'micro-batch', 'micro-batches')}"
         )
     plan = []
     for step in range(steps):

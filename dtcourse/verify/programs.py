@@ -1,7 +1,7 @@
 """Trainings written down as data, so that they can be drawn at random, made smaller, and printed.
 
-A Program says what the model is (chains.py), what each rank does with it in which order (steps of backwards of forwards,
-each on so many rows), and with which optimizer. The technique that it is trained with is not part of it.
+A Program says what the model is (chains.py), what each rank does with it in which order (steps of backwards of
+forwards, each on so many rows), and with which optimizer. The technique that it is trained with is not part of it.
 
     truth = in_one_process(program)                          # all ranks' losses, one after the other, in one model
     steps = train(wrap(model), model, program.plan(rank), ...)    # harness.train, on each rank

@@ -252,7 +252,8 @@ def collective_seconds(cases):
 MODELLED = [
     (algorithm, collective)
     for algorithm, collectives in {
-        "naive": ("broadcast", "reduce", "all_reduce", "reduce_scatter_single", "all_gather_single", "all_to_all_single"),
+        "naive": ("broadcast", "reduce", "all_reduce", "reduce_scatter_single", "all_gather_single",
+                  "all_to_all_single"),
         "ring": ("broadcast", "reduce", "all_reduce", "reduce_scatter_single", "all_gather_single"),
         "tree": ("broadcast", "reduce", "all_reduce"),
         "halving_doubling": ("all_reduce", "reduce_scatter_single", "all_gather_single"),

@@ -116,7 +116,9 @@ def cases(draw, p):
     return Case(
         mesh=mesh,
         axes=axes if draw(st.integers(0, 29)) else ("c",),
-        scope=draw(st.sampled_from(["global", "global", "rank"])) if gate != "bias" or not draw(st.integers(0, 9)) else "global",
+        scope=draw(st.sampled_from(["global", "global", "rank"]))
+        if gate != "bias" or not draw(st.integers(0, 9))
+        else "global",
         broadcast=draw(st.booleans()),
         gate=gate,
         num_experts=E,

@@ -33,7 +33,12 @@ def gradients(product, x, w, counts):
 # What F.grouped_mm takes on a CPU, and what it does not: double precision, and rows that are not whole 16 bytes.
 @pytest.mark.parametrize(
     ("dtype", "D", "width", "tolerance"),
-    [(torch.double, 8, 12, 1e-14), (torch.float32, 8, 12, 1e-6), (torch.float32, 7, 5, 1e-6), (torch.bfloat16, 8, 16, 0.02)],
+    [
+        (torch.double, 8, 12, 1e-14),
+        (torch.float32, 8, 12, 1e-6),
+        (torch.float32, 7, 5, 1e-6),
+        (torch.bfloat16, 8, 16, 0.02),
+    ],
 )  # fmt: skip
 @pytest.mark.parametrize("load", LOADS)
 def test_it_is_the_loop_over_groups(load, dtype, D, width, tolerance):

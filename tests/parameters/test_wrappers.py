@@ -1,4 +1,5 @@
-"""What DistributedDataParallel and ZeRO-2's ShardedDataParallel must both get right: sequences of calls that users make.
+"""What DistributedDataParallel and ZeRO-2's ShardedDataParallel must both get right:
+sequences of calls that users make.
 
 Each sequence is written once, for one rank. The truth is the mean over the ranks of what it leaves in .grad where each
 rank's part runs alone, on a plain module.
@@ -339,7 +340,9 @@ SEQUENCES = {
     "used on one rank, in no_sync": lambda wrap, rank: used_earlier(wrap, rank, [("a", "b"), "b"], quiet=[0]),
     "averaged, then used in no_sync": lambda wrap, rank: used_earlier(wrap, rank, ["ab", ("a", "b"), "b"], quiet=[1]),
     "never used by one rank": lambda wrap, rank: used_earlier(wrap, rank, [("a", "b"), ("a", "b")]),
-    "static, with micro-batches": lambda wrap, rank: used_earlier(wrap, rank, ["ab", "a", "a"], quiet=[0], options=STATIC),
+    "static, with micro-batches": lambda wrap, rank: used_earlier(
+        wrap, rank, ["ab", "a", "a"], quiet=[0], options=STATIC
+    ),
     "zeroed in place": zeroed_in_place,
     "thrown away": thrown_away,
     "means and local gradients": means_and_local,

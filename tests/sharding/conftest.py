@@ -1,4 +1,5 @@
-"""The two layouts of full sharding: what is tested here of one holds for the other too, unless it is about the layout."""
+"""The two layouts of full sharding: what is tested here of one holds for the other too,
+unless it is about the layout."""
 
 from __future__ import annotations
 

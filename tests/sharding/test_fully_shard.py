@@ -1,4 +1,5 @@
-"""Full sharding by hand, in both layouts: equal to one process and to PyTorch's, parameter by parameter, however it is used."""
+"""Full sharding by hand, in both layouts: equal to one process and to PyTorch's, parameter by
+parameter, however it is used."""
 
 from __future__ import annotations
 
@@ -433,7 +434,8 @@ def test_reentrant_checkpoints_first_in_the_middle_and_last(shard, root):
 
 
 class RecomputedInPart(nn.Module):
-    """One unit, of which one layer always runs in a reentrant checkpoint, another under the checkpoint that is asked for."""
+    """One unit, of which one layer always runs in a reentrant checkpoint,
+    another under the checkpoint that is asked for."""
 
     def __init__(self, first, plain=False):
         super().__init__()

@@ -1,4 +1,5 @@
-"""What full sharding costs, in both layouts: bytes sent, bytes held, what happens beside what. Counted, and held against the formulas."""
+"""What full sharding costs, in both layouts: bytes sent, bytes held, what happens beside what. Counted,
+and held against the formulas."""
 
 from __future__ import annotations
 
@@ -170,7 +171,8 @@ def all_tensor_bytes():
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_a_rank_holds_16_bytes_a_parameter_over_the_ranks(shard, world_size):
-    """ZeRO's 16 Psi / N: stored in 32 bits, computed in 16, Adam's two moments. Padding is computed, not allowed for."""
+    """ZeRO's 16 Psi / N: stored in 32 bits, computed in 16, Adam's two moments. Padding
+    is computed, not allowed for."""
 
     def step():
         start = all_tensor_bytes()
@@ -299,7 +301,8 @@ def timed(shard, blocking, count=4):
 
 @pytest.mark.parametrize("backend", ["ring", "gloo"])
 def test_transfers_hide_behind_computation(shard, backend):
-    """A network on which gathering everything takes as long as forward: 1.2 s one after the other, 0.675 side by side."""
+    """A network on which gathering everything takes as long as forward: 1.2 s one after
+    the other, 0.675 side by side."""
     ranks = 2
     whole = UNITS * WIDTH * WIDTH * 4
     gather = FORWARD

@@ -1,4 +1,5 @@
-"""What a module may take and return when it is sharded: any object that holds tensors, and gradients are one process's."""
+"""What a module may take and return when it is sharded: any object that holds tensors,
+and gradients are one process's."""
 
 from __future__ import annotations
 

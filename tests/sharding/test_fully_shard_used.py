@@ -1,4 +1,5 @@
-"""A gradient of zero is not no gradient: a parameter that any rank used is updated on all ranks, one that none used on none."""
+"""A gradient of zero is not no gradient: a parameter that any rank used is updated on all ranks,
+one that none used on none."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Branches(nn.Module):
 
 
 def inputs(rank):
-    """Rank 0 gives `a` a gradient; rank 1 gives `b` one of zeros (its batch is masked out); rank 2 gives `c` one of -0."""
+    """Rank 0 gives `a` a gradient; rank 1 gives `b` one of zeros (its batch is masked out);
+    rank 2 gives `c` one of -0."""
     return [(1.0, "a"), (0.0, "b"), (-0.0, "c"), (2.0, "a")][rank]
 
 

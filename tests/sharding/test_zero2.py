@@ -228,7 +228,8 @@ def test_the_harness_sees_a_sum_where_the_mean_belongs():
         compare(one_owner_each(run, "", 0), one_process(CASES["mlp"]).gradients[0])
 
 
-# --- traffic, memory, order ---------------------------------------------------------------------------------------------
+# --- traffic, memory, order
+# ---------------------------------------------------------------------------------------------
 
 
 def count_a_step(way, micro_batches, syncs):
@@ -307,8 +308,8 @@ LAYER = 64 * 64 * 4
 def memory_of(way):
     """Bytes held after two AdamW steps, by category, and the peak above parameters and states in a backward after them.
 
-    The lowest of five: a thread of gloo's holds on to a bucket for a moment after it has said that it is done, and on a busy
-    machine that moment is longer than a layer's backward.
+    The lowest of five: a thread of gloo's holds on to a bucket for a moment after it has said that it is done, and on a
+    busy machine that moment is longer than a layer's backward.
     """
     model = Deep()
     zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
@@ -384,7 +385,8 @@ def test_reductions_start_before_backward_ends():
         assert freed[0].start < layers[-1].start, "freed on the way, not at the end"
 
 
-# --- mistakes --------------------------------------------------------------------------------------------------------------
+# --- mistakes
+# --------------------------------------------------------------------------------------------------------------
 
 
 def mistake(which):

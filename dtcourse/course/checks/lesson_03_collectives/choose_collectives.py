@@ -109,7 +109,8 @@ def _require(answer: Answer, changes: tuple[Change, ...], hint: str) -> None:
     for (name, before, after, sizes), plan in zip(
         changes, answer.call(_chosen, changes), strict=True
     ):
-        where = f"{name}, {written(before)} → {written(after)}, with {', '.join(f'{p} ranks on {a}' for a, p in sizes)}"
+        axes = ", ".join(f"{p} ranks on {a}" for a, p in sizes)
+        where = f"{name}, {written(before)} → {written(after)}, with {axes}"
         require(
             isinstance(plan, (list, tuple))
             and all(isinstance(step, (list, tuple)) and len(step) == 2 for step in plan),

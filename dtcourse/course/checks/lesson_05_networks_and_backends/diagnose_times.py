@@ -44,9 +44,11 @@ def times(size: tuple[Any, ...], kind: str, seed: int) -> Case:
     crosses = node[:, None] != node[None, :]
     clean = torch.where(crosses, between, inside).double()
     one = torch.arange(p) == rank
+    of_cable = torch.zeros(p, p, dtype=torch.bool)
+    of_cable[cable] = True
     slow = {
         "healthy": torch.zeros(p, p, dtype=torch.bool),
-        "cable": torch.zeros(p, p, dtype=torch.bool).index_put((torch.tensor(cable[0]), torch.tensor(cable[1])), torch.tensor(True)),
+        "cable": of_cable,
         "rank": one[:, None] | one[None, :],
         "card": crosses & ((node == card)[:, None] | (node == card)[None, :]),
     }[kind]  # fmt: skip

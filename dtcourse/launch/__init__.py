@@ -8,23 +8,23 @@ template.py       a process split off from it that has the course loaded, until 
 standby.py        spare ranks, split off from the template while the notebook is idle
 rank.py           what runs inside a rank
 environment.py    what a rank finds around it: torchrun's variables, the notebook's own
-serialization.py  the call as a parcel, and what is said of what cannot be sent
-parcels.py        functions, arguments, results: how they travel (tensors out of band, through shared memory)
+sendable.py       the call, serialized, and what is said of what cannot be sent
+serialization.py  how functions, arguments and results travel (tensors out of band, through shared memory)
 failures.py       RankFailure and RankTimeout: who failed, where, and where everyone else was
 run.py            Run: what came back
 interrupts.py     Ctrl-C while ranks run
 output.py         printed lines, in rank order
-messages.py       send_message and progress, from a rank to the notebook while it runs
+reporting.py      send_message and progress, from a rank to the notebook while it runs
 waiting.py        what is going on, where it takes longer than a second
 torchrun.py       the way out: the same function under torchrun, on any number of nodes
 target.py         a function and its arguments, named on a command line
 cluster/          launch(..., cluster="slurm"): the same cell on the nodes of a cluster
 """
 
-from dtcourse.launch import messages, server, template, waiting
+from dtcourse.launch import reporting, server, template, waiting
 from dtcourse.launch.failures import RankFailure, RankTimeout
 from dtcourse.launch.launcher import launch, shared_folder, use_cluster
-from dtcourse.launch.messages import progress, send_message
+from dtcourse.launch.reporting import progress, send_message
 from dtcourse.launch.run import Run
 from dtcourse.launch.torchrun import torchrun_command
 
@@ -40,7 +40,7 @@ __all__ = [
     "use_cluster",
 ]
 
-if messages.in_notebook():  # a script that never launches pays nothing
+if reporting.in_notebook():  # a script that never launches pays nothing
     server.start_early()
     template.start_early()
     waiting.watch_cells()

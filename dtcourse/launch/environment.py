@@ -43,7 +43,7 @@ def of_rank(
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
         "TORCHELASTIC_RESTART_COUNT": 0,
-        # Somebody listens there already (meeting.py): every rank is a client, rank 0 too.
+        # Somebody listens there already (rendezvous.py): every rank is a client, rank 0 too.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "DTCOURSE_DEVICE": device.for_rank(place, layout.kind),
         "OMP_NUM_THREADS": layout.threads,

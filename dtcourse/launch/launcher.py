@@ -15,11 +15,11 @@ from dtcourse.emulation.cluster import EmulatedCluster, measured_again
 from dtcourse.launch import (
     environment,
     failures,
-    meeting,
     options,
     output,
-    parcels,
     rank,
+    rendezvous,
+    sendable,
     serialization,
     server,
     standby,
@@ -123,17 +123,17 @@ def launch(
             emulated=emulated,
             timeout=limit,
             sources=environment.typed_sources(),
-            meeting_place="",
+            rendezvous="",
             together=goes_on,
         )
 
         def run_once(emulated: EmulatedCluster | None) -> Run:
-            parcel = serialization.pack_call(function, args, kwargs)
+            serialized = sendable.serialize_call(function, args, kwargs)
             asked = replace(for_all, emulated=emulated)
             if cluster is None:
-                return _run_here(asked, layout, parcel, stream, on_message)
+                return _run_here(asked, layout, serialized, stream, on_message)
             name = getattr(function, "__name__", "function")
-            return remote.run_once(settings, layout, name, asked, parcel, stream, on_message)
+            return remote.run_once(settings, layout, name, asked, serialized, stream, on_message)
 
         run = run_once(emulated)
         if emulated is not None and emulated.is_measured:
@@ -181,25 +181,25 @@ def shared_folder() -> str | None:
 def _run_here(
     asked: rank.Settings,
     layout: options.Layout,
-    parcel: Any,
+    serialized: serialization.Serialized,
     stream: bool,
     on_message: Callable[[int, Any], None] | None,
 ) -> Run:
-    """One launch on this machine. asked: of all ranks; each gets its own number, environment and meeting place."""
+    """One launch on this machine. asked: of all ranks; each gets its own number, environment and rendezvous."""
     with (
-        closing(parcels.Sealed(parcel)) as sealed,
-        closing(meeting.MeetingPlace()) as place,
+        closing(serialization.Payload(serialized)) as payload,
+        closing(rendezvous.Rendezvous()) as store,
     ):
         base = {**os.environ, **asked.environment}
         settings = [
-            replace(asked, rank=index, environment=variables, meeting_place=place.path)
-            for index, variables in enumerate(environment.environments(layout, place.port, base))
+            replace(asked, rank=index, environment=variables, rendezvous=store.path)
+            for index, variables in enumerate(environment.environments(layout, store.port, base))
         ]
         on_line = output.show_line if stream else None
         with (
             Interrupts() as interrupts,
             standby.launching(layout.world_size, interrupts),
-            Ranks(settings, sealed, on_line, on_message, asked.together, interrupts) as ranks,
+            Ranks(settings, payload, on_line, on_message, asked.together, interrupts) as ranks,
         ):
             answers = ranks.answers(asked.timeout)
         slowdown = 1.0 if asked.emulated is None else asked.emulated.slowdown

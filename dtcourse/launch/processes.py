@@ -14,10 +14,10 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from dtcourse.launch import deadlock, failures, parcels, rank, server, standby, waiting
+from dtcourse.launch import deadlock, failures, rank, serialization, server, standby, waiting
 from dtcourse.launch.interrupts import Interrupts
-from dtcourse.launch.messages import Bars
 from dtcourse.launch.output import Output
+from dtcourse.launch.reporting import Bars
 
 GRACE = 0.25  # seconds in which other ranks may still fail by themselves after the first failure
 
@@ -28,13 +28,13 @@ class Ranks:
     def __init__(
         self,
         settings: list[rank.Settings],
-        parcel: parcels.Sealed,
+        payload: serialization.Payload,
         on_line: Callable[[int, str], None] | None,
         on_message: Callable[[int, Any], None] | None,
         goes_on: bool,
         interrupts: Interrupts,
     ) -> None:
-        self.settings, self.parcel, self.on_message = settings, parcel, on_message
+        self.settings, self.payload, self.on_message = settings, payload, on_message
         self.goes_on = goes_on  # after a failure, with the other ranks
         self.interrupts = interrupts
         self.world_size = len(settings)  # of those that we start: on a cluster, one node's
@@ -58,8 +58,8 @@ class Ranks:
             # All processes exist before the first function is sent: their start-ups overlap.
             for channel, settings in zip(self.channels, self.settings, strict=True):
                 with suppress(BrokenPipeError, ConnectionResetError):  # it died; the loop says how
-                    parcels.send(channel, settings)
-                    self.parcel.send(channel)
+                    serialization.send(channel, settings)
+                    self.payload.send(channel)
         except BaseException:  # leaving `with` is not for a block that was never entered
             self.__exit__()
             raise
@@ -96,9 +96,9 @@ class Ranks:
                 if deadline is not None and now >= deadline and grace is None:
                     given = (limit or 0.0) + (0.0 if counting else rank.START)
                     if self.goes_on:
-                        self._give_up(given, self._ask_where())
+                        self._give_up(given, self._dump_stacks())
                         break
-                    raise self._timed_out(given, self._ask_where())
+                    raise self._timed_out(given, self._dump_stacks())
                 if counting and limit and grace is None and (stacks := self._deadlocked()):
                     if self.goes_on:
                         self._give_up(limit, stacks)
@@ -111,7 +111,7 @@ class Ranks:
                 if self.failures and grace is None and not self.goes_on:
                     grace = time.monotonic() + GRACE
         except KeyboardInterrupt as interrupt:
-            where = {r: failures.where(s) for r, s in self._ask_where().items()}
+            where = {r: failures.where(s) for r, s in self._dump_stacks().items()}
             for index, place in where.items():
                 interrupt.add_note(f"rank {index} {failures.readable(place)}")
             raise interrupt.with_traceback(
@@ -120,7 +120,7 @@ class Ranks:
         if self.failures and not self.goes_on:
             failure = failures.rank_failure(list(self.failures.values()), self.world_size)
             raise failure from failure.failures[0].exception
-        self._dismiss()
+        self._release()
         return [self.results.get(r) or self.lost[r] for r in range(self.world_size)]
 
     def _timed_out(self, limit: float, stacks: dict[int, str]) -> Exception:
@@ -138,7 +138,7 @@ class Ranks:
         still = self.watch.still([member.pid for member in self.members]) if self.watch else None
         if self.watch is None or still is None:
             return {}
-        stacks = self._ask_where()
+        stacks = self._dump_stacks()
         if deadlock.all_wait(stacks, still):
             return stacks
         self.watch.begin_again()
@@ -153,7 +153,7 @@ class Ranks:
         gone = []
         for item in ready:
             if item in channels:
-                self._hear(channels[item])
+                self._on_message(channels[item])
             elif item in sentinels:
                 gone.append(sentinels[item])
             else:
@@ -162,19 +162,19 @@ class Ranks:
             if self.processes[index].is_untold():
                 self.untold.add(index)  # its channel will end where it does
             else:
-                self._bury(index)
+                self._on_exit(index)
 
-    def _hear(self, index: int) -> None:
+    def _on_message(self, index: int) -> None:
         """Takes one message of a rank."""
         try:
-            unpack = parcels.receive(self.channels[index])
+            deserialize = serialization.receive(self.channels[index])
         except (EOFError, OSError):
-            return self._bury(index)
-        return self._file(index, unpack)
+            return self._on_exit(index)
+        return self._store_answer(index, deserialize)
 
-    def _file(self, index: int, unpack: Callable[[], Any]) -> None:
+    def _store_answer(self, index: int, deserialize: Callable[[], Any]) -> None:
         try:
-            kind, content = unpack()
+            kind, content = deserialize()
         except Exception as error:  # it arrived, and cannot be rebuilt here
             summary = f"returned something that cannot be rebuilt in the notebook: {error!r}"
             kind, content = "failure", {"summary": summary, "when": time.monotonic()}
@@ -189,11 +189,11 @@ class Ranks:
         elif kind == "message" and self.on_message is not None:
             self.on_message(self.first + index, content)
 
-    def _bury(self, index: int) -> None:
+    def _on_exit(self, index: int) -> None:
         """A rank's process went away. What it said before that counts first."""
         with suppress(EOFError, OSError):
             while index not in self.results | self.failures and self.channels[index].poll():
-                self._file(index, parcels.receive(self.channels[index]))
+                self._store_answer(index, serialization.receive(self.channels[index]))
         if index in self.results | self.failures:
             return
         process = self.processes[index]
@@ -209,7 +209,7 @@ class Ranks:
         if self.goes_on:
             with suppress(OSError):  # the process may be gone already
                 self.channels[index].send_bytes(rank.END)
-            self._lose(failures.one_failure(failure, self.of))
+            self._note_failure(failures.one_failure(failure, self.of))
 
     def _give_up(self, limit: float, stacks: dict[int, str]) -> None:
         """The time is over for the ranks that have not answered; those that have keep their results."""
@@ -218,15 +218,15 @@ class Ranks:
             self.failures[index] = error.failures[0]
             with suppress(ProcessLookupError):  # it went just now, by itself
                 os.killpg(self.members[index].pid, signal.SIGKILL)
-            self._lose(error)
+            self._note_failure(error)
 
-    def _lose(self, error: failures.RankFailure) -> None:
+    def _note_failure(self, error: failures.RankFailure) -> None:
         number = error.failures[0].rank
         self.lost[number - self.first] = error
         if self.on_message is not None:
             self.on_message(number, error)
 
-    def _ask_where(self) -> dict[int, str]:
+    def _dump_stacks(self) -> dict[int, str]:
         """The stacks, at this moment, of all ranks that have not answered."""
         asked = [r for r in range(len(self.members)) if r not in self.results | self.failures]
         for index in asked:
@@ -249,7 +249,7 @@ class Ranks:
             text += data
         return text.decode(errors="replace")
 
-    def _dismiss(self) -> None:
+    def _release(self) -> None:
         """Lets every rank take down its group and leave; reads what it still prints."""
         for channel in self.channels:
             with suppress(OSError):

@@ -28,7 +28,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from dtcourse import events
-from dtcourse.launch import meeting, messages, parcels, serialization
+from dtcourse.launch import rendezvous, reporting, sendable, serialization
 
 START = 60.0  # seconds in which the ranks must have formed their group, before the function's own limit begins
 
@@ -49,7 +49,7 @@ class Settings:
     emulated: Any  # an emulation.cluster.EmulatedCluster, or None
     timeout: float | None
     sources: dict[str, list[str]]  # code that lives in no file (a notebook's cells), for tracebacks
-    meeting_place: str  # where the store is: see meeting.join
+    rendezvous: str  # where the store is: see rendezvous.join
     together: bool = False  # begin the function when all ranks can: one that fails at once breaks no group half made
 
 
@@ -67,21 +67,21 @@ def main(channel: Connection, output: Connection, stacks: Connection) -> None:
 
     def say(kind: str, content: Any) -> None:
         with lock:
-            parcels.send(channel, (kind, content))
+            serialization.send(channel, (kind, content))
 
     try:
-        first = parcels.receive(channel)()
+        first = serialization.receive(channel)()
         if isinstance(first, dict):  # a spare, split off before it was known where it would be
             set_start_method(None, force=True)  # what it was when this was split off
             spawn.prepare(first)
             importlib.invalidate_caches()
             say("taken", None)
-            first = parcels.receive(channel)()
+            first = serialization.receive(channel)()
         settings: Settings = first
-        messages._channel = say
+        reporting.connect(say)
         _prepare(settings)
-        unpack = parcels.receive(channel)
-        function, args, kwargs = unpack()
+        deserialize = serialization.receive(channel)
+        function, args, kwargs = deserialize()
         _adopt_main(function)
         _form_group(settings)
         if settings.record:
@@ -95,9 +95,9 @@ def main(channel: Connection, output: Connection, stacks: Connection) -> None:
         seconds = time.monotonic() - start
         answer = {"value": value, "seconds": seconds, **_records(settings)}
         try:
-            packed = parcels.pack(("result", answer))
+            packed = serialization.serialize(("result", answer))
         except Exception as error:
-            raise TypeError(serialization.unsendable_result(value, error)) from error
+            raise TypeError(sendable.unsendable_result(value, error)) from error
     except BaseException as error:
         # BaseException: sys.exit() in a rank is a failure too, since no result will come.
         _flush()  # before it is said: the launcher may end us at once
@@ -105,9 +105,9 @@ def main(channel: Connection, output: Connection, stacks: Connection) -> None:
     else:
         _flush()
         with lock:
-            sealed = parcels.Sealed(packed)
-            sealed.send(channel)
-            sealed.close()
+            payload = serialization.Payload(packed)
+            payload.send(channel)
+            payload.close()
     if channel.recv_bytes() == LEAVE:
         _leave_group()
 
@@ -211,8 +211,8 @@ def _form_group(settings: Settings) -> None:
 
     # Longer than the launcher's own limit, so that its report, with everyone's stacks, comes first.
     limit = timedelta(seconds=START + (settings.timeout or 24 * 3600) + 60)
-    meeting_point: dict[str, Any] = {
-        "store": meeting.join(settings.meeting_place, limit),
+    group_arguments: dict[str, Any] = {
+        "store": rendezvous.join(settings.rendezvous, limit),
         "rank": settings.rank,
         "world_size": int(os.environ["WORLD_SIZE"]),
     }
@@ -221,7 +221,7 @@ def _form_group(settings: Settings) -> None:
         and not settings.record
         and settings.emulated is None
     ):
-        dist.init_process_group(settings.backend, timeout=limit, **meeting_point)
+        dist.init_process_group(settings.backend, timeout=limit, **group_arguments)
         return
     from dtcourse.collectives.backend import register as backend
 
@@ -230,7 +230,7 @@ def _form_group(settings: Settings) -> None:
         timeout=limit,
         emulated=settings.emulated,
         record=settings.record,
-        **meeting_point,
+        **group_arguments,
     )
 
 
@@ -280,7 +280,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
     carried: BaseException | None = error.with_traceback(None)
     try:
         # Many exceptions can be pickled but not built again: those whose __init__ takes other arguments than a text.
-        stream, buffers = parcels.pack(carried)
+        stream, buffers = serialization.serialize(carried)
         pickle.loads(stream, buffers=buffers)
     except Exception:
         carried = None

@@ -1,100 +1,167 @@
-"""The function and its arguments as a parcel; and which part of a call, or of a result, cannot be one."""
+"""How functions, arguments and results travel between the notebook and its ranks.
+
+An object becomes a cloudpickle stream, with its tensors and arrays taken out (pickle protocol 5, PEP 574). Small ones are
+sent inline. Large ones are written once into an anonymous file in memory (memfd) whose descriptor is passed over the
+socket; the other side maps it, so a 200 MB tensor is copied once, and never pushed through a pipe. An anonymous file
+needs no room in /dev/shm, which containers make small, and cannot be left behind.
+"""
 
 from __future__ import annotations
 
-import warnings
+import io
+import mmap
+import os
+import pickle
+import sys
+import tempfile
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
 from typing import Any
 
-from dtcourse.launch import parcels
+from dtcourse.launch import options
 
-HEAVY = 100 << 20  # bytes of function and arguments worth a warning
+try:
+    import cloudpickle
+except ImportError:  # the first thing that is missed in a Python that is not the course's
+    raise ImportError(options.wrong_python("cloudpickle")) from None
 
-
-def pack_call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """A parcel of the call. TypeError names the part that cannot be sent; a warning names what makes it heavy."""
-    try:
-        parcel = parcels.pack((function, args, kwargs))
-    except Exception as error:
-        raise TypeError(unsendable_call(function, args, kwargs, error)) from None
-    size = parcels.size_of(parcel)
-    if size > HEAVY:
-        parts = [(parcels.size_of(parcels.pack(p)), n) for n, p in _parts(function, args, kwargs)]
-        biggest, name = max(parts, default=(size, "the function"))
-        warnings.warn(
-            f"{size / 1e6:,.0f} MB travel to the ranks with this launch, {biggest / 1e6:,.0f} MB of it {name}. "
-            "Build large data inside the function, or pass the part that a rank needs.",
-            stacklevel=3,
-        )
-    return parcel
+Serialized = tuple[bytes, list[memoryview]]  # the pickle stream, and what was taken out of it
+INLINE_LIMIT = 1 << 20  # bytes of buffers that still travel through the pipe
+_ALIGNMENT = 64  # so that every dtype may start where its buffer starts
 
 
-def unsendable_call(function: Any, args: Any, kwargs: Any, error: Exception) -> str:
-    """Names the part of a call that cannot be pickled, and says what to do."""
-    for name, part in _parts(function, args, kwargs):
-        try:
-            parcels.pack(part)
-        except Exception as cause:
-            path, inner = _find_unpicklable(part, name)
-            return (
-                f"{path} is a {type(inner).__name__}, which cannot be sent to a rank ({cause}): "
-                "create it inside the function"
-            )
-    return f"the function cannot be sent to a rank: {error}"
+class _Pickler(cloudpickle.Pickler):
+    """cloudpickle, with a tensor's bytes as an out-of-band buffer; PyTorch's own reduction keeps them in the stream."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and type(obj) in (torch.Tensor, torch.nn.Parameter) and _is_plain(obj):
+            return _rebuild_tensor, _reduce_tensor(obj)
+        return super().reducer_override(obj)
 
 
-def _parts(function: Any, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
-    """Everything that travels with a call, by name: arguments, and what the function takes from around it."""
-    parts = [(f"argument {i}", value) for i, value in enumerate(args)]
-    parts += [(f"argument {name!r}", value) for name, value in kwargs.items()]
-    if isinstance(function, partial):
-        return parts + _parts(function.func, function.args, function.keywords)
-    owner = getattr(function, "__self__", None)
-    if owner is not None:
-        parts.append((f"the object that {function.__name__} is a method of", owner))
-    function = getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return parts
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
-        with suppress(ValueError):  # a variable that was never set
-            parts.append((f"the enclosing variable {name!r}", cell.cell_contents))
-    if function.__module__ == "__main__":  # elsewhere, functions travel by name
-        used = _names(code) & set(function.__globals__)
-        parts += [(f"the global variable {n!r}", function.__globals__[n]) for n in sorted(used)]
-    return parts
+def _is_plain(tensor: Any) -> bool:
+    import torch
 
-
-def _names(code: Any) -> set[str]:
-    """Names that a function's code, and that of the functions inside it, may look up as globals."""
-    inner = [c for c in code.co_consts if hasattr(c, "co_names")]
-    return set(code.co_names).union(*map(_names, inner))
-
-
-def unsendable_result(value: Any, error: Exception) -> str:
-    """Names the part of a result that cannot be pickled."""
-    path, part = _find_unpicklable(value, "the result")
     return (
-        f"{path} is a {type(part).__name__}, which cannot be sent to the notebook ({error}): "
-        "return plain data (numbers, tensors, lists, dicts of them)"
+        tensor.layout == torch.strided
+        and tensor.device.type != "meta"
+        and not tensor.is_quantized
+        and not vars(tensor)  # marks that somebody put on it: PyTorch's own way keeps them
     )
 
 
-def _find_unpicklable(value: Any, path: str) -> tuple[str, Any]:
-    """The innermost part of a container that cannot be pickled, and the path that leads to it."""
-    if isinstance(value, dict):
-        parts = [(f"{path}[{key!r}]", part) for key, part in value.items()]
-    elif isinstance(value, list | tuple):
-        parts = [(f"{path}[{i}]", part) for i, part in enumerate(value)]
+def _reduce_tensor(tensor: Any) -> tuple[Any, ...]:
+    import torch
+
+    # A GPU's tensor arrives on the CPU: the notebook must not open a CUDA context of its own.
+    # A tensor inside an autograd graph arrives as a plain one: the graph stays in the rank.
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    buffer = pickle.PickleBuffer(flat.view(torch.uint8).numpy()) if flat.numel() else None
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    requires_grad = tensor.requires_grad and tensor.is_leaf
+    return buffer, tensor.dtype, tuple(tensor.shape), requires_grad, is_parameter
+
+
+def _rebuild_tensor(
+    buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool, is_parameter: bool
+) -> Any:
+    import torch
+
+    if buffer is None:
+        tensor = torch.empty(shape, dtype=dtype)
     else:
-        # A module has no attributes worth naming here, and a class none of its own.
-        attributes = {} if isinstance(value, type) else getattr(value, "__dict__", {})
-        parts = [(f"{path}.{name}", part) for name, part in attributes.items()]
-    for name, part in parts:
+        tensor = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).reshape(shape)
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_(requires_grad)
+
+
+def serialize(obj: Any) -> Serialized:
+    """The pickle stream of `obj` and its out-of-band buffers. Raises what cannot be pickled raises."""
+    stream = io.BytesIO()
+    buffers: list[pickle.PickleBuffer] = []
+    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
+    return stream.getvalue(), [b.raw() for b in buffers]
+
+
+def size_of(serialized: Serialized) -> int:
+    """Bytes that travel."""
+    stream, buffers = serialized
+    return len(stream) + sum(b.nbytes for b in buffers)
+
+
+class Payload:
+    """What is serialized, ready to be sent, to one receiver or to many: the large buffers are written once."""
+
+    def __init__(self, serialized: Serialized) -> None:
+        stream, buffers = serialized
+        sizes = [b.nbytes for b in buffers]
+        self.file: int | None = None
+        if sum(sizes) <= INLINE_LIMIT:
+            self.header = pickle.dumps((stream, [bytes(b) for b in buffers], None))
+            return
+        offsets, end = [], 0
+        for size in sizes:
+            offsets.append(end)
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        self.file = _anonymous_file(end)
+        for buffer, offset in zip(buffers, offsets, strict=True):
+            _write(self.file, buffer, offset)
+        self.header = pickle.dumps((stream, list(zip(offsets, sizes, strict=True)), end))
+
+    def send(self, connection: Connection) -> None:
+        """Sends it once more."""
+        connection.send_bytes(self.header)
+        if self.file is not None:
+            reduction.send_handle(connection, self.file, None)
+
+    def close(self) -> None:
+        """Lets go of the memory; those who received it keep theirs."""
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
+
+
+def send(connection: Connection, obj: Any) -> None:
+    """Serializes and sends `obj`."""
+    payload = Payload(serialize(obj))
+    try:
+        payload.send(connection)
+    finally:
+        payload.close()
+
+
+def receive(connection: Connection) -> Callable[[], Any]:
+    """Takes a payload off the connection; calling what it returns rebuilds the object, which may import, and fail."""
+    stream, parts, total = pickle.loads(connection.recv_bytes())
+    if total is None:
+        buffers: list[Any] = [bytearray(part) for part in parts]
+    else:
+        file = reduction.recv_handle(connection)
         try:
-            parcels.pack(part)
-        except Exception:
-            return _find_unpicklable(part, name)
-    return path, value
+            # ACCESS_COPY: writable, and private to this process once written to.
+            mapped = memoryview(mmap.mmap(file, total, access=mmap.ACCESS_COPY))
+        finally:
+            os.close(file)
+        buffers = [mapped[offset : offset + size] for offset, size in parts]
+    return lambda: pickle.loads(stream, buffers=buffers)
+
+
+def _anonymous_file(size: int) -> int:
+    """A file without a name, `size` bytes long, in memory where the system can (Linux), else on disk."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("dtcourse-payload", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+def _write(descriptor: int, buffer: memoryview, offset: int) -> None:
+    view = buffer.cast("B")
+    while view.nbytes:  # one call writes at most 2 GB on Linux
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from typing import Any
 
-from dtcourse.launch import parcels, rank, server, template
+from dtcourse.launch import rank, serialization, server, template
 from dtcourse.launch.interrupts import Interrupts
 
 MOST = 8
@@ -70,14 +70,16 @@ class Member:
         with suppress(OSError):  # it died; there will be no answer either
             # The key that lets multiprocessing's processes talk to each other is pickled in the open only as bytes.
             key = bytes(preparation["authkey"])
-            parcels.send(self.channel, {**preparation, "authkey": key})
+            serialization.send(self.channel, {**preparation, "authkey": key})
 
     def has_taken(self, limit: float) -> bool:
         """Whether this spare is there, and has become what `adopt` made it. Waits until `limit` for its answer."""
         try:
             self.process.arrived()
             left = max(0.0, limit - time.monotonic())
-            answered = self.channel.poll(left) and parcels.receive(self.channel)()[0] == "taken"
+            answered = (
+                self.channel.poll(left) and serialization.receive(self.channel)()[0] == "taken"
+            )
             # It has ended for us, too, where the template has: nobody would tell how it ends.
             return bool(answered) and self.process.exitcode is None
         except (EOFError, OSError):

@@ -34,7 +34,7 @@ def torchrun_command(
     In a notebook, `!{torchrun_command(step, 4)}` runs it. On several nodes (nodes=2), run it on each of them, with
     HOST the name of one, where the others can reach the port and find the file.
     """
-    from dtcourse.launch import options, serialization
+    from dtcourse.launch import options, sendable
 
     options.whole_number("world_size", world_size, "the number of ranks to start")
     options.whole_number("nodes", nodes, "the number of nodes")
@@ -48,7 +48,7 @@ def torchrun_command(
     try:
         pickled = cloudpickle.dumps((function, args, kwargs))
     except Exception as error:
-        raise TypeError(serialization.unsendable_call(function, args, kwargs, error)) from None
+        raise TypeError(sendable.unsendable_call(function, args, kwargs, error)) from None
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(pickled)

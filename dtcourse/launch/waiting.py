@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from dtcourse.launch import messages
+from dtcourse.launch import reporting
 
 PATIENCE = 1.0  # seconds that need no explanation
 
@@ -53,7 +53,7 @@ def saying(what: str) -> Iterator[None]:
 
 def _place() -> _Terminal | _Cell | None:
     """Where somebody would see a line, if anywhere."""
-    if messages.in_notebook():
+    if reporting.in_notebook():
         return _Cell() if _Cell.has_reader() and _sent_before_cell is not None else None
     with suppress(AttributeError, ValueError):  # no standard error, or a closed one
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":

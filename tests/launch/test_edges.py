@@ -27,7 +27,15 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import launch
-from dtcourse.launch import RankFailure, messages, parcels, progress, send_message, server, standby
+from dtcourse.launch import (
+    RankFailure,
+    progress,
+    reporting,
+    send_message,
+    serialization,
+    server,
+    standby,
+)
 from tests.launch.settling import settle
 
 
@@ -377,14 +385,14 @@ def test_marks_on_a_parameter_travel():
 
 def test_a_complex_tensor_travels_out_of_band():
     tensor = torch.full((100,), 1 + 2j)
-    _, buffers = parcels.pack(tensor.conj())
+    _, buffers = serialization.serialize(tensor.conj())
     assert [b.nbytes for b in buffers] == [800]
     assert torch.equal(launch(lambda: tensor.conj(), 1)[0], tensor.conj())
 
 
 def test_a_bar_that_is_left_early_says_where(monkeypatch):
     said = []
-    monkeypatch.setattr(messages, "_channel", lambda kind, content: said.append(content))
+    monkeypatch.setattr(reporting, "_channel", lambda kind, content: said.append(content))
     for i in progress(range(100), "search"):
         if i == 3:
             break
@@ -392,7 +400,7 @@ def test_a_bar_that_is_left_early_says_where(monkeypatch):
 
 
 def test_the_label_of_a_bar_is_text_and_not_markup(monkeypatch):
-    bar = object.__new__(messages._NotebookBar)
+    bar = object.__new__(reporting._NotebookBar)
     bar.label = "<b>loss & accuracy"
     bundle = bar._bundle(1, 2)
     assert html.escape("<b>loss & accuracy") in bundle["text/html"]
@@ -404,7 +412,7 @@ def test_the_label_of_a_bar_is_text_and_not_markup(monkeypatch):
 
 def test_the_ground_floor_imports_only_what_the_package_itself_depends_on():
     """tqdm was in an extra, so that progress() failed in a script of somebody who had installed dtcourse alone."""
-    root = Path(messages.__file__).parents[2]
+    root = Path(reporting.__file__).parents[2]
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     depends_on = {re.match(r"[\w-]+", line)[0] for line in project["dependencies"]}
     files = [

@@ -275,14 +275,14 @@ def test_large_results_need_no_room_in_dev_shm(monkeypatch):
 
 
 def test_a_file_on_disk_serves_where_there_is_no_memory_file(monkeypatch):
-    from dtcourse.launch import parcels
+    from dtcourse.launch import serialization
 
     monkeypatch.delattr(os, "memfd_create", raising=False)
-    sealed = parcels.Sealed(parcels.pack(torch.arange(1_000_000)))
-    assert sealed.file is not None and os.fstat(sealed.file).st_nlink == 0, (
+    payload = serialization.Payload(serialization.serialize(torch.arange(1_000_000)))
+    assert payload.file is not None and os.fstat(payload.file).st_nlink == 0, (
         "it has no name to be left behind"
     )
-    sealed.close()
+    payload.close()
 
 
 def test_processes_that_a_rank_started_end_with_it():

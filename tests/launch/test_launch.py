@@ -235,10 +235,10 @@ class Point:
 )  # fmt: skip
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (5, 7)])
 def test_tensors_arrive_as_they_left(dtype, shape):
-    from dtcourse.launch import parcels
+    from dtcourse.launch import serialization
 
     tensor = torch.ones(shape).to(dtype)
-    stream, buffers = parcels.pack({"a": tensor, "b": [tensor]})
+    stream, buffers = serialization.serialize({"a": tensor, "b": [tensor]})
     import pickle
 
     back = pickle.loads(stream, buffers=[bytearray(b) for b in buffers])
@@ -276,10 +276,10 @@ def test_what_comes_back_can_be_written_to_and_outlives_the_launch():
 
 def test_two_hundred_megabytes_come_back_without_a_pipe(monkeypatch):
     """The pipe carries a header only; the tensor is in a memory file, which the notebook maps."""
-    from dtcourse.launch import parcels
+    from dtcourse.launch import serialization
 
     sizes = []
-    receive = parcels.receive
+    receive = serialization.receive
 
     def measured(connection):
         received = connection.recv_bytes
@@ -295,7 +295,7 @@ def test_two_hundred_megabytes_come_back_without_a_pipe(monkeypatch):
 
         return receive(Spy())
 
-    monkeypatch.setattr(parcels, "receive", measured)
+    monkeypatch.setattr(serialization, "receive", measured)
     run = launch(lambda: torch.full((50_000_000,), 7.0), 1)
     assert run[0].nbytes == 200_000_000 and run[0][-1] == 7.0
     assert sum(sizes) < 10_000

@@ -1,8 +1,8 @@
 """The same cell on a cluster: `launch(step, 8, nodes=2, cluster="slurm")`.
 
-What travels is what travels on one machine: the function as a parcel, results, messages and printed lines back. Between
-the notebook and the nodes lies a folder that both can read, since that is what every cluster has; between the nodes, a
-TCP store on the cluster's own network.
+What travels is what travels on one machine: the function and its arguments there; results, messages and printed lines
+back. Between the notebook and the nodes lies a folder that both can read, since that is what every cluster has; between
+the nodes, a TCP store on the cluster's own network.
 
 In this order:
 
@@ -11,7 +11,7 @@ remote.py      launch(..., cluster=...), from the call to the Run
 call.py        what the agents of a job are asked to do
 folder.py      one job's private folder, and how a file in it is read while somebody writes it
 agent.py       what runs on a node: one process that imports torch once and splits off that node's ranks
-meeting.py     where the agents and the ranks of several nodes meet
+rendezvous.py  where the agents and the ranks of several nodes meet
 slurm.py       submitting, asking and cancelling, on top of submitit
 job.py         the notebook's side: follow a job until its ranks have answered; record.py is what is known of one
 jobs.py        jobs of another notebook, or of yesterday

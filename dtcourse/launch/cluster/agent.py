@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dtcourse.launch import environment, parcels, processes, rank, server
+from dtcourse.launch import environment, processes, rank, serialization, server
 from dtcourse.launch.cluster import call as words
 from dtcourse.launch.cluster.call import Call
 from dtcourse.launch.cluster.folder import Reader, Writer, require_private
-from dtcourse.launch.cluster.meeting import Meeting
+from dtcourse.launch.cluster.rendezvous import NodeRendezvous
 from dtcourse.launch.failures import Failure, RankFailure
 from dtcourse.launch.interrupts import Interrupts
 
@@ -55,8 +55,8 @@ def run(folder: Path) -> None:
     log.write(
         (words.HERE, {"node": name, "attempt": int(os.environ.get("SLURM_RESTART_COUNT", 0))})
     )
-    call, (stream, buffers) = (unpack() for unpack in Reader(folder / words.CALL).new())
-    parcel = stream, [memoryview(buffer) for buffer in buffers]
+    call, (stream, buffers) = (deserialize() for deserialize in Reader(folder / words.CALL).new())
+    serialized = stream, [memoryview(buffer) for buffer in buffers]
     sentence = words.difference(call.versions, words.versions(), name)
     if sentence is None and not os.path.isdir(call.directory):
         sentence = f"node {name} has no folder {call.directory}, in which the notebook runs: work in a folder that all nodes share"
@@ -70,9 +70,9 @@ def run(folder: Path) -> None:
     # The notebook's, and then this Python's own: a container has its packages elsewhere.
     sys.path[:] = dict.fromkeys([*call.path, *sys.path])
     server.start_within()  # imports torch here, and the ranks' server is a copy of this process
-    with Meeting(folder, node, name, call) as place:
+    with NodeRendezvous(folder, node, name, call) as rendezvous:
         try:
-            answers = _answers(call, parcel, node, place, log)
+            answers = _answers(call, serialized, node, rendezvous, log)
         except _NodeTimeout as error:
             log.write((words.TIMEOUT, error.args))
         except RankFailure as error:
@@ -80,21 +80,27 @@ def run(folder: Path) -> None:
         else:
             offset = time.time() - time.monotonic()
             log.write((words.RESULTS, {"answers": answers, "offset": offset}))
-            place.leave()
+            rendezvous.leave()
             return
         with suppress(Exception):
-            place.meet("over", ECHO)
+            rendezvous.barrier("over", ECHO)
     sys.exit(1)
 
 
-def _answers(call: Call, parcel: Any, node: int, place: Meeting, log: Writer) -> dict[int, Any]:
+def _answers(
+    call: Call,
+    serialized: serialization.Serialized,
+    node: int,
+    rendezvous: NodeRendezvous,
+    log: Writer,
+) -> dict[int, Any]:
     """{rank: answer} of this node's ranks."""
     layout, asked = call.layout, call.asked
     first = node * layout.ranks_per_node
     mine = range(first, first + layout.ranks_per_node)
     base = {
         **os.environ,
-        **dict.fromkeys(environment.INTERFACES, place.interface),
+        **dict.fromkeys(environment.INTERFACES, rendezvous.interface),
         **asked.environment,
     }
     settings = [
@@ -103,16 +109,18 @@ def _answers(call: Call, parcel: Any, node: int, place: Meeting, log: Writer) ->
             rank=index,
             environment={
                 **base,
-                **environment.of_rank(layout, index, index - first, place.address, place.port),
+                **environment.of_rank(
+                    layout, index, index - first, rendezvous.address, rendezvous.port
+                ),
             },
-            meeting_place=f"tcp://{place.address}:{place.port}",
+            rendezvous=f"tcp://{rendezvous.address}:{rendezvous.port}",
         )
         for index in mine
     ]
     with (
-        closing(parcels.Sealed(parcel)) as sealed,
+        closing(serialization.Payload(serialized)) as payload,
         Interrupts() as interrupts,
-        NodeRanks(settings, sealed, asked.together, interrupts, place, log) as ranks,
+        NodeRanks(settings, payload, asked.together, interrupts, rendezvous, log) as ranks,
     ):
         return dict(zip(mine, ranks.answers(asked.timeout), strict=True))
 
@@ -123,10 +131,10 @@ class NodeRanks(processes.Ranks):
     def __init__(
         self,
         settings: list[rank.Settings],
-        parcel: parcels.Sealed,
+        payload: serialization.Payload,
         goes_on: bool,
         interrupts: Interrupts,
-        place: Meeting,
+        rendezvous: NodeRendezvous,
         log: Writer,
     ) -> None:
         def on_line(index: int, line: str) -> None:
@@ -135,9 +143,9 @@ class NodeRanks(processes.Ranks):
         def on_message(number: int, message: Any) -> None:
             log.write((words.MESSAGE, (number, message)))
 
-        super().__init__(settings, parcel, on_line, on_message, goes_on, interrupts)
+        super().__init__(settings, payload, on_line, on_message, goes_on, interrupts)
         self.bars = _Bars(log)  # type: ignore[assignment]
-        self.place, self.limit = place, settings[0].timeout
+        self.rendezvous, self.limit = rendezvous, settings[0].timeout
 
     def __enter__(self) -> NodeRanks:
         super().__enter__()
@@ -151,13 +159,13 @@ class NodeRanks(processes.Ranks):
         return _NodeTimeout(limit, finished, {self.first + i: s for i, s in stacks.items()})
 
     def _say_go(self) -> None:
-        self.place.meet("begun", rank.START)
+        self.rendezvous.barrier("begun", rank.START)
         super()._say_go()
 
-    def _dismiss(self) -> None:
+    def _release(self) -> None:
         """A rank that left while another node's still work would look to them like one that had crashed."""
-        self.place.meet("answered", None if self.limit is None else self.limit + rank.START)
-        super()._dismiss()
+        self.rendezvous.barrier("answered", None if self.limit is None else self.limit + rank.START)
+        super()._release()
 
 
 class _NodeTimeout(Exception):

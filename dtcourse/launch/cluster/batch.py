@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dtcourse.launch import environment, options, rank, serialization
+from dtcourse.launch import environment, options, rank, sendable
 from dtcourse.launch.cluster import remote
 from dtcourse.launch.cluster.record import Record
 from dtcourse.launch.cluster.settings import Settings
@@ -57,14 +57,14 @@ def submit(
         emulated=None,
         timeout=None,  # the job's own limit holds
         sources=environment.typed_sources(),
-        meeting_place="",
+        rendezvous="",
     )
     name = getattr(function, "__name__", "function")
     call = remote.call_for(layout, settings, asked, requeued=requeue)
     folders = []
     for arguments in combinations:
         options.check_arguments(function, lambda: None, (), arguments)
-        parcel = serialization.pack_call(function, (), arguments)
-        folders.append(remote.prepare(settings, name, call, parcel))
+        serialized = sendable.serialize_call(function, (), arguments)
+        folders.append(remote.prepare(settings, name, call, serialized))
     records = remote.submit(settings, name, folders, call, requeue)
     return list(zip(records, combinations, strict=True))

@@ -2,7 +2,7 @@
 
 The folder's files:
     call        one frame, a Call; and one, the function with its arguments
-    meeting     written by node 0: where the store of the ranks listens
+    rendezvous  written by node 0: where the store of the ranks listens
     node-K.log  written by node K: what its ranks said, and how it ended (the words below)
     job.json    what `dtcourse jobs` shows
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dtcourse.launch import options, rank, template
 
-CALL, MEETING, RECORD = "call", "meeting", "job.json"
+CALL, RENDEZVOUS, RECORD = "call", "rendezvous", "job.json"
 
 # The words of a node's log: (word, content).
 HERE = "here"  # the agent runs: {"node": its name}
@@ -39,7 +39,7 @@ def log_name(node: int) -> str:
 class Call:
     """One launch, for its agents.
 
-    asked:     of all ranks; each agent gives its own their numbers, environments and meeting place
+    asked:     of all ranks; each agent gives its own their numbers, environments and rendezvous
     directory, path: the notebook's own, in which the function's modules are found
     interface: the network between the nodes; None: find it
     requeued:  a batch job that Slurm may end and start again

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dtcourse.launch import parcels
+from dtcourse.launch import serialization
 
 _LENGTH = struct.Struct("!Q")
 
@@ -79,7 +79,7 @@ class Writer:
 
     def write(self, obj: Any) -> None:
         """One frame, whole and on its way to the file server when this returns."""
-        stream, buffers = parcels.pack(obj)
+        stream, buffers = serialization.serialize(obj)
         header = pickle.dumps((stream, [b.nbytes for b in buffers]))
         with self._lock, open(self.path, "ab") as file:
             file.write(_LENGTH.pack(len(header)) + header)

@@ -14,7 +14,7 @@ from dtcourse.launch.cluster import slurm
 from dtcourse.launch.cluster.folder import Reader, require_private
 from dtcourse.launch.cluster.record import JobFailed, Record
 from dtcourse.launch.cluster.settings import Settings
-from dtcourse.launch.messages import Bars
+from dtcourse.launch.reporting import Bars
 from dtcourse.plural import plural
 
 LOOK = 0.05  # seconds between two looks into the logs, at first; later half a second
@@ -118,18 +118,18 @@ class Job:
         """Takes what the nodes have said since the last time; says whether there was anything."""
         some = False
         for node, reader in enumerate(self.readers):
-            for unpack in reader.new():
+            for deserialize in reader.new():
                 some = True
                 try:
-                    word, content = unpack()
+                    word, content = deserialize()
                 except Exception as error:
                     raise self._broken(
                         f"sent something that cannot be rebuilt in the notebook: {error!r}"
                     ) from error
-                self._hear(node, word, content)
+                self._on_message(node, word, content)
         return some
 
-    def _hear(self, node: int, word: str, content: Any) -> None:
+    def _on_message(self, node: int, word: str, content: Any) -> None:
         if word == words.HERE:
             if content["attempt"] > max(self.attempts.values(), default=0):
                 self._begin_again()

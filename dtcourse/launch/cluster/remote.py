@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dtcourse.launch import failures, options, output, rank
+from dtcourse.launch import failures, options, output, rank, serialization
 from dtcourse.launch.cluster import call as words
 from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster import slurm
@@ -62,12 +62,14 @@ def call_for(layout: options.Layout, settings: Settings, asked: rank.Settings, *
     return Call(layout, asked, os.getcwd(), path, settings.interface, **more)
 
 
-def prepare(settings: Settings, name: str, call: Call, parcel: Any) -> Path:
+def prepare(
+    settings: Settings, name: str, call: Call, serialized: serialization.Serialized
+) -> Path:
     """A new folder with all that the nodes of one job need."""
     folder = create(Path(settings.folder), name)
     writer = Writer(folder / words.CALL)
     writer.write(call)
-    stream, buffers = parcel
+    stream, buffers = serialized
     writer.write((stream, [pickle.PickleBuffer(buffer) for buffer in buffers]))
     for node in range(call.layout.nodes):
         (folder / words.log_name(node)).touch(mode=0o600)
@@ -105,13 +107,13 @@ def run_once(
     layout: options.Layout,
     name: str,
     asked: rank.Settings,
-    parcel: Any,
+    serialized: serialization.Serialized,
     stream: bool,
     on_message: Callable[[int, Any], None] | None,
 ) -> Run:
     """One launch on the cluster, from its submission to what came back."""
     call = call_for(layout, settings, asked)
-    folder = prepare(settings, name, call, parcel)
+    folder = prepare(settings, name, call, serialized)
     (record,) = submit(settings, name, [folder], call)
     job = Job(folder, record, settings, output.show_line if stream else None, on_message)
     slowdown = 1.0 if asked.emulated is None else asked.emulated.slowdown

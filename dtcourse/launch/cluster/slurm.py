@@ -34,7 +34,7 @@ OVER = {
 # One thread while the agent imports, or it could not split off the ranks' server (server.start_within).
 QUIET = "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1"
 
-# Node 0's address, asked for before a container hides Slurm's commands (meeting.py reads it).
+# Node 0's address, asked for before a container hides Slurm's commands (rendezvous.py reads it).
 HEAD = (
     "export DTCOURSE_HEAD="
     "$(scontrol --oneliner show node $SLURMD_NODENAME | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')"

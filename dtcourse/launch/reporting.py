@@ -1,4 +1,4 @@
-"""Messages from a rank to the notebook while it runs: progress bars now, a live monitor on the same channel.
+"""What a rank tells the notebook while it runs: progress, and messages of any kind, on one channel.
 
 Outside a launch (under torchrun, or in one process) send_message does nothing and progress draws its own bar, so a
 function that uses them runs anywhere.
@@ -14,8 +14,14 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Set by rank.py: sends (kind, content) to the launcher.
+# Sends (kind, content) to the launcher, in a rank.
 _channel: Callable[[str, Any], None] | None = None
+
+
+def connect(channel: Callable[[str, Any], None]) -> None:
+    """From now on this process is a rank, and tells the launcher by channel(kind, content)."""
+    global _channel
+    _channel = channel
 
 
 def send_message(message: Any) -> None:

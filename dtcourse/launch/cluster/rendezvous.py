@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from dtcourse.launch import meeting
+from dtcourse.launch import rendezvous
 from dtcourse.launch.cluster import call as words
 from dtcourse.launch.cluster import slurm
 from dtcourse.launch.cluster.call import Call
@@ -25,8 +25,8 @@ from dtcourse.launch.cluster.folder import Reader, Writer
 MEET = 120.0  # seconds in which node 0 must have said where it listens
 
 
-class Meeting:
-    """Where the nodes meet: a TCP store that node 0 serves on the network between the nodes, and on no other.
+class NodeRendezvous:
+    """Where the agents of all nodes meet: a TCP store that node 0 serves on the network between the nodes, and on no other.
 
     address, port: of the store
     interface:     the network interface of this node that leads there
@@ -34,23 +34,23 @@ class Meeting:
 
     def __init__(self, folder: Path, node: int, name: str, call: Call) -> None:
         self.nodes, self._store, self._served = call.layout.nodes, None, None
-        file = folder / f"{words.MEETING}-{os.environ.get('SLURM_RESTART_COUNT', 0)}"
+        file = folder / f"{words.RENDEZVOUS}-{os.environ.get('SLURM_RESTART_COUNT', 0)}"
         if node == 0:
             self.address = _own_address(call.interface, name, self.nodes)
             door = socket.create_server((self.address, 0), backlog=socket.SOMAXCONN)
             self.port: int = door.getsockname()[1]
-            self._served = meeting.serve(door)
+            self._served = rendezvous.serve(door)
             Writer(file).write((self.address, self.port))
         else:
             self.address, self.port = _told(file)
         self.interface = call.interface or _interface(self.address, self.port)
 
-    def __enter__(self) -> Meeting:
-        place = f"tcp://{self.address}:{self.port}"
-        self._store = meeting.join(place, timedelta(seconds=MEET))
+    def __enter__(self) -> NodeRendezvous:
+        where = f"tcp://{self.address}:{self.port}"
+        self._store = rendezvous.join(where, timedelta(seconds=MEET))
         return self
 
-    def meet(self, word: str, limit: float | None) -> None:
+    def barrier(self, word: str, limit: float | None) -> None:
         """Waits until the agents of all nodes have come to this word; at most `limit` seconds (None: a year)."""
         store: Any = self._store
         if store.add(f"dtcourse/{word}", 1) == self.nodes:
@@ -77,8 +77,8 @@ def _told(file: Path) -> tuple[str, int]:
         with suppress(FileNotFoundError):
             # Listing the folder makes a network file system look for new names.
             os.listdir(file.parent)
-            for unpack in reader.new():
-                return unpack()
+            for deserialize in reader.new():
+                return deserialize()
         time.sleep(0.05)
     raise RuntimeError(f"node 0 has not said where it listens in {MEET:g} s")
 

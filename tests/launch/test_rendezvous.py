@@ -1,4 +1,4 @@
-"""Ranks find each other without the network's name service, and leave nothing of their meeting place behind."""
+"""Ranks find each other without the network's name service, and leave nothing of their rendezvous behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import launch
-from dtcourse.launch import meeting, parcels
+from dtcourse.launch import rendezvous, serialization
 from tests.launch.settling import settle
 
 
@@ -64,14 +64,14 @@ def test_no_file_and_no_thread_remains():
     assert not [t for t in threading.enumerate() if t.name == "dtcourse-tcp-store"]
 
 
-def test_where_no_place_can_be_made_the_function_s_parcel_is_let_go(monkeypatch):
+def test_where_no_place_can_be_made_the_function_s_payload_is_let_go(monkeypatch):
     closed = []
-    monkeypatch.setattr(parcels.Sealed, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(serialization.Payload, "close", lambda self: closed.append(self))
 
     def no_place():
         raise OSError("too many open files")
 
-    monkeypatch.setattr(meeting, "MeetingPlace", no_place)
+    monkeypatch.setattr(rendezvous, "Rendezvous", no_place)
     with pytest.raises(OSError, match="too many open files"):
         launch(abs, 2, -1)
     assert len(closed) == 1

@@ -20,7 +20,7 @@ from multiprocessing import connection
 from typing import Any
 
 
-class MeetingPlace:
+class Rendezvous:
     """One launch's store, in the notebook's process. `close()` when the ranks are gone.
 
     path: for a rank's `join`
@@ -68,17 +68,17 @@ def serve(door: socket.socket) -> Any:
     )
 
 
-def join(place: str, limit: timedelta) -> Any:
+def join(where: str, limit: timedelta) -> Any:
     """The store of a launch, in a rank. Waiting for a key that nobody sets raises after `limit`.
 
-    place: the file's path; on several nodes tcp://address:port of a TCPStore
+    where: the file's path; on several nodes tcp://address:port of a TCPStore
     """
     from torch.distributed import FileStore, TCPStore
 
-    if place.startswith("tcp://"):
-        address, _, port = place.removeprefix("tcp://").rpartition(":")
+    if where.startswith("tcp://"):
+        address, _, port = where.removeprefix("tcp://").rpartition(":")
         return TCPStore(address, int(port), is_master=False, timeout=limit)
-    store = FileStore(place)  # no number of ranks: the file is not theirs to delete
+    store = FileStore(where)  # no number of ranks: the file is not theirs to delete
     store.set_timeout(limit)
     return store
 

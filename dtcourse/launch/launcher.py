@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 from dtcourse.emulation.cluster import EmulatedCluster, measured_again
 from dtcourse.launch import (
@@ -25,6 +25,7 @@ from dtcourse.launch import (
     standby,
     waiting,
 )
+from dtcourse.launch.failures import RankFailure
 from dtcourse.launch.interrupts import Interrupts
 from dtcourse.launch.processes import Ranks
 from dtcourse.launch.run import Run
@@ -32,9 +33,39 @@ from dtcourse.launch.run import Run
 HERE = "here"  # launch(..., cluster=HERE): on this machine, whatever use_cluster said
 _cluster_of_all: str | None = None
 
+T = TypeVar("T")
 
+
+@overload
 def launch(
-    function: Callable[..., Any],
+    function: Callable[..., T],
+    world_size: int = 2,
+    /,
+    *args: Any,
+    backend: str | None = None,
+    device: str | None = None,
+    timeout: float | None = 120.0,
+    record: bool = False,
+    stream: bool = False,
+    init: bool = True,
+    devices: Any = None,
+    network: Any = None,
+    clock: str | None = None,
+    nodes: int = 1,
+    threads: int = 1,
+    env: dict[str, str] | None = None,
+    on_message: Callable[[int, Any], None] | None = None,
+    on_failure: Literal["stop"] = "stop",
+    cluster: str | None = None,
+    verbose: bool = False,
+    **kwargs: Any,
+) -> Run[T]: ...
+@overload
+def launch(
+    function: Callable[..., T], world_size: int = 2, /, *args: Any, on_failure: str, **kwargs: Any
+) -> Run[T | RankFailure]: ...
+def launch(
+    function: Callable[..., T],
     world_size: int = 2,
     /,
     *args: Any,
@@ -55,7 +86,7 @@ def launch(
     cluster: str | None = None,
     verbose: bool = False,
     **kwargs: Any,
-) -> Run:
+) -> Run[Any]:
     """Runs function(*args, **kwargs) on `world_size` ranks, on this machine or a cluster; returns what each returned.
 
     Each rank is a fresh process. The process group is formed before the function is called and destroyed after it
@@ -127,7 +158,7 @@ def launch(
             together=goes_on,
         )
 
-        def run_once(emulated: EmulatedCluster | None) -> Run:
+        def run_once(emulated: EmulatedCluster | None) -> Run[Any]:
             serialized = sendable.serialize_call(function, args, kwargs)
             asked = replace(for_all, emulated=emulated)
             if cluster is None:
@@ -184,7 +215,7 @@ def _run_here(
     serialized: serialization.Serialized,
     stream: bool,
     on_message: Callable[[int, Any], None] | None,
-) -> Run:
+) -> Run[Any]:
     """One launch on this machine. asked: of all ranks; each gets its own number, environment and rendezvous."""
     with (
         closing(serialization.Payload(serialized)) as payload,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 from dtcourse.emulation import Account
 from dtcourse.events import Timeline
 from dtcourse.launch import options
 from dtcourse.launch.failures import RankFailure
 
+T_co = TypeVar("T_co", covariant=True)
 
-class Run(Sequence[Any]):
-    """What came back: `run[0]` is what rank 0 returned.
+
+class Run(Sequence[T_co], Generic[T_co]):
+    """What came back: `run[0]` is what rank 0 returned, of the type T that the function returns.
 
     .seconds        time of the slowest rank inside the function (of those that returned)
     .total_seconds  time from the call of launch to its return
@@ -37,7 +39,9 @@ class Run(Sequence[Any]):
         slowdown: float = 1.0,
     ) -> None:
         answers = [a for a in results if not isinstance(a, RankFailure)]
-        self._results = [a if isinstance(a, RankFailure) else a["value"] for a in results]
+        self._results: list[Any] = [
+            a if isinstance(a, RankFailure) else a["value"] for a in results
+        ]
         failed = [a for a in results if isinstance(a, RankFailure)]
         self.failures = sorted(failed, key=lambda error: error.failures[0].order)
         self.output = output
@@ -57,13 +61,17 @@ class Run(Sequence[Any]):
             self._timeline = Timeline(e for a in answers for e in a["events"])
             self._traffic = Traffic.from_ranks([a["traffic"] for a in answers])
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> T_co: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T_co]: ...
+    def __getitem__(self, index: int | slice) -> T_co | list[T_co]:
         return self._results[index]
 
     def __len__(self) -> int:
         return len(self._results)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T_co]:
         return iter(self._results)
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dtcourse.launch import output
 from dtcourse.launch.cluster import remote, slurm
@@ -59,7 +60,7 @@ def _asked(folder: Path, record: Record) -> Known:
     return Known(folder, record, slurm.state_of(record.job, record.comment)[0])
 
 
-def reattach(job: str, parent: Path | None = None, stream: bool = False) -> Run:
+def reattach(job: str, parent: Path | None = None, stream: bool = False) -> Run[Any]:
     """Follows a job that another notebook submitted, and returns what its launch would have returned.
 
     Its cell may be interrupted: as in a launch, that ends the job.

@@ -110,7 +110,7 @@ def run_once(
     serialized: serialization.Serialized,
     stream: bool,
     on_message: Callable[[int, Any], None] | None,
-) -> Run:
+) -> Run[Any]:
     """One launch on the cluster, from its submission to what came back."""
     call = call_for(layout, settings, asked)
     folder = prepare(settings, name, call, serialized)
@@ -120,7 +120,7 @@ def run_once(
     return run_of(job, stream, slowdown)
 
 
-def run_of(job: Job, stream: bool, slowdown: float = 1.0) -> Run:
+def run_of(job: Job, stream: bool, slowdown: float = 1.0) -> Run[Any]:
     """Follows a job and makes a Run of what its ranks answered."""
     try:
         answers = job.answers()

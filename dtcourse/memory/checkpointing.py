@@ -48,8 +48,8 @@ def checkpoint(
     """
     if not torch.is_grad_enabled():  # nothing is saved, so there is nothing to forget
         return function(*args, **kwargs)
-    region = _Region(function, args, kwargs, preserve_rng_state, policy)
-    with saved_tensors_hooks(region.pack, region.unpack), region.kept_in_forward():
+    frame = _CheckpointFrame(function, args, kwargs, preserve_rng_state, policy)
+    with saved_tensors_hooks(frame.pack, frame.unpack), frame.kept_in_forward():
         return function(*args, **kwargs)
 
 
@@ -75,12 +75,12 @@ def checkpoint_sequential(
     size, value = len(layers) // segments, input
     for start in range(0, size * (segments - 1), size):
         value = checkpoint(
-            _chain(layers[start : start + size]),
+            _chained(layers[start : start + size]),
             value,
             preserve_rng_state=preserve_rng_state,
             policy=policy,
         )
-    return _chain(layers[size * (segments - 1) :])(value)
+    return _chained(layers[size * (segments - 1) :])(value)
 
 
 def square_root_segments(layers: int) -> int:
@@ -99,11 +99,11 @@ class _Holder:
         self.tensor: torch.Tensor | None = None
 
 
-class _EnoughError(BaseException):
+class _StopRecomputationError(BaseException):
     """Ends the recompute: all that backward may ask for is there. No `except Exception` of the function stops it."""
 
 
-class _Region:
+class _CheckpointFrame:
     """One call of a checkpointed function: its inputs, and a note of each tensor that it saved.
 
     It lives as long as the graph, which holds its hooks; the graph's holders are known here weakly.
@@ -118,15 +118,15 @@ class _Region:
         policy: Policy | None,
     ) -> None:
         self._function = function
-        self._inputs = _keep_inputs(args, kwargs)
+        self._inputs = _saved_inputs(args, kwargs)
         self._random_state = device.random_state() if preserve_rng_state else None
-        self._autocast = _autocast_now()
-        self._kept = None if policy is None else KeptOutputs(policy)
+        self._autocast = _autocast_contexts()
+        self._kept_outputs = None if policy is None else KeptOutputs(policy)
         self._holders: list[weakref.ref[_Holder]] = []
         self._saved: list[tuple[Any, ...]] = []  # what each was: shape, type, device
 
     def kept_in_forward(self) -> Any:
-        return nullcontext() if self._kept is None else self._kept.filling()
+        return nullcontext() if self._kept_outputs is None else self._kept_outputs.recording()
 
     # --- the two hooks ----------------------------------------------------------------------------------------
 
@@ -165,16 +165,16 @@ class _Region:
                 holder.tensor = tensor
             saved += 1
             if saved == len(self._holders):
-                raise _EnoughError
+                raise _StopRecomputationError
             return tensor
 
         args, kwargs = self._inputs()
-        replaying = nullcontext() if self._kept is None else self._kept.replaying()
-        with torch.enable_grad(), self._as_it_was(), saved_tensors_hooks(fill, lambda t: t):
+        replaying = nullcontext() if self._kept_outputs is None else self._kept_outputs.replaying()
+        with torch.enable_grad(), self._state_of_forward(), saved_tensors_hooks(fill, lambda t: t):
             with replaying:
                 try:
                     self._function(*args, **kwargs)
-                except _EnoughError:
+                except _StopRecomputationError:
                     return
         raise CheckpointError(
             f"the checkpointed function saved {plural(len(self._holders), 'tensor')} in forward and {saved} in the recompute: "
@@ -182,7 +182,7 @@ class _Region:
         )
 
     @contextmanager
-    def _as_it_was(self) -> Iterator[None]:
+    def _state_of_forward(self) -> Iterator[None]:
         """Random state and autocast as they were in forward; afterwards as they are now."""
         with ExitStack() as stack:
             for context in self._autocast:
@@ -193,7 +193,7 @@ class _Region:
             yield
 
 
-class _KeepInputs(torch.autograd.Function):
+class _SaveInputs(torch.autograd.Function):
     """Saves a region's input tensors as autograd saves anything, so the hooks of a region around it apply to them.
 
     That is what makes nesting work: the inner region's inputs are forgotten by the outer one.
@@ -212,13 +212,13 @@ class _KeepInputs(torch.autograd.Function):
 _ANCHOR = torch.empty(0, requires_grad=True)  # without it there might be no node to save in
 
 
-def _keep_inputs(
+def _saved_inputs(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[], tuple[list[Any], dict[str, Any]]]:
     """Returns a function that gives args and kwargs back."""
     values = [*args, *kwargs.values()]
     places = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
-    node = _KeepInputs.apply(_ANCHOR, *(values[i] for i in places)).grad_fn
+    node = _SaveInputs.apply(_ANCHOR, *(values[i] for i in places)).grad_fn
     others = [None if isinstance(value, torch.Tensor) else value for value in values]
     names, positional = list(kwargs), len(args)
 
@@ -231,7 +231,7 @@ def _keep_inputs(
     return inputs
 
 
-def _autocast_now() -> list[Callable[[], Any]]:
+def _autocast_contexts() -> list[Callable[[], Any]]:
     """Contexts that set autocast, ours and PyTorch's, as it is set now, for the CPU and for this rank's device."""
     contexts: list[Callable[[], Any]] = [autocasting.as_now()]
     for kind in sorted({"cpu", device.current().type}):
@@ -244,7 +244,7 @@ def _autocast_now() -> list[Callable[[], Any]]:
     return contexts
 
 
-def _chain(functions: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+def _chained(functions: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
     def run(value: Any) -> Any:
         for function in functions:
             value = function(value)

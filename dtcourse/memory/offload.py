@@ -110,12 +110,12 @@ class offload_activations(saved_tensors_hooks):
         self.bytes += buffer.size
         return stored
 
-    def _host_buffer(self, storage: torch.UntypedStorage) -> _Pinned | _Region:
+    def _host_buffer(self, storage: torch.UntypedStorage) -> _Pinned | _FileRegion:
         if device.is_gpu(storage.device):
             return _Pinned(storage.nbytes())
         if self._file is None:
             self._file = _File(self._folder)
-        return _Region(self._file, storage.nbytes())
+        return _FileRegion(self._file, storage.nbytes())
 
     def _stream(self, where: torch.device) -> device.SideStream:
         if where not in self._streams:
@@ -173,7 +173,7 @@ class offload_activations(saved_tensors_hooks):
 class _Stored:
     """One storage's bytes on the host, and on the device from the first operation of a backward that needs it to the last."""
 
-    def __init__(self, buffer: _Pinned | _Region, number: int, where: torch.device) -> None:
+    def __init__(self, buffer: _Pinned | _FileRegion, number: int, where: torch.device) -> None:
         self.buffer, self.number, self.device = buffer, number, where
         self.stored: Callable[[], None] = lambda: None  # waits for the way out
         self.fetched: Callable[[], None] = lambda: None  # waits for the way back
@@ -252,7 +252,7 @@ class _File:
         self.file.close()
 
 
-class _Region:
+class _FileRegion:
     """Some bytes of that file."""
 
     def __init__(self, file: _File, size: int) -> None:

@@ -72,11 +72,11 @@ class OffloadedParameters:
         ] = []  # gradients on their way to the host
         self._in_backward = False
         for unit in self._units:
-            unit.module.register_forward_pre_hook(self._before_forward(unit), with_kwargs=True)
-            unit.module.register_forward_hook(self._after_forward(unit), always_call=True)
+            unit.module.register_forward_pre_hook(self._pre_forward_hook(unit), with_kwargs=True)
+            unit.module.register_forward_hook(self._post_forward_hook(unit), always_call=True)
             for weight in unit.weights:
                 if weight.parameter.requires_grad:
-                    weight.parameter.register_post_accumulate_grad_hook(self._gradient_leaves(unit))
+                    weight.parameter.register_post_accumulate_grad_hook(self._gradient_hook(unit))
         model.register_state_dict_post_hook(lambda *what: self._into_state_dict(*what))
 
     def parameters(self) -> Iterator[torch.Tensor]:
@@ -97,15 +97,15 @@ class OffloadedParameters:
             done = recorder("fetch", sum(t.nbytes for t in targets), number)
             unit.arrived = self._stream.run(unit.copy_in(targets), uses=targets, finished=done)
 
-    def _bring(self, unit: _Unit) -> None:
+    def _wait_for_weights(self, unit: _Unit) -> None:
         self._start(unit.number)
         assert unit.arrived is not None, "it has been started"
         unit.arrived()
         unit.show()
 
-    def _before_forward(self, unit: _Unit) -> Callable[..., None]:
+    def _pre_forward_hook(self, unit: _Unit) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self._bring(unit)
+            self._wait_for_weights(unit)
             if not self._in_backward:  # there it is a recompute
                 self._start(unit.number + 1)
                 unit.versions = [version_of(w.host) for w in unit.weights]
@@ -117,17 +117,17 @@ class OffloadedParameters:
 
         return hook
 
-    def _after_forward(self, unit: _Unit) -> Callable[..., None]:
+    def _post_forward_hook(self, unit: _Unit) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             outputs = _with_gradient(output)
             if outputs:
-                register_multi_grad_hook(outputs, lambda _: self._before_backward(unit), mode="any")
+                register_multi_grad_hook(outputs, lambda _: self._pre_backward(unit), mode="any")
             if not unit.in_backward:
                 unit.leave()
 
         return hook
 
-    def _before_backward(self, unit: _Unit) -> None:
+    def _pre_backward(self, unit: _Unit) -> None:
         """A gradient has reached the unit's output."""
         if unit.in_backward:
             return
@@ -136,18 +136,18 @@ class OffloadedParameters:
                 f"the weights of unit {unit.number} have been changed between its forward and this backward (an "
                 "optimizer's step?): gradients would be of neither model. Call backward before step."
             )
-        self._at_the_end()
+        self._queue_finish_backward()
         unit.in_backward = True
         unit.left = {w.parameter for w in unit.weights if w.parameter.requires_grad} | unit.calls
         unit.calls = set()
-        self._bring(unit)
+        self._wait_for_weights(unit)
         self._start(unit.number - 1)
 
-    def _gradient_leaves(self, unit: _Unit) -> Callable[[nn.Parameter], None]:
+    def _gradient_hook(self, unit: _Unit) -> Callable[[nn.Parameter], None]:
         def hook(parameter: nn.Parameter) -> None:
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None, "autograd has just made it"
-            self._at_the_end()
+            self._queue_finish_backward()
             weight = self._weights[parameter]
             buffer = _host_memory(weight.host)
             done = recorder("offload", buffer.nbytes, unit.number)
@@ -163,7 +163,7 @@ class OffloadedParameters:
         if unit.in_backward and not unit.left:
             unit.leave()
 
-    def _at_the_end(self) -> None:
+    def _queue_finish_backward(self) -> None:
         if not self._in_backward:
             self._in_backward = True
             after_backward(self._finish_backward)

@@ -55,16 +55,16 @@ class KeptOutputs:
     """
 
     def __init__(self, policy: Policy) -> None:
-        self._wanted = policy if callable(policy) else _in_list(policy)
-        self._kept: dict[Any, list[_Kept | None]] = defaultdict(list)
+        self._wanted = policy if callable(policy) else _policy_of_list(policy)
+        self._kept: dict[Any, list[_KeptOutput | None]] = defaultdict(list)
 
-    def filling(self) -> TorchDispatchMode:
+    def recording(self) -> TorchDispatchMode:
         """The mode for forward."""
-        return _Fill(self._wants, self._kept)
+        return RecordOutputs(self._wants, self._kept)
 
     def replaying(self) -> TorchDispatchMode:
         """The mode for one recompute."""
-        return _Replay(self._kept)
+        return ReplayOutputs(self._kept)
 
     def _wants(self, operation: Any, output: Any, args: Any, kwargs: Any) -> bool:
         context = SelectiveCheckpointContext(is_recompute=False, op_output=output)
@@ -77,10 +77,12 @@ class KeptOutputs:
         return answer in (True, CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
 
 
-class _Fill(TorchDispatchMode):
+class RecordOutputs(TorchDispatchMode):
     """Runs every operation, and keeps the outputs that are wanted."""
 
-    def __init__(self, wants: Callable[..., bool], kept: dict[Any, list[_Kept | None]]) -> None:
+    def __init__(
+        self, wants: Callable[..., bool], kept: dict[Any, list[_KeptOutput | None]]
+    ) -> None:
         super().__init__()
         self._wants, self._kept = wants, kept
 
@@ -89,14 +91,14 @@ class _Fill(TorchDispatchMode):
         output = operation(*args, **kwargs)
         if operation not in IGNORED:
             keep = self._wants(operation, output, args, kwargs)
-            self._kept[operation].append(_Kept(output) if keep else None)
+            self._kept[operation].append(_KeptOutput(output) if keep else None)
         return output
 
 
-class _Replay(TorchDispatchMode):
+class ReplayOutputs(TorchDispatchMode):
     """Hands out what was kept, in the same order, and runs the other operations."""
 
-    def __init__(self, kept: dict[Any, list[_Kept | None]]) -> None:
+    def __init__(self, kept: dict[Any, list[_KeptOutput | None]]) -> None:
         super().__init__()
         self._kept = kept
         self._turn: dict[Any, int] = defaultdict(int)
@@ -115,7 +117,7 @@ class _Replay(TorchDispatchMode):
         return operation(*args, **(kwargs or {})) if kept is None else kept.output(operation)
 
 
-class _Kept:
+class _KeptOutput:
     """One operation's output, and the version it had."""
 
     def __init__(self, output: Any) -> None:
@@ -145,7 +147,7 @@ def _detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return tensor.detach()
 
 
-def _in_list(operations: Collection[Any]) -> Callable[..., bool]:
+def _policy_of_list(operations: Collection[Any]) -> Callable[..., bool]:
     for operation in operations:
         if not isinstance(operation, OpOverload):
             hint = (

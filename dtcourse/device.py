@@ -56,10 +56,7 @@ def require_gpu(index: int, num_gpus: int | None = None) -> torch.device:
 
     num_gpus: how many it sees; None counts them
 
-    Raises
-    ------
-    ValueError
-        If it sees too few.
+    Raises ValueError if it sees too few.
     """
     num_gpus = count() if num_gpus is None else num_gpus
     if not 0 <= index < num_gpus:

@@ -173,10 +173,7 @@ def timeline_of(thing: Any) -> Timeline:
 
     A type whose Timeline has to be made first registers how: `@timeline_of.register`.
 
-    Raises
-    ------
-    ValueError
-        For anything else.
+    Raises ValueError for anything else.
     """
     found = thing if isinstance(thing, Timeline) else getattr(thing, "timeline", None)
     if not isinstance(found, Timeline):

@@ -36,17 +36,10 @@ _KEYS = {"id", "topics", "tags", "reason", "solution", "check", "points"}
 def build(text: str, before: nbfile.Notebook | None = None) -> nbfile.Notebook:
     """A normalised notebook from its text.
 
-    Parameters
-    ----------
-    text : str
-        Cells as this module's docstring describes them.
-    before : notebook, optional
-        The notebook as it was: outputs of cells with the same id and code are kept from it.
+    text:   cells, as this module's docstring describes them
+    before: the notebook as it was: outputs of cells with the same id and code are kept from it
 
-    Raises
-    ------
-    ValueError
-        For text before the first mark, an unknown key, or an id used twice, with its line.
+    Raises ValueError for text before the first mark, an unknown key, or an id used twice, with its line.
     """
     cells: list[nbfile.Cell] = []
     lines: list[str] = []

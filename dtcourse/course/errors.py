@@ -23,19 +23,12 @@ class expect_error:
             launch(step, 4)
         caught.error                       # the exception itself
 
-    Parameters
-    ----------
-    kind : exception type, or a tuple of them
-    match : str, optional
-        A regular expression that the message has to contain.
-    lines : int or None
-        How many lines of the message to print; None prints all of it. The rest of a message often holds
-        tracebacks with line numbers, which change with each edit.
+    kind:  type of exception, or a tuple of them
+    match: a regular expression that the message has to contain
+    lines: how many lines of the message to print; None prints all of it. The rest of a message often holds tracebacks
+           with line numbers, which change with each edit
 
-    Raises
-    ------
-    DidNotFail
-        If the block raises nothing, or a message without `match`. Another type of error passes through.
+    Raises DidNotFail if the block raises nothing, or a message without `match`. Another type of error passes through.
     """
 
     def __init__(

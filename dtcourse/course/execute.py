@@ -55,10 +55,7 @@ def execute(
 ) -> float:
     """Execute every code cell in order, in place; the seconds that it took, without the kernel's start and end.
 
-    Raises
-    ------
-    CellFailed
-        At the first cell that raises, runs past `timeout` seconds, or ends its kernel.
+    Raises CellFailed at the first cell that raises, runs past `timeout` seconds, or ends its kernel.
     """
     import nbformat
     from nbclient import NotebookClient
@@ -111,10 +108,7 @@ def execute(
 def parameters(notebook: nbfile.Notebook) -> dict[str, Any]:
     """The names that the cell tagged `parameters` assigns, with their values where those are literals.
 
-    Raises
-    ------
-    ValueError
-        If there is no such cell, or its code does not parse.
+    Raises ValueError if there is no such cell, or its code does not parse.
     """
     cells = [cell for cell in notebook["cells"] if "parameters" in nbfile.tags(cell)]
     if not cells:
@@ -150,10 +144,7 @@ def value(text: str) -> Any:
 def check_parameters(known: dict[str, Any], given: dict[str, Any], name: str) -> None:
     """Refuse what papermill would only warn of: a parameter that the notebook does not have.
 
-    Raises
-    ------
-    ValueError
-        For an unknown name, or a value of another kind than the default (text for a number).
+    Raises ValueError for an unknown name, or a value of another kind than the default (text for a number).
     """
     for key, new in given.items():
         if key not in known:
@@ -198,10 +189,7 @@ def run(
 ) -> Executed:
     """Run a notebook with papermill and these parameters; an executed copy is kept, also of a failure.
 
-    Raises
-    ------
-    ValueError
-        Before anything runs: no notebook, or a parameter that it does not have.
+    Raises ValueError before anything runs: no notebook, or a parameter that it does not have.
     """
     given = given or {}
     notebook = nbfile.read(path)

@@ -38,11 +38,8 @@ class Made:
 def generate(solution: nbfile.Notebook) -> nbfile.Notebook:
     """The exercise of a solution, with its own hash in its metadata.
 
-    Raises
-    ------
-    ValueError
-        Where nbgrader finds a region that does not end, or that stands in a cell without its metadata; and
-        where a solution holds no region at all.
+    Raises ValueError where nbgrader finds a region that does not end, or that stands in a cell without its metadata;
+    and where a solution holds no region at all.
     """
     import nbformat
 
@@ -117,12 +114,8 @@ def make(
 ) -> Made:
     """Generate one exercise beside its solution's folder; `dry` writes nothing.
 
-    Raises
-    ------
-    Edited
-        If the exercise there was changed by hand, unless `force` is given.
-    ValueError
-        If the solution is out of form; the message names it.
+    Raises Edited if the exercise there was changed by hand, unless `force` is given. Raises ValueError if the solution
+    is out of form; the message names it.
     """
     target = target or solution.parent.parent / "exercises" / solution.name
     try:

@@ -111,10 +111,7 @@ def check_in(
 def exercises_of(number: str) -> list[Exercise]:
     """The exercises of a lesson.
 
-    Raises
-    ------
-    ValueError
-        If it has none.
+    Raises ValueError if it has none.
     """
     found = list(exercises(number).values())
     if not found:
@@ -176,10 +173,7 @@ class Submission:
 def submissions(folder: Path, out: Path | None = None) -> list[Submission]:
     """The notebooks in a folder: ana-02.ipynb, or ana/02-processes.ipynb. The student is the folder, or the name.
 
-    Raises
-    ------
-    ValueError
-        If the folder is not there, or holds no notebook.
+    Raises ValueError if the folder is not there, or holds no notebook.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
@@ -218,11 +212,8 @@ def grade(
     trust:      run the answers without bubblewrap
     on_changed: is told of files of the package that are not what they were before the first answer ran
 
-    Raises
-    ------
-    ValueError
-        If the folder holds nothing to grade, or the answers cannot be kept apart and are not trusted. A submission by
-        itself never raises: it is refused in its grade.
+    Raises ValueError if the folder holds nothing to grade, or the answers cannot be kept apart and are not trusted. A
+    submission by itself never raises: it is refused in its grade.
     """
     from dtcourse.course.judging.bubblewrap import why_not
     from dtcourse.course.judging.sandbox import MODULES

@@ -23,10 +23,7 @@ class NotebookError(ValueError):
 def parse(text: str | bytes, name: str = "this file") -> Notebook:
     """A notebook from its JSON, with every cell's and output's text joined to one string.
 
-    Raises
-    ------
-    NotebookError
-        With a sentence that says what is wrong: no JSON, no notebook, a format before version 4.
+    Raises NotebookError with a sentence that says what is wrong: no JSON, no notebook, a format before version 4.
     """
     if isinstance(text, bytes):
         try:

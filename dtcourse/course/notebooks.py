@@ -25,10 +25,7 @@ class Outcome:
 def find(paths: Iterable[Path | str] = ()) -> list[Path]:
     """The notebooks among these files and folders; by default all lessons, exercises and solutions.
 
-    Raises
-    ------
-    ValueError
-        For a path that is not there, or no notebook.
+    Raises ValueError for a path that is not there, or no notebook.
     """
     home = places.home()
     wanted = [Path(path) for path in paths] or [
@@ -73,10 +70,7 @@ def treat(
 ) -> Outcome:
     """Normalise one notebook in place, executed first if asked; with `check`, only say what is wrong.
 
-    Raises
-    ------
-    dtcourse.course.execute.CellFailed
-        If a cell fails; the file is then left as it was.
+    Raises dtcourse.course.execute.CellFailed if a cell fails; the file is then left as it was.
     """
     outcome = Outcome(path)
     if not check:

@@ -17,10 +17,7 @@ def home() -> Path:
     It is, in this order: the environment variable DTCOURSE_HOME; the nearest folder above the current
     one with a lessons/ in it and a pyproject.toml beside that; the checkout that this package is in.
 
-    Raises
-    ------
-    ValueError
-        If there is none, which is so when the package was installed without the course's repository.
+    Raises ValueError if there is none, which is so when the package was installed without the course's repository.
     """
     if given := os.environ.get("DTCOURSE_HOME"):
         return Path(given).expanduser().resolve()
@@ -53,10 +50,7 @@ def notebooks(kind: str = "lessons") -> dict[str, Path]:
 def numbers(wanted: Iterable[str], known: Iterable[str]) -> list[str]:
     """Turn what a user typed ("3", "05-07", "02-processes-and-ranks", "all") into lesson numbers.
 
-    Raises
-    ------
-    ValueError
-        Where something is not a lesson, naming those that there are.
+    Raises ValueError where something is not a lesson, naming those that there are.
     """
     known = sorted(known)
     chosen: list[str] = []

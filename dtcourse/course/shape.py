@@ -28,14 +28,9 @@ _UNSAID = [
 def lesson_faults(notebook: Notebook, number: str, topics: Mapping[str, str]) -> list[str]:
     """Every way in which a lesson is out of shape; [] where it is in shape.
 
-    Parameters
-    ----------
-    notebook : dict
-        As `notebook.read` gives it.
-    number : str
-        The lesson's number, "04".
-    topics : mapping
-        The syllabus's topics of this lesson: full id ("04.ring") to description.
+    notebook: as `notebook.read` gives it
+    number:   the lesson's, "04"
+    topics:   the syllabus's topics of this lesson: full id ("04.ring") to description
     """
     return [
         *_title(notebook),

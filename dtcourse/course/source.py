@@ -37,17 +37,11 @@ class Source:
 def show(*objects: Any, docstring: bool = True) -> None:
     """Display the source of functions, classes, methods or modules, each under its file's name.
 
-    Parameters
-    ----------
-    objects : function, class, method, property or module
-        A wrapped or partial function shows what it wraps; an instance shows its class.
-    docstring : bool
-        False leaves the objects' own docstrings out, where the lesson has just said the same.
+    objects:   functions, classes, methods, properties or modules. A wrapped or partial function shows what it wraps;
+               an instance shows its class
+    docstring: False leaves the objects' own docstrings out, where the lesson has just said the same
 
-    Raises
-    ------
-    ValueError
-        If there is no Python source: built-in functions, and C++ extensions.
+    Raises ValueError if there is no Python source: built-in functions, and C++ extensions.
     """
     if not objects:
         raise ValueError("show() needs something to show, as in show(ring.all_reduce)")

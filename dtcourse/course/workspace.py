@@ -48,10 +48,7 @@ def start(number: str) -> list[Copy]:
 
     A lesson without exercises has one copy; so have exercises without a lesson.
 
-    Raises
-    ------
-    ValueError
-        If there is neither, or my/ cannot be written.
+    Raises ValueError if there is neither, or my/ cannot be written.
     """
     return [
         _copy(kind, source, number)
@@ -84,10 +81,7 @@ def is_lesson(notebook: nbfile.Notebook) -> bool:
 def find(what: str) -> tuple[str, Path]:
     """The lesson's number and the notebook that `check` means: "02" is the copy in my/, else a path.
 
-    Raises
-    ------
-    ValueError
-        If it is not there.
+    Raises ValueError if it is not there.
     """
     path = Path(what)
     if path.suffix == ".ipynb":
@@ -105,10 +99,7 @@ def find(what: str) -> tuple[str, Path]:
 def number_in(name: str) -> str:
     """The lesson's number in the name of a submission: ana-02-processes.ipynb is of lesson 02.
 
-    Raises
-    ------
-    ValueError
-        If there is none.
+    Raises ValueError if there is none.
     """
     numbers = re.findall(r"(?<!\d)(\d\d)(?!\d)", name)
     known = set(places.notebooks("exercises")) | set(places.notebooks("solutions"))

@@ -30,10 +30,7 @@ def balance(
     Among those whose slowest stage is fastest, one whose other stages are most even (least sum of squares of their
     seconds), since it leaves room for noise.
 
-    Raises
-    ------
-    ValueError
-        If there are fewer layers than stages, a negative cost, or a speed of 0.
+    Raises ValueError if there are fewer layers than stages, a negative cost, or a speed of 0.
     """
     if not 1 <= stages <= len(costs):
         raise ValueError(

@@ -164,10 +164,7 @@ class Batch:
 def as_tensors(value: Any, what: str) -> Tensors:
     """A tensor, or a tuple of them, as a tuple.
 
-    Raises
-    ------
-    ValueError
-        For anything else: what is not a tensor cannot be sent to another rank.
+    Raises ValueError for anything else: what is not a tensor cannot be sent to another rank.
     """
     found = (value,) if isinstance(value, torch.Tensor) else value
     if not isinstance(found, tuple) or not all(isinstance(one, torch.Tensor) for one in found):

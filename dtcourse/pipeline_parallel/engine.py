@@ -39,10 +39,8 @@ def split(
 ) -> list[nn.Sequential]:
     """This rank's stages of a model that is a sequence of layers: for each stage the layers of its range, by balance().
 
-    Raises
-    ------
-    ValueError
-        If the model is no sequence of layers, or the ranges are not one per stage and each layer once, in order.
+    Raises ValueError if the model is no sequence of layers, or the ranges are not one per stage and each layer once, in
+    order.
     """
     if not isinstance(layers, (Sequence, nn.Sequential, nn.ModuleList)):
         raise ValueError(
@@ -79,12 +77,8 @@ class Pipeline(Performer):
               group of those ranks: their gradients are summed. Copies on one rank are the same parameter and need
               nothing
 
-    Raises
-    ------
-    ScheduleError
-        If the schedule cannot be run.
-    ValueError
-        If ranks or stages are not those of the schedule.
+    Raises ScheduleError if the schedule cannot be run. Raises ValueError if ranks or stages are not those of the
+    schedule.
     """
 
     def __init__(
@@ -123,11 +117,8 @@ class Pipeline(Performer):
         of the last stage look at them.
         Returns the mean loss on the last stage's rank, None elsewhere.
 
-        Raises
-        ------
-        ValueError
-            If the batch has fewer samples than there are micro-batches, or a stage's outputs change in shape: on the
-            rank that finds it, and as StepRefused on those that wait for that rank.
+        Raises ValueError if the batch has fewer samples than there are micro-batches, or a stage's outputs change in
+        shape: on the rank that finds it, and as StepRefused on those that wait for that rank.
         """
         with self.step_with(self.mail):
             batch = self.batch(x, target)

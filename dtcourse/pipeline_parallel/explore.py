@@ -71,10 +71,7 @@ def play(
     slow_rank, slowdown: all actions of that rank take so many times as long
     memory_limit: the most that a rank may store, in activations of one micro-batch
 
-    Raises
-    ------
-    ValueError
-        For a combination that is not possible; a ScheduleError where validate says so.
+    Raises ValueError for a combination that is not possible; a ScheduleError where validate says so.
     """
     if slowdown != 1 and slow_rank >= ranks:
         raise ValueError(

@@ -48,10 +48,7 @@ class Form(NamedTuple):
 def write(form: Form, count: int) -> torch.Tensor:
     """A header: a tensor's form, and how many tensors come with it, itself included.
 
-    Raises
-    ------
-    ValueError
-        If there are more tensors, dims or dtypes than a header has room for.
+    Raises ValueError if there are more tensors, dims or dtypes than a header has room for.
     """
     shape, dtype, needs_gradient = form
     if dtype not in _DTYPES or len(shape) > _MOST_DIMS or count > MOST_TENSORS:

@@ -50,10 +50,7 @@ class Head(nn.Module):
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """The model's layers, with its own parameters: one after the other they compute what the model computes.
 
-    Raises
-    ------
-    ValueError
-        For a model that cannot be split, with what to do about it.
+    Raises ValueError for a model that cannot be split, with what to do about it.
     """
     if isinstance(model, nn.Sequential):
         return list(model)

@@ -125,10 +125,7 @@ class Mail:
     def send(self, action: Action, tensors: tuple[torch.Tensor, ...], to_stage: int) -> None:
         """Starts to send what an action has made to the rank of a stage; a stage of this rank gets it as it is.
 
-        Raises
-        ------
-        ValueError
-            If its shapes, dtypes or number are not those of the first step.
+        Raises ValueError if its shapes, dtypes or number are not those of the first step.
         """
         if self.schedule.rank_of[to_stage] == self.rank:
             self.arrived[result(action)] = tensors
@@ -145,10 +142,7 @@ class Mail:
 
         Tensors of which the other stage wants the gradient have `requires_grad`.
 
-        Raises
-        ------
-        StepRefused
-            If another rank cannot go on with the step (refusals.py).
+        Raises StepRefused if another rank cannot go on with the step (refusals.py).
         """
         need = needs(action, self.schedule.num_stages)
         if need is None:

@@ -71,10 +71,7 @@ class Performer:
     def batch(self, x: Any, target: Any, training: bool = True) -> Batch:
         """A batch before its first action. x, target: only the ranks of the first and of the last stage look at them.
 
-        Raises
-        ------
-        ValueError
-            If it has fewer samples than there are micro-batches, or is no tensor (or tuple of tensors).
+        Raises ValueError if it has fewer samples than there are micro-batches, or is no tensor (or tuple of tensors).
         """
         m = self.schedule.micro_batches
         inputs = split_batch(x, m, "x") if 0 in self.stages else []
@@ -125,11 +122,8 @@ class Performer:
     def evaluate(self, x: Any, target: Any) -> float | None:
         """The mean loss of a batch on the last stage's rank (None elsewhere): forwards alone, nothing is kept.
 
-        Raises
-        ------
-        ValueError
-            As a step does. What only the last stage's rank refuses (its target) the others do not hear of: nobody waits
-            for that rank here.
+        Raises ValueError as a step does. What only the last stage's rank refuses (its target) the others do not hear
+        of: nobody waits for that rank here.
         """
         with self.step_with(self.quiet_mail):
             batch = self.batch(x, target, training=False)

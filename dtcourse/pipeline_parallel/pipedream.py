@@ -149,12 +149,8 @@ class PipeDream(Performer):
     vertical_sync: a micro-batch uses the same version on all stages
     stash:         False leaves a backward with whatever weights there are by then: its gradients are wrong, to be seen
 
-    Raises
-    ------
-    ScheduleError
-        If the schedule cannot be run.
-    ValueError
-        If ranks or stages are not those of the schedule, the schedule has a flush, or two stages share a parameter.
+    Raises ScheduleError if the schedule cannot be run. Raises ValueError if ranks or stages are not those of the
+    schedule, the schedule has a flush, or two stages share a parameter.
     """
 
     def __init__(
@@ -193,10 +189,7 @@ class PipeDream(Performer):
         x, target: all micro-batches together, as Pipeline.step's. Returns the micro-batches' mean losses, each from
         before its update, on the last stage's rank; None elsewhere.
 
-        Raises
-        ------
-        ValueError
-            As Pipeline.step.
+        Raises ValueError as Pipeline.step.
         """
         for stage in self.versions.values():
             stage.start()

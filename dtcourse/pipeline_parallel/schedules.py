@@ -96,10 +96,7 @@ def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int) -> Schedule:
 
     As PyTorch's ScheduleInterleaved1F1B it takes rounds of more than p micro-batches where p does not divide them.
 
-    Raises
-    ------
-    ValueError
-        If micro-batches do not make equal rounds of at least p (or one round of less).
+    Raises ValueError if micro-batches do not make equal rounds of at least p (or one round of less).
     """
     at_least(1, ranks, "rank")
     at_least(1, micro_batches, "micro-batch")
@@ -156,10 +153,7 @@ def breadth_first(ranks: int, micro_batches: int, chunks: int) -> Schedule:
 def round_length(ranks: int, micro_batches: int) -> int:
     """How many micro-batches go through a chunk before the rank turns to the next one.
 
-    Raises
-    ------
-    ValueError
-        If that is not the same number in all rounds; with those nearby that would do.
+    Raises ValueError if that is not the same number in all rounds; with those nearby that would do.
     """
     rounds = max(1, micro_batches // ranks)
     if micro_batches % rounds:

@@ -59,10 +59,7 @@ def search(
 
     ZB-H1 and ZB-H2 are among the tries wherever they fit, so the result is never worse than those.
 
-    Raises
-    ------
-    ValueError
-        If not even one micro-batch fits.
+    Raises ValueError if not even one micro-batch fits.
     """
     at_least(1, stages, "stage")
     at_least(1, micro_batches, "micro-batch")

@@ -48,10 +48,7 @@ class Times:
     def per_stage(self, schedule: Schedule) -> dict[str, list[float]]:
         """By kind, the seconds of an action of each stage. A full backward is one action, of both lengths.
 
-        Raises
-        ------
-        ValueError
-            For negative times, or a list that is neither one per rank nor one per stage.
+        Raises ValueError for negative times, or a list that is neither one per rank nor one per stage.
         """
         seconds = {
             kind: _per_stage(name, getattr(self, name), schedule)
@@ -209,12 +206,7 @@ def simulate(schedule: Schedule, times: Times, memory: Memory | None = None) -> 
     takes no time. Memory: `stored` from a forward's start, `kept` from the end of backward-input, nothing from the end
     of the backward or backward-weight.
 
-    Raises
-    ------
-    ScheduleError
-        If it cannot be run (validate.py).
-    ValueError
-        If times or memory make no sense.
+    Raises ScheduleError if it cannot be run (validate.py). Raises ValueError if times or memory make no sense.
     """
     seconds = times.per_stage(schedule)
     rank_of, last = schedule.rank_of, schedule.num_stages - 1

@@ -56,10 +56,7 @@ def validate(schedule: Schedule, memory_limit: float | None = None) -> list[Acti
 
     Time and memory: about a microsecond and 100 bytes per action.
 
-    Raises
-    ------
-    ScheduleError
-        With a sentence for each problem of the first kind that is found.
+    Raises ScheduleError with a sentence for each problem of the first kind that is found.
     """
     problems = list(_shape(schedule)) or list(_lists(schedule))
     if problems:

@@ -122,10 +122,7 @@ def dualpipe_v(ranks: int, micro_batches: int) -> Schedule:
     other, as PyTorch's OVERLAP_F_B has them where a stage brings no code for both. Whole backwards where no bubble
     waits to be filled.
 
-    Raises
-    ------
-    ValueError
-        If there are fewer than 2 p micro-batches.
+    Raises ValueError if there are fewer than 2 p micro-batches.
     """
     at_least(1, ranks, "rank")
     at_least(2 * ranks, micro_batches, "micro-batch")

@@ -126,10 +126,7 @@ def schedules(
 def boxes_of(timeline: Timeline) -> list[Box]:
     """What is drawn of a timeline, counted from the first of it.
 
-    Raises
-    ------
-    ValueError
-        If nothing is.
+    Raises ValueError if nothing is.
     """
     events = [
         (event, action)

@@ -148,11 +148,8 @@ class Exercise:
 def exercises(lesson: str | None = None) -> dict[str, Exercise]:
     """Every exercise by name, of one lesson or of all, in the order of their lessons' notebooks.
 
-    Raises
-    ------
-    ValueError
-        If two exercises have one name, one stands in another lesson's folder or in a file of another name, or a check
-        needs one that there is not.
+    Raises ValueError if two exercises have one name, one stands in another lesson's folder or in a file of another
+    name, or a check needs one that there is not.
     """
     import dtcourse.course.checks as package
 
@@ -310,12 +307,8 @@ def check(name: str | Callable[..., Any], *answers: Any) -> None:
         check("ring_shift", ring_shift)
         check(ring_shift)                   # the exercise that takes a function of this name
 
-    Raises
-    ------
-    NotPassed
-        If a check fails or the answer is refused, so that the cell fails too.
-    ValueError
-        For an exercise that there is not, or the wrong number of functions.
+    Raises NotPassed if a check fails or the answer is refused, so that the cell fails too. Raises ValueError for an
+    exercise that there is not, or the wrong number of functions.
     """
     from dtcourse.course.judging import forbidden
     from dtcourse.course.judging.runs import InKernel

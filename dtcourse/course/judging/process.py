@@ -82,10 +82,7 @@ class AnswerProcess:
     def wait_until_ready(self) -> None:
         """Until it has imported what answers need; from then on it is held to its limits.
 
-        Raises
-        ------
-        NoSandbox
-            If it does not say that it is ready. It is closed then.
+        Raises NoSandbox if it does not say that it is ready. It is closed then.
         """
         if self._watch is not None:
             return

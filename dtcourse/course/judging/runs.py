@@ -53,10 +53,7 @@ class Results(Sequence):
 def plain(value: Any, depth: int = 0) -> Any:
     """The value as data that can travel safely: tensors (on the CPU), numbers, text, lists, tuples, dicts, None.
 
-    Raises
-    ------
-    CheckFailed
-        For anything else, by name.
+    Raises CheckFailed for anything else, by name.
     """
     import torch
 
@@ -95,10 +92,7 @@ def attempt(
 ) -> Results:
     """Run step(functions..., *args) on ranks.
 
-    Raises
-    ------
-    CheckFailed
-        With a sentence: not written yet, raised, hung, ended its process, refused.
+    Raises CheckFailed with a sentence: not written yet, raised, hung, ended its process, refused.
     """
     from dtcourse.launch import RankFailure, RankTimeout, deadlock, launch
 

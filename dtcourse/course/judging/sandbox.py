@@ -78,10 +78,7 @@ class Sandbox:
 
         The process is that of the answer before, which takes seconds to start, unless that one reached outside.
 
-        Raises
-        ------
-        NoSandbox
-            If the process does not come to life.
+        Raises NoSandbox if the process does not come to life.
         """
         if self.tried():
             self.close()

@@ -87,10 +87,7 @@ def define(pieces: list[Piece], takes: tuple[str, ...]) -> dict[str, Any]:
 
     A statement that needs a later one (cells out of order) is tried again after the others.
 
-    Raises
-    ------
-    CheckFailed
-        If a statement raises, with its cell and line.
+    Raises CheckFailed if a statement raises, with its cell and line.
     """
     space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     flags = 0

@@ -57,13 +57,9 @@ class Piece:
 def take(notebook: Notebook, names: tuple[str, ...]) -> list[Piece]:
     """The statements that define `names`, with all that they use, in the notebook's order.
 
-    Raises
-    ------
-    Unfinished
-        If a name is not defined anywhere; says so, and which cells could not be read. If all of them still stand as
-        they were given out, so that there is nothing to run.
-    Refused
-        If the code reaches for the checks or for what measures it.
+    Raises Unfinished if a name is not defined anywhere, and says which cells could not be read; and if all of them
+    still stand as they were given out, so that there is nothing to run. Raises Refused if the code reaches for the
+    checks or for what measures it.
     """
     statements: list[tuple[int, ast.stmt, str, set[str], set[str]]] = []
     unreadable = []

@@ -103,7 +103,7 @@ MAY_NAME_CUDA = {
     "dtcourse/launch/cluster/remote.py",  # the same, for the nodes of a cluster
     "dtcourse/launch/__main__.py",  # --device
     "dtcourse/collectives/backend/register.py",  # tells torch which devices a backend serves
-    "dtcourse/torch_private.py",  # the same, in torch's non-public names
+    "dtcourse/torch_private/groups.py",  # the same, in torch's non-public names
 }
 
 

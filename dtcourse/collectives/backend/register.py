@@ -8,7 +8,7 @@
     DistributedDataParallel(model)                       # its buckets travel round the ring
 
 What torch then holds is a process_group.AlgorithmGroup. table.py says which algorithm it runs.
-dist.monitored_barrier, which torch keeps for gloo, is let through to it as well (torch_private.py).
+dist.monitored_barrier, which torch keeps for gloo, is let through to it as well (torch_private).
 
 One thing does not run on a group written in Python: DDP's two communication hooks that are built into its C++
 (`_register_builtin_comm_hook`, a private method); torch refuses the group's Future there. The same hooks of

@@ -1,0 +1,138 @@
+"""Names of PyTorch that are not public and that the course needs, in one place, and names that have changed.
+
+    groups.py       what a process group has to answer
+    collectives.py  collectives by their newest names; a Future that can fail
+    tensors.py      what a tensor is
+    operations.py   what an operation is
+    modules.py      what a module holds
+    backward.py     where in a forward or a backward we are
+    pipelines.py    the orders of torch.distributed.pipelining's schedules
+
+PyTorch may move them in any release. tests/test_torch_private.py then says which one, and what here stands on it;
+tests/repository/test_private_names.py finds those that are used anywhere else.
+"""
+
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dtcourse.torch_private.backward import (
+    after_backward,
+    backward_pass,
+    gradient_hooks,
+    in_backward,
+    saves_through_hooks,
+)
+from dtcourse.torch_private.collectives import (
+    all_gather_single,
+    collective,
+    future_of,
+    reduce_scatter_single,
+)
+from dtcourse.torch_private.groups import (
+    CREATOR_FIELDS,
+    DATA_METHODS,
+    OTHER_METHODS,
+    attach,
+    backend_of,
+    devices_of,
+    factor_of,
+    gloo_group,
+    gpu_backend_of,
+    joining,
+    joins_first,
+    let_monitored_barrier_through,
+    nccl_group,
+    own_client,
+    torch_group,
+)
+from dtcourse.torch_private.modules import (
+    BATCH_NORM,
+    AsksBeforeConversion,
+    is_persistent,
+    own_buffers,
+    own_modules,
+    own_parameters,
+    stop_workers,
+)
+from dtcourse.torch_private.operations import (
+    ADDMM_ACTIVATION,
+    FLASH_ATTENTION_ON_CPU,
+    FLASH_ATTENTION_ON_CPU_BACKWARD,
+    FOREACH_NORMS,
+    count_grouped_mm,
+    packet_of,
+    schema_of,
+)
+from dtcourse.torch_private.pipelines import (
+    pipeline_order,
+)
+from dtcourse.torch_private.tensors import (
+    as_plain_tensors,
+    base_of,
+    check_finite_and_multiply_,
+    dtensor_like,
+    fake_tensors,
+    is_fake,
+    is_plain,
+    make_subclass,
+    shared_versions,
+    sparse_parts,
+    version_of,
+)
+
+__all__ = [
+    "ADDMM_ACTIVATION",
+    "BATCH_NORM",
+    "CREATOR_FIELDS",
+    "DATA_METHODS",
+    "FLASH_ATTENTION_ON_CPU",
+    "FLASH_ATTENTION_ON_CPU_BACKWARD",
+    "FOREACH_NORMS",
+    "OTHER_METHODS",
+    "AsksBeforeConversion",
+    "OpOverload",
+    "TorchDispatchMode",
+    "after_backward",
+    "all_gather_single",
+    "as_plain_tensors",
+    "attach",
+    "backend_of",
+    "backward_pass",
+    "base_of",
+    "check_finite_and_multiply_",
+    "collective",
+    "count_grouped_mm",
+    "devices_of",
+    "dtensor_like",
+    "factor_of",
+    "fake_tensors",
+    "future_of",
+    "gloo_group",
+    "gpu_backend_of",
+    "gradient_hooks",
+    "in_backward",
+    "is_fake",
+    "is_persistent",
+    "is_plain",
+    "joining",
+    "joins_first",
+    "let_monitored_barrier_through",
+    "make_subclass",
+    "nccl_group",
+    "own_buffers",
+    "own_client",
+    "own_modules",
+    "own_parameters",
+    "packet_of",
+    "pipeline_order",
+    "reduce_scatter_single",
+    "saves_through_hooks",
+    "schema_of",
+    "shared_versions",
+    "sparse_parts",
+    "stop_workers",
+    "torch_group",
+    "tree_leaves",
+    "version_of",
+]

@@ -1,0 +1,47 @@
+"""Collectives by their newest names, and a Future that can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# torch 2.13 has new names and warns of the older ones, which older versions have. The arguments are the same: one
+# tensor of p parts in rank order, and one part.
+_OLDER = {
+    "all_gather_single": "all_gather_into_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+}
+
+
+def collective(module: Any, name: str) -> Callable[..., Any] | None:
+    """The collective `name` of a module that has torch.distributed's names, new or old; None where it has neither."""
+    return getattr(module, name, None) or getattr(module, _OLDER.get(name, name), None)
+
+
+# Every torch has one of the two names.
+all_gather_single: Any = collective(dist, "all_gather_single")
+reduce_scatter_single: Any = collective(dist, "reduce_scatter_single")
+
+
+def future_of(value: list[torch.Tensor]) -> tuple[torch.futures.Future, Any]:
+    """A Future for torch's C++ (DDP waits on it, and takes the reduced bucket from it) and its trigger.
+
+    `trigger(error)` completes it: with `value` where error is None, else as a failure. A failure has to be raised by
+    a function that `then` calls: an exception that is set with `set_exception` reads as success in C++.
+    """
+    ready: torch.futures.Future = torch.futures.Future()
+    errors: list[BaseException | None] = []
+
+    def outcome(_: torch.futures.Future) -> list[torch.Tensor]:
+        if errors[0] is not None:
+            raise errors[0]
+        return value
+
+    def trigger(error: BaseException | None) -> None:
+        errors.append(error)
+        ready.set_result(None)
+
+    return ready.then(outcome), trigger

@@ -50,9 +50,9 @@ def doctor(
 
         looked = examine(launch_ranks=not quick)
     else:
-        from dtcourse.course import doctor_cluster
+        from dtcourse.course.doctor import cluster as on_cluster
 
-        looked = doctor_cluster.examine(cluster, nodes)
+        looked = on_cluster.examine(cluster, nodes)
     findings = []
     for finding in looked:
         findings.append(finding)

@@ -12,7 +12,7 @@
     exercises.py    exercises/ made from solutions/
     grading.py      an answer run in a process of its own; a folder of them graded
     topics.py       which lesson teaches what
-    doctor.py       what this machine can run
+    doctor/         what this machine can run
 
 In a notebook: `from dtcourse.course import check, expect_error, show`.
 """

@@ -530,14 +530,16 @@ def test_doctor_says_what_is_wrong_and_fails(monkeypatch):
 
 
 def test_doctor_reads_how_gpus_are_linked():
-    from dtcourse.course.doctor import _links
+    from dtcourse.course.doctor.training import links_of
 
     table = (
         "\tGPU0\tGPU1\tGPU2\tCPU Affinity\nGPU0\t X \tNV18\tSYS\t0-15\nGPU1\tNV18\t X \tPIX\t0-15\nGPU2\tSYS\tPIX\t "
         "X \t0-15\n"
     )
-    assert _links(table) == "1 pair by NVLink, 1 pair across CPU sockets, 1 pair by one PCIe switch"
-    assert _links("") == ""
+    assert (
+        links_of(table) == "1 pair by NVLink, 1 pair across CPU sockets, 1 pair by one PCIe switch"
+    )
+    assert links_of("") == ""
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dtcourse.course.doctor import GB, Finding
+from dtcourse.course.doctor.findings import GB, Finding
 from dtcourse.launch import launch, waiting
 from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster import slurm

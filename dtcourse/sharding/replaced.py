@@ -26,11 +26,10 @@ def mark_replaced(original: nn.Parameter, name: str) -> None:
     _watch_optimizers()
 
 
-def _backward_of_old_forward(original: torch.Tensor) -> None:
+def _backward_of_old_forward(original: Any) -> None:
     raise RuntimeError(
         f"backward reached {original._replaced_by} as it was before it was sharded: this loss comes from a forward "
-        f"that ran "  # type: ignore[attr-defined]
-        "before sharding. Run the sharded model's forward first."
+        "that ran before sharding. Run the sharded model's forward first."
     )
 
 

@@ -49,7 +49,7 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
 def check_replicas(model: nn.Module, group: Group = None) -> None:
     """Raises ReplicasDiffer on every rank unless parameters and buffers are the same on all, bit for bit.
 
-    All ranks must call it. Each sends its 8 bytes a tensor to every other one.
+    All ranks must call it. Each sends its 8 bytes per tensor to every other one.
     """
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     if not tensors:

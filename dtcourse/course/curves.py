@@ -1,6 +1,7 @@
 """What a study reads off curves of loss: steps to a target, the best of several learning rates, an interval.
 
-A method's curves are, for each seed, {learning rate: [loss at each look]}; None from where a loss is no number any more.
+A method's curves are, for each seed, {learning rate: [loss at each look]};
+None from where a loss is no number any more.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ class expect_error:
         message = str(error)
         if self.match is not None and not re.search(self.match, message):
             raise DidNotFail(
-                f"this block failed with {type(error).__name__} as expected, but its message has no {self.match!r}: {message}"
+                f"this block failed with {type(error).__name__} as expected, but its message has no {self.match!r}: "
+                f"{message}"
             ) from error
         self.error = error
         shown = scrub(message).strip().splitlines() or ["(no message)"]

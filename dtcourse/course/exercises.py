@@ -135,8 +135,8 @@ def make(
                 edited = True
             if edited:
                 raise Edited(
-                    f"{target.parent.name}/{target.name} was changed by hand, and is left as it is: take the change into "
-                    f"solutions/{solution.name}, or give --force"
+                    f"{target.parent.name}/{target.name} was changed by hand, and is left "
+                    f"as it is: take the change into solutions/{solution.name}, or give --force"
                 )
     if what != "as before" and not dry:
         target.parent.mkdir(parents=True, exist_ok=True)

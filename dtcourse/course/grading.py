@@ -1,12 +1,12 @@
 """Checking one notebook, and grading a folder of them.
 
-Every notebook is read before the first answer runs. Each notebook runs in a sandbox of its own (judging/sandbox.py), and
-nothing that is read from an answer is executed or unpickled here. On Linux, bubblewrap keeps an answer from the files,
-processes and networks of the machine; what it reached for is named in its feedback and in the note of its line.
+Every notebook is read before the first answer runs. Each notebook runs in a sandbox of its own (judging/sandbox.py),
+and nothing that is read from an answer is executed or unpickled here. On Linux, bubblewrap keeps an answer from the
+files, processes and networks of the machine; what it reached for is named in its feedback and in the note of its line.
 
-Without bubblewrap an answer can do what the instructor can, so `grade` wants to be told (trust=True). It still imports a
-copy of the package that is made for it alone, from what the files held before the first answer ran: an answer that finds
-the package on the disk and edits it changes no grade, and is told of at the end.
+Without bubblewrap an answer can do what the instructor can, so `grade` wants to be told (trust=True). It still imports
+a copy of the package that is made for it alone, from what the files held before the first answer ran: an answer that
+finds the package on the disk and edits it changes no grade, and is told of at the end.
 """
 
 from __future__ import annotations

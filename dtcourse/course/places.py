@@ -33,7 +33,9 @@ def home() -> Path:
 
 
 def own() -> Path:
-    """Where a student's copies are: what DTCOURSE_MY names (many students share one installation), else my/ in `home()`."""
+    """Where a student's copies are: what DTCOURSE_MY names (many students share one installation),
+    else my/ in `home()`.
+    """
     given = os.environ.get("DTCOURSE_MY")
     return Path(given).expanduser().resolve() if given else home() / "my"
 

@@ -1,8 +1,8 @@
 """Many replicas of one MLP in one process, each with parameters and a batch of its own: for studies of many ranks.
 
-Parameters are flat vectors, in the order of `model.parameters()`; a stack of R of them is a tensor X_RN, and a layer of all
-replicas is one batched product. So a study writes a method as its paper does, as arithmetic on X_RN and the gradients G_RN,
-and a test proves it equal to real ranks.
+Parameters are flat vectors, in the order of `model.parameters()`; a stack of R of them is a tensor X_RN, and a layer of
+all replicas is one batched product. So a study writes a method as its paper does, as arithmetic on X_RN and the
+gradients G_RN, and a test proves it equal to real ranks.
 
     R  replicas      N  numbers of a model      B  samples of a replica's batch      F  features      C  classes
 """
@@ -78,7 +78,8 @@ class Digits:
         return cls(images[own], pool.labels[own], images[rest], pool.labels[rest])
 
     def pools(self, ranks: int, by_class: bool) -> torch.Tensor:
-        """(ranks, n): the samples that each rank draws from. by_class: sorted by their digit first, so each has a digit or two.
+        """(ranks, n): the samples that each rank draws from. by_class: sorted by their digit first,
+        so each has a digit or two.
 
         Samples that would make some ranks' parts longer are left out.
         """

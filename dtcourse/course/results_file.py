@@ -47,7 +47,11 @@ def save(results: dict[str, Any], path: Path, seeds: int) -> None:
     """All of it or nothing: a reader never sees half a file. Each run has its `seconds`."""
     results |= {
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": {"system": f"{platform.system()} {platform.machine()}", "cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        "machine": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+        },
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "seeds": seeds,
         "seconds": round(sum(run["seconds"] for run in results["runs"].values()), 1),
@@ -118,7 +122,8 @@ def command(
     summary: Callable[[dict[str, Any]], Iterable[str]],
     always: bool = False,
 ) -> None:
-    """A study's command: measures what is missing, and prints a line per method when nothing is (always: as far as it is).
+    """A study's command: measures what is missing, and prints a line per method when
+    nothing is (always: as far as it is).
 
     study(out, settings, seeds, budget) says whether it is complete; load(out, settings) gives the results.
     """

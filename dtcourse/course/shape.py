@@ -179,7 +179,8 @@ def _compared(notebook: Notebook) -> list[str]:
     compared = [cell for cell in cells if IGNORED not in tags(cell)]
     if cells and len(compared) < COMPARED * len(cells):
         return [
-            f"nbval compares {len(compared)} of the {len(cells)} cells with output; at least {COMPARED:.0%} has to be compared"
+            f"nbval compares {len(compared)} of the {len(cells)} cells with output; at least {COMPARED:.0%} has to "
+            "be compared"
         ]
     return []
 

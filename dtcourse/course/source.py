@@ -58,7 +58,8 @@ def source_of(thing: Any, *, docstring: bool = True) -> Source:
     except (TypeError, OSError):
         name = getattr(target, "__qualname__", None) or repr(target)
         raise ValueError(
-            f"show({name}): there is no Python source to show; it is built in, or was typed where Python keeps no source"
+            f"show({name}): there is no Python source to show; it is "
+            "built in, or was typed where Python keeps no source"
         ) from None
     if not docstring:
         code = _without_docstring(code)

@@ -1,9 +1,9 @@
 """Models whose step takes as long as a real one's and that have as many numbers, both scaled down: for studies of time.
 
-A stand-in runs on an emulated cluster of the same scale: on a device and links of 1/scale of the real speed, with 1/scale
-of the model's numbers. So all ratios, of bytes to bandwidth and of computing to sending, are the real ones, and the
-seconds are too. The device is an A100's 312 teraflops and 2 terabytes a second (shared/published/hw_specs.json), of which
-a model reaches a share that is an assumption, not a measurement (WORKLOADS).
+A stand-in runs on an emulated cluster of the same scale: on a device and links of 1/scale of the real speed, with
+1/scale of the model's numbers. So all ratios, of bytes to bandwidth and of computing to sending, are the real ones, and
+the seconds are too. The device is an A100's 312 teraflops and 2 terabytes a second (shared/published/hw_specs.json), of
+which a model reaches a share that is an assumption, not a measurement (WORKLOADS).
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Workload:
 A100 = EmulatedDevice(flops=312e12, bandwidth=2e12)
 TOKENS = 8 * 1024  # of each rank and step
 GPT2 = PUBLISHED["GPT-2 small"]
-# ResNet-50: 3.8e9 multiply-adds for an image forward (He et al. 1512.03385, table 1), 32 images per GPU (Goyal et al. 1706.02677).
+# ResNet-50: 3.8e9 multiply-adds for an image forward (He et al. 1512.03385, table 1), 32 images
+# per GPU (Goyal et al. 1706.02677).
 WORKLOADS = {
     "ResNet-50": Workload(25_557_032, 3 * 2 * 3.8e9 * 32, 0.2),
     "GPT-2 small": Workload(

@@ -1,4 +1,5 @@
-"""A student's own copies of a lesson and its exercises, in my/ (or where DTCOURSE_MY says), where no later version of the course touches them.
+"""A student's own copies of a lesson and its exercises, in my/ (or where DTCOURSE_MY says),
+where no later version of the course touches them.
 
     my/02-processes-and-ranks-lesson.ipynb      the lesson, without outputs
     my/02-processes-and-ranks-exercises.ipynb   its exercises

@@ -23,12 +23,14 @@ from torch.utils.data import Dataset
 class Cached(Dataset[Any]):
     """A dataset whose samples are made once: kept in memory, or in files of `folder` that other ranks read too.
 
-    folder:   samples are tensors, numbers, text, and tuples, lists and dicts of them (torch.save). A file is written under
-              another name and renamed when complete, so ranks that make the same sample at the same time do no harm.
+    folder:   samples are tensors, numbers, text, and tuples, lists and dicts of them (torch.save). A file is written
+              under another name and renamed when complete, so ranks that make the same sample at the same time do no
+              harm.
     key:      what tells this dataset's samples from another's in the same folder (a name, a version, a size)
     capacity: how many samples memory may hold; the first that come stay. None: all of them.
-    In memory each process has its own: DataLoader's workers lose theirs at the end of an epoch unless they are persistent,
-    and a rank sees other samples in the next epoch. What is handed out is the cached object itself: do not write to it.
+    In memory each process has its own: DataLoader's workers lose theirs at the end of an epoch unless they are
+    persistent, and a rank sees other samples in the next epoch. What is handed out is the cached
+    object itself: do not write to it.
     """
 
     def __init__(

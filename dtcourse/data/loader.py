@@ -29,8 +29,8 @@ class ResumableLoader:
     sampler:    DistributedSampler with a batch_size, or TokenBatchSampler, which makes batches itself, without
     batch_size: of this replica
     options:    DataLoader's own (num_workers, pin_memory, collate_fn, drop_last, ...)
-    The position counts steps in which all replicas take part, so it is the same on each of them after each step. A batch
-    counts as soon as it is handed out: save the position after the optimizer's step, with the weights.
+    The position counts steps in which all replicas take part, so it is the same on each of them after each step. A
+    batch counts as soon as it is handed out: save the position after the optimizer's step, with the weights.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class ResumableLoader:
 
 
 def _next(batches: Iterator[Any]) -> Any:
-    """The next batch. Where a connection to a worker is lost, torch's word on that worker may come a moment later, from a
-    signal handler: it shall come here, and not in the middle of what its caller does about it.
+    """The next batch. Where a connection to a worker is lost, torch's word on that worker may come a moment later, from
+    a signal handler: it shall come here, and not in the middle of what its caller does about it.
     """
     try:
         return next(batches)

@@ -26,7 +26,8 @@ class Prefetcher(Iterable[T]):
 
     One thread goes through `items`; `transform` runs in `threads` others, so that several reads are under way at once.
     Memory: `depth` + 2 items. An exception in either is raised where the item would have come. Leaving the loop
-    early ends the threads. On the virtual clock the threads are lanes: the same waiting, the same times on every machine.
+    early ends the threads. On the virtual clock the threads are lanes: the same waiting,
+    the same times on every machine.
     """
 
     def __init__(

@@ -5,7 +5,8 @@ same steps. A forgotten broadcast, a step that one rank skipped, or a flipped bi
 it: gradients are averaged as before, only they are gradients of different models.
 
 The checksum is over the bits: every element's bits, as a whole number, times an odd factor of its place, summed modulo
-2^64. So any single changed element changes it, and so do two that change places. 8 bytes a tensor travel, not the model.
+2^64. So any single changed element changes it, and so do two that change places. 8 bytes
+a tensor travel, not the model.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@
 
 A hook on each parameter copies its gradient into a bucket as soon as backward has made it. A full bucket is
 all-reduced at once, in the background, buckets always in the same order on every rank. When backward ends, a callback
-waits for what is still under way. All of that is the Reducer (parameters/reducer.py), which other techniques use too; here
-is what a user sees: a module, its forward, and what it may be asked for. Source: Li et al., PyTorch Distributed (VLDB 2020, arXiv 2006.15704).
+waits for what is still under way. All of that is the Reducer (parameters/reducer.py), which other techniques use too;
+here is what a user sees: a module, its forward, and what it may be asked for. Source: Li et al., PyTorch Distributed
+(VLDB 2020, arXiv 2006.15704).
 
 A rank sends 2 (p - 1) / p of the gradients' bytes in a step (ring), and holds the gradients once, in the buckets.
 """
@@ -44,8 +45,8 @@ class DistributedDataParallel(Wrapper, Joinable):
 
     module:                  the same on every rank but for its values, which become rank 0's
     device_ids:              [the one GPU that the module is on]: forward moves its inputs there; default: they stay
-    broadcast_buffers:       before each forward, give every rank rank 0's buffers (running statistics); the default. False
-                             leaves each rank its own from the start (forward_sync_buffers=False: after the start)
+    broadcast_buffers:       before each forward, give every rank rank 0's buffers (running statistics); the default.
+                             False leaves each rank its own from the start (forward_sync_buffers=False: after the start)
     init_sync:               False: the ranks have the same values already, and nothing is compared or sent
     process_group:           default: all ranks; or device_mesh, of one axis
     bucket_cap_mb:           MiB a bucket; default 25, the first one at most 1
@@ -157,8 +158,8 @@ class DistributedDataParallel(Wrapper, Joinable):
     def __getstate__(self) -> dict[str, Any]:
         if self.process_group is not dist.group.WORLD:
             raise ValueError(
-                "a copy of a DistributedDataParallel takes the default group, and this one has another: copy or save its "
-                ".module, and wrap that"
+                "a copy of a DistributedDataParallel takes the default group, and this one has another: copy or "
+                "save its .module, and wrap that"
             )
         left_out = {"process_group", "world_size", "reducer"}
         return {name: value for name, value in vars(self).items() if name not in left_out}

@@ -1,9 +1,9 @@
 """SyncBatchNorm by hand: mean and variance over the whole batch, not over each rank's part of it.
 
 Batch normalisation mixes the samples of a batch, so it is the one common layer for which "each rank its part" gives
-another result than one process. Forward all-reduces count, sum and sum of squares of each channel: 2 C + 1 numbers (`batch_statistics`).
-Backward needs two sums of each channel over the whole batch again: 2 C numbers. Gradients of weight and bias stay
-local: data parallelism averages them.
+another result than one process. Forward all-reduces count, sum and sum of squares of each channel: 2 C + 1 numbers
+(`batch_statistics`). Backward needs two sums of each channel over the whole batch again: 2 C numbers. Gradients of
+weight and bias stay local: data parallelism averages them.
 
 With xhat = (x - mean) / std, N samples in all and g = dL/dy:
     dL/dx = weight / std * (g - sum(g) / N - xhat * sum(g * xhat) / N)

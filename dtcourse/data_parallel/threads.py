@@ -55,7 +55,8 @@ class DataParallel(nn.Module):
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
             if tensor.device != self.devices[0]:
                 raise ValueError(
-                    f"{name} is on {tensor.device}, and the first device is {self.devices[0]}: move the module there first"
+                    f"{name} is on {tensor.device}, and the first device is {self.devices[0]}: move the module "
+                    "there first"
                 )
         self.module = module
         self.moved = dict.fromkeys(MOVED, 0)

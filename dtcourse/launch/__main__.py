@@ -1,4 +1,5 @@
-"""One rank under torchrun, srun or mpirun:   torchrun --nproc-per-node 4 -m dtcourse.launch file.py:step --batch_size 32
+"""One rank under torchrun, srun or mpirun:   torchrun --nproc-per-node 4 -m
+dtcourse.launch file.py:step --batch_size 32
 
 Forms the group, calls the function, prints what rank 0 got back, takes the group down. Arguments of the function
 follow its name as --name value; values are read as Python where they can be (32, 0.1, True), else as text.
@@ -58,9 +59,10 @@ def main(argv: list[str] | None = None) -> None:
 
     import torch.distributed as dist
 
-    # Before there is a group: its functions have the default group as a default argument. PyTorch's DDP imports it when a
-    # model is wrapped. Imported then it would hold on to the group after destroy_process_group, and one of the group's
-    # threads that lets go of a tensor while Python ends aborts the process ("terminate called without an active exception").
+    # Before there is a group: its functions have the default group as a default argument. PyTorch's DDP imports it when
+    # a model is wrapped. Imported then it would hold on to the group after destroy_process_group, and one of the
+    # group's threads that lets go of a tensor while Python ends aborts the process ("terminate
+    # called without an active exception").
     import torch.distributed.nn  # noqa: F401
 
     from dtcourse.collectives.backend import register as backends

@@ -4,8 +4,9 @@ A rank that computes, or would if it were given a processor, is runnable; one wh
 that moves. So the ranks are deadlocked when
 
 - each rank's main thread has slept one single sleep for seconds: the system counts how often a thread went to sleep
-- no thread sleeps for a time that it has chosen, and none has moved but those that only go round: gloo's event loop, which has found nothing to deliver, and
-  the guard of our own collectives (collectives/wire/guard.py), which has had the time to find ranks that disagree
+- no thread sleeps for a time that it has chosen, and none has moved but those that only go round: gloo's event loop,
+  which has found nothing to deliver, and the guard of our own collectives (collectives/wire/guard.py), which has had
+  the time to find ranks that disagree
 - the stacks say that each rank which has not returned waits in a collective, a receive or a send, and not in a sleep
 
 None of that depends on how fast the machine is. What is not recognised is left to the time limit.
@@ -61,7 +62,9 @@ class _Thread:
 
 @dataclass(frozen=True)
 class Still:
-    """A process that stands still: its threads that go round, event loops apart, and whether the main one is at a lock."""
+    """A process that stands still: its threads that go round, event loops apart,
+    and whether the main one is at a lock.
+    """
 
     going_round: int
     in_lock: bool

@@ -1,4 +1,6 @@
-"""What a user may ask of launch, checked before anything starts; and what the machine decides where they did not say."""
+"""What a user may ask of launch, checked before anything starts;
+and what the machine decides where they did not say.
+"""
 
 from __future__ import annotations
 

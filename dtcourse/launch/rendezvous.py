@@ -3,7 +3,8 @@
 Forming a group needs a few keys that everybody can read. PyTorch's TCPStore serves them, but each of its connections
 asks the name server for the name of 127.0.0.1, to have it for its logs: where an answer is lost, or there is no
 network, the launch waits for five seconds (measured: 1 launch in 10 in a sandbox; torch 2.13). So the groups that
-launch forms meet in a FileStore, which asks nobody. Its file has no name and lies in memory: nothing can be left behind.
+launch forms meet in a FileStore, which asks nobody. Its file has no name and lies in
+memory: nothing can be left behind.
 
 A function that forms its own group (init=False), or uses torch.distributed.rpc, follows MASTER_ADDR and MASTER_PORT to
 a TCPStore. We listen on that port from the start, and make the store when the first one knocks.

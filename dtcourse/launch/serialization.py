@@ -1,9 +1,9 @@
 """How functions, arguments and results travel between the notebook and its ranks.
 
-An object becomes a cloudpickle stream, with its tensors and arrays taken out (pickle protocol 5, PEP 574). Small ones are
-sent inline. Large ones are written once into an anonymous file in memory (memfd) whose descriptor is passed over the
-socket; the other side maps it, so a 200 MB tensor is copied once, and never pushed through a pipe. An anonymous file
-needs no room in /dev/shm, which containers make small, and cannot be left behind.
+An object becomes a cloudpickle stream, with its tensors and arrays taken out (pickle protocol 5, PEP 574). Small ones
+are sent inline. Large ones are written once into an anonymous file in memory (memfd) whose descriptor is passed over
+the socket; the other side maps it, so a 200 MB tensor is copied once, and never pushed through a pipe. An anonymous
+file needs no room in /dev/shm, which containers make small, and cannot be left behind.
 """
 
 from __future__ import annotations

@@ -14,7 +14,9 @@ def in_backward() -> bool:
 
 
 def backward_pass() -> int:
-    """The number of the backward pass that the calling thread is inside of; a reentrant checkpoint runs one of its own."""
+    """The number of the backward pass that the calling thread is inside of;
+    a reentrant checkpoint runs one of its own.
+    """
     return torch._C._current_graph_task_id()
 
 

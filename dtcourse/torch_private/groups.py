@@ -140,7 +140,8 @@ def attach(
     backend: "gloo" or "nccl" for a group that goes by that name: before 2.13, DDP asks for its backend by its type
 
     torch asks for it (`group._get_backend(device)`), for options and for names, and calls of torch's C++ that no
-    Python subclass can intercept end there. All calls in use today can be intercepted: tests/collectives/test_backend.py proves it.
+    Python subclass can intercept end there. All calls in use today can be intercepted:
+    tests/collectives/test_backend.py proves it.
     """
     group._register_backend(kind, getattr(dist.ProcessGroup.BackendType, backend.upper()), inner)
 

@@ -37,7 +37,9 @@ def stop_workers(batches: Any) -> None:
 
 
 class AsksBeforeConversion:
-    """Put before nn.Module among a class's bases: `before_conversion` hears of .to(), .half() and the like, and may refuse."""
+    """Put before nn.Module among a class's bases: `before_conversion` hears of .to(), .half()
+    and the like, and may refuse.
+    """
 
     def before_conversion(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool) -> None:
         """fn: what each parameter and buffer would be replaced by;  recurse: those of the children too."""

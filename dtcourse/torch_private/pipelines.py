@@ -8,7 +8,8 @@ from typing import Any
 def pipeline_order(
     name: str, ranks: int, micro_batches: int, chunks: int = 1
 ) -> list[list[tuple[int, str, int]]]:
-    """By rank, the (stage, kind, micro-batch) of a schedule of torch.distributed.pipelining, without bubbles or messages.
+    """By rank, the (stage, kind, micro-batch) of a schedule of torch.distributed.pipelining,
+    without bubbles or messages.
 
     name: the class's ("ScheduleGPipe"); kinds are F, B, I, W. OVERLAP_F_B is given as its two parts.
     """

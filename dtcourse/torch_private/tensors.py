@@ -11,7 +11,9 @@ _PLAIN = (torch._C._disabled_torch_dispatch_impl, torch.Tensor.__torch_dispatch_
 
 
 def is_plain(kind: type) -> bool:
-    """Whether tensors of this class are nothing but tensors: no DTensor, no fake one, which handle operations themselves."""
+    """Whether tensors of this class are nothing but tensors: no DTensor, no fake one,
+    which handle operations themselves.
+    """
     return getattr(kind, "__torch_dispatch__", None) in _PLAIN
 
 
@@ -64,7 +66,9 @@ def shared_versions() -> Any:
 def check_finite_and_multiply_(
     tensors: list[torch.Tensor], factor: float, device: torch.device
 ) -> torch.Tensor:
-    """Multiplies tensors of one dtype in place. float32, on `device`: 1.0 where a number of them was not finite, else 0.0."""
+    """Multiplies tensors of one dtype in place. float32, on `device`: 1.0 where a number of
+    them was not finite, else 0.0.
+    """
     found, by = torch.zeros((), device=device), torch.full((), factor, device=device)
     torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, by)
     return found

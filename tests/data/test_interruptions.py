@@ -115,8 +115,7 @@ def test_a_position_in_another_order_is_refused(change, says):
         DistributedSampler(options.pop("total"), 1, 0, **options).load_state_dict(saved)
 
 
-# --- token batches
-# ------------------------------------------------------------------------------------------------------
+# --- token batches -----------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40)
@@ -164,8 +163,7 @@ def test_lengths_may_be_a_tensor_and_must_be_positive():
         TokenBatchSampler([3, 0], 10)
 
 
-# --- shards
-# -------------------------------------------------------------------------------------------------------------
+# --- shards ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -265,8 +263,7 @@ def test_a_writer_that_fails_leaves_no_shard_and_no_open_file(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-# --- workers
-# ------------------------------------------------------------------------------------------------------------
+# --- workers -----------------------------------------------------------------------------------------------------
 
 
 class Failing(Dataset):
@@ -395,8 +392,7 @@ def test_persistent_workers_live_through_epochs():
     assert {int(p) for batch in loader for p in batch} == first
 
 
-# --- images
-# -------------------------------------------------------------------------------------------------------------
+# --- images ------------------------------------------------------------------------------------------------------
 
 
 def test_png_files_in_imagenets_layout_through_the_same_loader(tmp_path):

@@ -1,4 +1,5 @@
-"""DistributedDataParallel by hand: equal to one process and to PyTorch's, parameter by parameter, and what it refuses."""
+"""DistributedDataParallel by hand: equal to one process and to PyTorch's, parameter by
+parameter, and what it refuses."""
 
 from __future__ import annotations
 
@@ -429,7 +430,8 @@ def test_a_rank_without_any_data_in_the_first_epoch():
 
 
 def test_micro_batches_of_a_rank_that_joins_in_the_middle_of_them_count():
-    """Rank 1 has one micro-batch, which waits in no_sync() for a second; rank 0 has three, and averages the last two."""
+    """Rank 1 has one micro-batch, which waits in no_sync() for a second; rank 0 has three,
+    and averages the last two."""
 
     def step(hook):
         torch.manual_seed(0)

@@ -1,4 +1,5 @@
-"""DistributedDataParallel's keywords: those of PyTorch, with its meaning, or refused with a sentence. And copies of it."""
+"""DistributedDataParallel's keywords: those of PyTorch, with its meaning, or refused with
+a sentence. And copies of it."""
 
 from __future__ import annotations
 
@@ -187,7 +188,7 @@ def test_inputs_are_moved_to_the_one_device():
     assert launch(step, 1)[0] == "cuda"
 
 
-# --- copies -------------------------------------------------------------------------------------------------------------
+# --- copies ------------------------------------------------------------------------------------------------------
 
 
 def copies(how):

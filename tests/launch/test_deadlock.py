@@ -1,4 +1,5 @@
-"""Ranks that wait for each other for ever are found long before the time limit; ranks that wait for anything else never."""
+"""Ranks that wait for each other for ever are found long before the time limit;
+ranks that wait for anything else never."""
 
 from __future__ import annotations
 
@@ -162,7 +163,13 @@ def computes():
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["gloo", "ring"])
 def test_ranks_that_wait_for_one_that_does_something_are_left_alone(backend):
-    doings = [sleeps, waits_for_a_moment, waits_for_another_program, waits_for_a_thread, looks_again_and_again]  # fmt: skip
+    doings = [
+        sleeps,
+        waits_for_a_moment,
+        waits_for_another_program,
+        waits_for_a_thread,
+        looks_again_and_again,
+    ]
 
     def step():
         for index, doing in enumerate(doings):

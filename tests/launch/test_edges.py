@@ -169,7 +169,8 @@ def test_streamed_parts_of_lines_do_not_mix(capfd):
 
 
 def test_the_time_limit_begins_when_the_ranks_do():
-    """The first launch of a notebook starts the fork server, which imports PyTorch: seconds that are not the function's."""
+    """The first launch of a notebook starts the fork server, which imports PyTorch:
+    seconds that are not the function's."""
     done = run_script("""
         import time
         from dtcourse import launch

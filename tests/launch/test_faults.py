@@ -153,7 +153,8 @@ def test_a_rank_that_loops_for_ever():
 
 
 def test_the_time_limit_is_the_functions_own():
-    """What comes before it (here, an argument that takes its time to arrive) is not counted: a busy machine is no fault."""
+    """What comes before it (here, an argument that takes its time to arrive) is not counted:
+    a busy machine is no fault."""
 
     class Slow:
         def __reduce__(self):

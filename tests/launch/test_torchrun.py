@@ -239,7 +239,8 @@ def single(*arguments, **environment):
         (["broken.pkl"], "broken.pkl cannot be read here (UnpicklingError: "),
         (["code/train.py:walk"], "code/train.py has no function walk"),
         (["code/train.py:number"], "code/train.py has no function number"),
-        (["code/train.py:step", "--colour", "red"], "step cannot be called so: got an unexpected keyword argument 'colour'"),
+        (["code/train.py:step", "--colour", "red"], "step cannot be called so: got an unexpected keyword argument "
+            "'colour'"),
         (["code/train.py:step", "--batch_size"], "--batch_size has no value"),
         (["code/train.py:step", "32"], "'32': arguments of the function read --name value"),
         (["--backend", "pigeon", "code/train.py:step"], "there is no backend 'pigeon'; known are gloo, nccl, mpi, "),
@@ -265,7 +266,8 @@ def test_outside_torchrun_it_says_how_to_start_it(train):
 
 @pytest.mark.parametrize(("node", "local_size"), [(0, "4"), (1, "4"), (2, "3")])
 def test_names_of_slurm_are_adopted(node, local_size):
-    """Eleven tasks on three nodes, as srun describes them; SLURM_NTASKS_PER_NODE is there only where it was asked for."""
+    """Eleven tasks on three nodes, as srun describes them;
+    SLURM_NTASKS_PER_NODE is there only where it was asked for."""
     given = {"SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_NTASKS": "11", "SLURM_NODEID": str(node),
              "SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_TASKS_PER_NODE": "8(x3)"}  # fmt: skip
     environment = dict(given)
@@ -349,7 +351,8 @@ LEAVES = """
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are listed on Linux only")
 def test_no_thread_of_the_group_is_left_when_python_ends(folder):
-    """What is imported after the group was formed keeps the group, and a thread of gloo's may then abort the process."""
+    """What is imported after the group was formed keeps the group,
+    and a thread of gloo's may then abort the process."""
     (folder / "leaves.py").write_text(textwrap.dedent(LEAVES))
     code, said, errors = single("leaves.py:step")
     assert (code, said) == (0, "threads of gloo: []"), errors

@@ -1,4 +1,5 @@
-"""mypy knows what `launch` brings back: what the function returns, and a RankFailure only where ranks go on after one."""
+"""mypy knows what `launch` brings back: what the function returns,
+and a RankFailure only where ranks go on after one."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ run = launch(step, 2, 5, backend="ring")
 
 
 def mypy(tmp_path, code: str) -> str:
-    """What mypy says of HEAD and `code`, without PyTorch's own types: they take it a minute, and change nothing here."""
+    """What mypy says of HEAD and `code`, without PyTorch's own types: they take it a minute,
+    and change nothing here."""
     tmp_path.joinpath("mypy.ini").write_text(
         "[mypy]\n[mypy-torch.*]\nfollow_imports = skip\nignore_errors = True\n"
     )

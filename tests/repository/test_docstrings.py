@@ -1,4 +1,5 @@
-"""Docstrings are of one dialect, CONTRIBUTING's: arguments as aligned `name: text`, then a sentence for what is raised."""
+"""Docstrings are of one dialect, CONTRIBUTING's: arguments as aligned `name: text`,
+then a sentence for what is raised."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDERS = ("benchmarks", "dtcourse", "lessons/scripts", "studies", "tests", "tools")
 
-_NAMES = "Args|Arguments|Parameters|Other Parameters|Returns|Yields|Raises|Warns|Attributes|Methods|Notes|Examples?|See Also"
+_NAMES = (
+    "Args|Arguments|Parameters|Other Parameters|Returns|Yields|Raises|Warns|Attributes|Methods|Notes|Examples?|See "
+    "Also"
+)
 NUMPY = re.compile(rf"^[ \t]*(?:{_NAMES}):?[ \t]*\n[ \t]*[-=~]{{3,}}[ \t]*$", re.MULTILINE)
 GOOGLE = re.compile(rf"^[ \t]*(?:{_NAMES}):[ \t]*$", re.MULTILINE)
 SPHINX = re.compile(r"^[ \t]*:(?:param|type|returns?|rtype|raises?)\b[^:\n]*:", re.MULTILINE)

@@ -162,8 +162,7 @@ def test_state_dict_loads_on_another_world_size_and_into_a_plain_optimizer():
         compare(got, expected, 2e-5, "parameter")
 
 
-# --- memory and traffic
-# ------------------------------------------------------------------------------------------------
+# --- memory and traffic ------------------------------------------------------------------------------------------
 
 
 def states_and_volume(way):
@@ -257,8 +256,7 @@ def test_parameters_are_dealt_out_as_pytorch_does():
     assert ours == theirs
 
 
-# --- mistakes
-# -----------------------------------------------------------------------------------------------------------
+# --- mistakes ----------------------------------------------------------------------------------------------------
 
 
 def test_more_ranks_than_parameters():
@@ -348,8 +346,7 @@ def test_another_models_state_is_refused_and_nothing_is_loaded():
         assert (held, rate) == (0, 0.1)
 
 
-# --- other optimizers, frozen parameters, uneven inputs
-# --------------------------------------------------------------------
+# --- other optimizers, frozen parameters, uneven inputs ----------------------------------------------------------
 
 
 class NoClosure(torch.optim.SGD):

@@ -228,8 +228,7 @@ def test_the_harness_sees_a_sum_where_the_mean_belongs():
         compare(one_owner_each(run, "", 0), one_process(CASES["mlp"]).gradients[0])
 
 
-# --- traffic, memory, order
-# ---------------------------------------------------------------------------------------------
+# --- traffic, memory, order --------------------------------------------------------------------------------------
 
 
 def count_a_step(way, micro_batches, syncs):
@@ -385,8 +384,7 @@ def test_reductions_start_before_backward_ends():
         assert freed[0].start < layers[-1].start, "freed on the way, not at the end"
 
 
-# --- mistakes
-# --------------------------------------------------------------------------------------------------------------
+# --- mistakes ----------------------------------------------------------------------------------------------------
 
 
 def mistake(which):

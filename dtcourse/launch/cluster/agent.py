@@ -59,7 +59,10 @@ def run(folder: Path) -> None:
     serialized = stream, [memoryview(buffer) for buffer in buffers]
     sentence = words.difference(call.versions, words.versions(), name)
     if sentence is None and not os.path.isdir(call.directory):
-        sentence = f"node {name} has no folder {call.directory}, in which the notebook runs: work in a folder that all nodes share"
+        sentence = (
+            f"node {name} has no folder {call.directory}, in which the notebook runs: work in a folder that all "
+            "nodes share"
+        )
     if sentence is not None:
         log.write((words.REFUSED, sentence))
         sys.exit(1)

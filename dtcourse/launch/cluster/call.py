@@ -81,8 +81,8 @@ def difference(here: dict[str, str], there: dict[str, str], node: str) -> str | 
             "system that all nodes share"
         )
     return (
-        f"node {node} has {name} {there.get(name, 'not at all')}, the notebook has {here[name]}: use one environment for "
-        "both (`python` in cluster.toml says which Python runs on the nodes)"
+        f"node {node} has {name} {there.get(name, 'not at all')}, the notebook has {here[name]}: use one "
+        "environment for both (`python` in cluster.toml says which Python runs on the nodes)"
     )
 
 

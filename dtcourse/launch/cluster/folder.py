@@ -5,7 +5,8 @@ one: the folder belongs to us and is closed to everybody else, and that is looke
 
 A log is a file of frames, one pickled object each, written by one process and read by others while it grows. Network
 file systems promise that who opens a file after its writer closed it sees what was written (close-to-open
-consistency), and no more: so a frame is written between an open and a close, and a reader opens the file anew each time.
+consistency), and no more: so a frame is written between an open and a close, and a
+reader opens the file anew each time.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def require_private(path: Path) -> None:
         raise PermissionError(f"{path} is no folder of a job")
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise PermissionError(
-            f"{path} belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):04o}: only a folder that is "
-            "yours alone (0700) is read, since reading it runs what stands in it"
+            f"{path} belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):04o}: only a folder "
+            "that is yours alone (0700) is read, since reading it runs what stands in it"
         )
 
 

@@ -111,7 +111,8 @@ class Job:
         limit = self.settings.wait_minutes
         if limit is not None and waited > limit * 60:
             raise self._broken(
-                f"waited for more than {limit:g} minutes in the queue ({reason}), and was cancelled (`wait_minutes` in cluster.toml)"
+                f"waited for more than {limit:g} minutes in the queue ({reason}), and was cancelled (`wait_minutes` "
+                "in cluster.toml)"
             )
 
     def read(self) -> bool:
@@ -205,8 +206,9 @@ class Job:
         if log:
             return self._broken(f"ended before it began the function{log}")
         return self._broken(
-            f"ended before it began, and its nodes have written nothing into {self.folder}. Most often they do not share "
-            f"that folder with the notebook, or have no {self.settings.python or 'Python where the notebook has it'}: "
+            "ended before it began, and its nodes have written "
+            f"nothing into {self.folder}. Most often they do not share that folder with the notebook, or have no "
+            f"{self.settings.python or 'Python where the notebook has it'}: "
             "set `folder` and `python` in cluster.toml, and try `dtcourse doctor --cluster slurm`"
         )
 

@@ -38,7 +38,8 @@ def find(job: str, parent: Path | None = None) -> Known:
     if not having:
         numbers = [record.job for _, record in records]
         raise ValueError(
-            f"there is no job {job} of dtcourse; there {'are' if numbers else 'is none'} {', '.join(numbers[-8:])}".rstrip()
+            f"there is no job {job} of dtcourse; there {'are' if numbers else 'is none'} "
+            f"{', '.join(numbers[-8:])}".rstrip()
         )
     return _asked(*having[-1])
 

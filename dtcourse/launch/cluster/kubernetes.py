@@ -100,8 +100,8 @@ def plan(
     memory = settings.memory_per_node
     if memory is not None and table.shared_memory >= memory:
         raise ValueError(
-            f"{table.shared_memory:g} GB of shared memory leave a node with {memory:g} GB nothing: change shared_memory "
-            f"in [kubernetes] or memory_per_node, in {source}"
+            f"{table.shared_memory:g} GB of shared memory leave a node with {memory:g} GB nothing: change "
+            f"shared_memory in [kubernetes] or memory_per_node, in {source}"
         )
     return Training(
         settings, target, words, world_size, nodes, chosen, called, space, backend
@@ -302,6 +302,6 @@ def _metadata(training: Training, queued: bool = False) -> Manifest:
 def _check_host(training: Training, host: str) -> None:
     if not names.is_part(host):
         raise ValueError(
-            f"the last Pod would be called {host}, which is {len(host)} letters of at most 63: choose a shorter name than "
-            f"{training.name!r}"
+            f"the last Pod would be called {host}, which is {len(host)} letters of at most 63: choose a shorter "
+            f"name than {training.name!r}"
         )

@@ -44,7 +44,8 @@ def layout_on(
     own_gpu = kind == "cuda" and world_size // nodes <= gpus
     if backend == "nccl" and not own_gpu:
         raise ValueError(
-            f'backend="nccl" needs a GPU for every rank: {world_size // nodes} ranks per node, {gpus} GPUs ({settings.source})'
+            f'backend="nccl" needs a GPU for every rank: {world_size // nodes} ranks per node, {gpus} GPUs '
+            f"({settings.source})"
         )
     return options.Layout(
         world_size=world_size,

@@ -1,7 +1,7 @@
 """Where the agents of a job, and after them its ranks, meet: a TCP store on the network between the nodes.
 
-Node 0 serves it and writes its address into the job's folder; the others read it there. It listens on the interface that
-leads to the other nodes, and on no other.
+Node 0 serves it and writes its address into the job's folder; the others read it there. It listens on the interface
+that leads to the other nodes, and on no other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ MEET = 120.0  # seconds in which node 0 must have said where it listens
 
 
 class NodeRendezvous:
-    """Where the agents of all nodes meet: a TCP store that node 0 serves on the network between the nodes, and on no other.
+    """Where the agents of all nodes meet: a TCP store that node 0 serves on the network
+    between the nodes, and on no other.
 
     address, port: of the store
     interface:     the network interface of this node that leads there

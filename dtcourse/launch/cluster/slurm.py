@@ -50,8 +50,8 @@ def require() -> None:
     ]
     if missing:
         raise RuntimeError(
-            f"there is no Slurm here ({', '.join(missing)} not found): start the notebook on a login node of the cluster, or "
-            "leave out cluster= to run on this machine"
+            f"there is no Slurm here ({', '.join(missing)} not found): start the notebook on a login node of the "
+            "cluster, or leave out cluster= to run on this machine"
         )
     try:
         import submitit  # noqa: F401

@@ -251,7 +251,14 @@ def test_what_kubernetes_would_refuse_is_refused_here(changes, says):
 
 @pytest.mark.parametrize(
     "image",
-    ["dtcourse", "course:latest", "localhost/course:1", "h.example/a/b_c.d--e:V1.2-x", IMAGE, f"me/a@sha256:{'0f' * 32}"],
+    [
+        "dtcourse",
+        "course:latest",
+        "localhost/course:1",
+        "h.example/a/b_c.d--e:V1.2-x",
+        IMAGE,
+        f"me/a@sha256:{'0f' * 32}",
+    ],
 )  # fmt: skip
 def test_images_as_podman_writes_them(image):
     assert planned(image=image).image == image
@@ -272,8 +279,39 @@ def test_the_last_pod_still_has_a_name():
 # --- YAML ------------------------------------------------------------------------------------------------------------
 
 # Text for us, and something else for some reader of YAML: Go's, for one, which is Kubernetes' own.
-MISLEADING = ["1e-3", "0o17", "0x1f", "1_000", "12:30:00", ".inf", "-1", "yes", "No", "on", "null", "~", "true", "TRUE",
-              "2026-01-01", "a: b", "- a", "# a", "*a", "&a", "!a", "%a", "@a", "`a", "'a'", '"a"', "", " a ", "[1]", "{a}", "é"]  # fmt: skip
+MISLEADING = [
+    "1e-3",
+    "0o17",
+    "0x1f",
+    "1_000",
+    "12:30:00",
+    ".inf",
+    "-1",
+    "yes",
+    "No",
+    "on",
+    "null",
+    "~",
+    "true",
+    "TRUE",
+    "2026-01-01",
+    "a: b",
+    "- a",
+    "# a",
+    "*a",
+    "&a",
+    "!a",
+    "%a",
+    "@a",
+    "`a",
+    "'a'",
+    '"a"',
+    "",
+    " a ",
+    "[1]",
+    "{a}",
+    "é",
+]
 
 
 def test_yaml_says_the_same_as_the_manifests():
@@ -373,7 +411,7 @@ def test_the_command_prints_the_manifests(tmp_path, monkeypatch):
     command("train.py:step", "--cluster", "nowhere.toml", code=2)
 
 
-# --- the manifests' own commands, run here -----------------------------------------------------------------------------
+# --- the manifests' own commands, run here -----------------------------------------------------------------------
 
 # What a shell has in which pytest was started, and nothing that would make a process a rank of something else.
 RANK_NAMES = re.compile(r"^(RANK|WORLD_SIZE|LOCAL_|GROUP_|MASTER_|SLURM_|OMPI_|TORCHELASTIC_|PET_)")
@@ -389,7 +427,9 @@ TRAIN = """
     def step(rate, text):
         total = torch.tensor([rate * 10 ** dist.get_rank()])
         dist.all_reduce(total)
-        about = (os.environ["GROUP_RANK"], os.environ["LOCAL_RANK"], socket.gethostname(), os.environ["OMP_NUM_THREADS"])
+        env = os.environ
+        place = env["GROUP_RANK"], env["LOCAL_RANK"]
+        about = (*place, socket.gethostname(), env["OMP_NUM_THREADS"])
         everyone = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, (total.item(), text, torch.get_num_threads(), *about))
         return everyone
@@ -428,7 +468,13 @@ def pods_of(job):
         for variable in container["env"]:
             values[variable["name"]] = expand(variable["value"], values)
         values["JOB_COMPLETION_INDEX"] = str(index)  # which the controller puts last
-        pods.append((f"{job['metadata']['name']}-{index}", values, [expand(word, values) for word in container["command"]]))  # fmt: skip
+        pods.append(
+            (
+                f"{job['metadata']['name']}-{index}",
+                values,
+                [expand(word, values) for word in container["command"]],
+            )
+        )
     return pods
 
 
@@ -445,7 +491,13 @@ def pods_of_kubeflow(job):
             "PET_MASTER_ADDR": f"{name}-node-0-0.{name}",
             "PET_MASTER_PORT": "29500",
         }
-        pods.append((f"{name}-node-0-{index}", values, [expand(word, values) for word in trainer["command"]]))  # fmt: skip
+        pods.append(
+            (
+                f"{name}-node-0-{index}",
+                values,
+                [expand(word, values) for word in trainer["command"]],
+            )
+        )
     return pods
 
 
@@ -516,7 +568,11 @@ def test_when_a_rank_fails_every_pod_does():
     pods = on_this_machine(pods_of(kubernetes.job(planned(2, 2, target="train.py:fail"))))
     ends = ends_of([start(words, values) for _, values, words in pods])
     assert "RuntimeError: on purpose" in ends[1][2]
-    (rule,) = [rule["onExitCodes"] for rule in kubernetes.job(planned())["spec"]["podFailurePolicy"]["rules"] if "onExitCodes" in rule]  # fmt: skip
+    (rule,) = [
+        rule["onExitCodes"]
+        for rule in kubernetes.job(planned())["spec"]["podFailurePolicy"]["rules"]
+        if "onExitCodes" in rule
+    ]
     assert rule["operator"] == "NotIn"
     assert not {code for code, *_ in ends} & set(rule["values"]), "so the Job fails"
 
@@ -590,10 +646,14 @@ def test_dollars_as_kubernetes_reads_them():
     assert expand("$(A) $$(A) $(B) $A $$ $$$(A)", values) == "1 $(A) $(B) $A $ $1"
 
 
-# --- docs/kubernetes.md ------------------------------------------------------------------------------------------------
+# --- docs/kubernetes.md ------------------------------------------------------------------------------------------
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
-SHOWN = [line for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S) for line in block.splitlines()]  # fmt: skip
+SHOWN = [
+    line
+    for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S)
+    for line in block.splitlines()
+]
 
 
 def test_the_pages_commands_are_right(tmp_path, monkeypatch):
@@ -602,7 +662,10 @@ def test_the_pages_commands_are_right(tmp_path, monkeypatch):
     monkeypatch.delenv(settings.VARIABLE, raising=False)
     ours = [line.split("|")[0].split()[2:] for line in SHOWN if line.startswith("dtcourse kubernetes ")]  # fmt: skip
     # HOST stands for a registry's host, and a host has no capital letters.
-    made = [list(yaml.safe_load_all(command(*(w.replace("HOST", "host.example") for w in words)))) for words in ours]  # fmt: skip
+    made = [
+        list(yaml.safe_load_all(command(*(w.replace("HOST", "host.example") for w in words))))
+        for words in ours
+    ]
     (service, job), (train_job,) = made
     assert [each["kind"] for each in (service, job, train_job)] == ["Service", "Job", "TrainJob"]
     assert names_in_dns(service, job) == re.findall(r"`(step-\d\.step)`", PAGE)
@@ -617,7 +680,14 @@ def test_the_pages_commands_are_right(tmp_path, monkeypatch):
 
 
 def test_the_page_names_the_settings_and_the_versions_of_the_tests():
-    for field in ("minutes", "ranks_per_node", "cpus_per_rank", "memory_per_node", "gpus_per_node", "interface"):  # fmt: skip
+    for field in (
+        "minutes",
+        "ranks_per_node",
+        "cpus_per_rank",
+        "memory_per_node",
+        "gpus_per_node",
+        "interface",
+    ):
         assert f"`{field}`" in PAGE and f"{field} = " in settings.EXAMPLE
     assert f"of {OLDEST} and of {NEWEST}" in PAGE
     from importlib.metadata import version

@@ -1,4 +1,5 @@
-"""cluster.toml: what is read, what is refused with which sentence, and where ranks lie. Nothing here needs a cluster."""
+"""cluster.toml: what is read, what is refused with which sentence, and where ranks lie.
+Nothing here needs a cluster."""
 
 from __future__ import annotations
 

@@ -553,7 +553,7 @@ def test_ranks_have_cores_of_their_own_where_slurm_binds_the_node_s_task():
     assert [set(cores) for cores, _ in free] == [os.sched_getaffinity(0)] * 2, "nothing is bound"
 
 
-# --- modules and containers: how clusters bring software to their nodes ------------------------------------------------
+# --- modules and containers: how clusters bring software to their nodes ------------------------------------------
 
 MODULE = """
 module() {
@@ -565,7 +565,8 @@ module() {
 
 @pytest.fixture(params=["an exported function", "its init script"])
 def modules(request, tmp_path, monkeypatch):
-    """Environment modules as a job finds them: `module` is a function of the shell that submits, or only MODULESHOME."""
+    """Environment modules as a job finds them: `module` is a function of the shell that
+    submits, or only MODULESHOME."""
     home = tmp_path / "modules"
     for name in ("gcc/13", "cuda/12.8"):
         (home / "known" / name).mkdir(parents=True)
@@ -660,7 +661,7 @@ def test_a_container_sees_its_image_and_the_folders_of_the_job(settings, tmp_pat
     assert asked == {"--container-image": "example/course:1", "--container-mounts": mounts}
 
 
-# --- a Slurm that does not come up -------------------------------------------------------------------------------------
+# --- a Slurm that does not come up -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

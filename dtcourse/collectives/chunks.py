@@ -151,6 +151,16 @@ def scratch(elements: int, like: torch.Tensor) -> torch.Tensor:
     return buffer[:nbytes].view(like.dtype)
 
 
+def in_slots(
+    chunks: Sequence[torch.Tensor], memory: torch.Tensor, slots: int
+) -> Iterator[torch.Tensor]:
+    """A place in `memory` for each chunk to come into: that many slots, used in turn. No chunk is longer than a slot."""
+    length = len(memory) // slots
+    for i, chunk in enumerate(chunks):
+        start = i % slots * length
+        yield memory[start : start + len(chunk)]
+
+
 def token(like: torch.device | str = "cpu") -> torch.Tensor:
     """One byte: the message that says only "I am here"."""
     return torch.zeros(1, dtype=torch.uint8, device=like)

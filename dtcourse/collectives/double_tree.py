@@ -16,8 +16,9 @@ Picture on 8 ranks (a line goes down from parent to child; the second tree is th
             '-- 7           |       '-- 0
 
 Each half is cut into chunks, which follow each other up and down: when the first comes down, later ones still go up.
-Per rank: at most 2 n elements sent, each as ceil(n / chunk) messages a tree. Time about 2 log2 p a + 2 n b.
-Memory: two chunks of scratch for each child.
+A rank takes its chunks in the order of a timetable (`_timetable`), in which a chunk goes one level further per round.
+Per rank: at most 2 n elements sent, each as ceil(n / chunk) messages a tree. Time about 2 log2 p a + 2 n b, and what it
+takes to fill the trees with chunks (terms.py). Memory: two chunks of scratch for each child.
 
 Paper: Sanders, Speck and Traeff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan". The shape
 of the trees is the one that NCCL uses, read off the bits of a rank's number.
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -41,11 +43,14 @@ from dtcourse.collectives.chunks import (
     chunk_count,
     cut,
     even_bounds,
+    in_slots,
+    scratch,
     total,
 )
 from dtcourse.collectives.reduce_ops import Reduction
 
-CHUNK_BYTES = 512 << 10  # small enough that a tree of a few levels is full of chunks
+# Smaller chunks fill the trees sooner and cost more messages; on a laptop's loopback few messages win.
+CHUNK_BYTES = 4 << 20
 AHEAD = 2  # receives posted at a time, on each link
 UP, DOWN = 0, 1
 
@@ -53,10 +58,14 @@ UP, DOWN = 0, 1
 
 
 class Node(NamedTuple):
-    """A rank's place in one tree: its parent (None for the root) and its children, at most two."""
+    """A rank's place in one tree: its parent (None for the root), its children, at most two, and its level.
+
+    level: 0 for a leaf; a parent's is above its children's
+    """
 
     parent: int | None
     children: tuple[int, ...]
+    level: int = 0
 
 
 def two_trees(ranks: int) -> tuple[list[Node], list[Node]]:
@@ -73,12 +82,22 @@ def two_trees(ranks: int) -> tuple[list[Node], list[Node]]:
     second = [Node(None, ())] * ranks
     for v, node in enumerate(first):
         up = None if node.parent is None else renumbered[node.parent]
-        second[renumbered[v]] = Node(up, tuple(renumbered[c] for c in node.children))
+        second[renumbered[v]] = Node(up, tuple(renumbered[c] for c in node.children), node.level)
     return first, second
 
 
 def _place(v: int, ranks: int) -> Node:
-    return Node(_parent(v, ranks), tuple(c for c in range(ranks) if _parent(c, ranks) == v))
+    children = tuple(c for c in range(ranks) if _parent(c, ranks) == v)
+    return Node(_parent(v, ranks), children, _trailing_zeros(v) if v else root_level(ranks))
+
+
+def root_level(ranks: int) -> int:
+    """How many hops a chunk makes from the deepest leaf to the root, at most: ceil(log2 p)."""
+    return max(ranks - 1, 0).bit_length()
+
+
+def _trailing_zeros(v: int) -> int:
+    return (v & -v).bit_length() - 1
 
 
 def _parent(v: int, ranks: int) -> int | None:
@@ -93,22 +112,29 @@ def _parent(v: int, ranks: int) -> int | None:
     return up if up < ranks else v ^ bit
 
 
-# --- up and down one tree --------------------------------------------------------------------------------------
+# --- one half on its tree ----------------------------------------------------------------------------------------
 
 
 class _Half:
     """One half of the vector on its tree, seen from one rank."""
 
-    def __init__(self, node: Node, chunks: Sequence[torch.Tensor], tag: int, group: Any) -> None:
-        self.node, self.chunks, self.group, self.tag = node, chunks, group, tag
+    def __init__(
+        self,
+        node: Node,
+        chunks: Sequence[torch.Tensor],
+        sums: Sequence[torch.Tensor],
+        tag: int,
+        group: Any,
+    ) -> None:
+        self.node, self.chunks, self.sums, self.tag, self.group = node, chunks, sums, tag, group
         self.sending: list[Work] = []
         self._up: list[Iterator[torch.Tensor]] = []
         self._down: Iterator[torch.Tensor] = iter(())
 
-    def receive_up(self) -> None:
-        """Posts the first receives from the children, into scratch."""
+    def receive_up(self, memory: Iterator[torch.Tensor]) -> None:
+        """Posts the first receives from the children, each into slots of its own."""
         for child in self.node.children:
-            into = _slots(self.chunks)
+            into = in_slots(self.chunks, next(memory), AHEAD)
             self._up.append(arriving(into, child, self.group, self.tag + UP, AHEAD))
 
     def receive_down(self) -> None:
@@ -116,12 +142,11 @@ class _Half:
         if self.node.parent is not None:
             self._down = arriving(self.chunks, self.node.parent, self.group, self.tag + DOWN, AHEAD)
 
-    def up(self, i: int, reduction: Reduction, into: torch.Tensor) -> None:
-        """Chunk i: combine the children's with the own, into `into`; send it to the parent."""
+    def up(self, i: int, reduction: Reduction) -> None:
+        """Chunk i: combine the children's with the own, into sums[i]; send it to the parent."""
         mine = self.chunks[i]
         for arrived in self._up:
-            reduction.combine(mine, next(arrived), out=into)
-            mine = into
+            mine = reduction.combine(mine, next(arrived), out=self.sums[i])
         if self.node.parent is not None:
             self._send(mine, self.node.parent, UP)
 
@@ -141,48 +166,69 @@ class _Half:
             work.wait()
 
 
-def _slots(chunks: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Memory to receive these chunks into: AHEAD slots, used in turn. No chunk is longer than the first."""
-    slots = [torch.empty_like(c) for c in chunks[:AHEAD]]
-    for i, chunk in enumerate(chunks):
-        yield slots[i % AHEAD][: len(chunk)]
+def _halves(
+    x: torch.Tensor,
+    nodes: Sequence[Node],
+    group: Any,
+    chunk_bytes: int,
+    sums: torch.Tensor | None = None,
+) -> list[_Half]:
+    """Both halves of x, each on its tree. sums: what to combine into, where that is not x itself."""
+
+    def chunks_of(vector: torch.Tensor) -> list[list[torch.Tensor]]:
+        return [cut(half, chunk_bytes) for half in blocks_of(vector, even_bounds(len(vector), 2))]
+
+    mine = chunks_of(x)
+    sums_of = mine if sums is None else chunks_of(sums)
+    return [_Half(nodes[t], mine[t], sums_of[t], TAG + 2 * t, group) for t in (0, 1)]
 
 
-def _halves(x: torch.Tensor, nodes: Sequence[Node], group: Any, chunk_bytes: int) -> list[_Half]:
-    parts = blocks_of(x, even_bounds(len(x), 2))
-    return [
-        _Half(node, cut(part, chunk_bytes), TAG + 2 * t, group)
-        for t, (node, part) in enumerate(zip(nodes, parts, strict=True))
-    ]
+def _receive_up(halves: Sequence[_Half]) -> None:
+    """Posts both halves' first receives from the children, into one piece of scratch: AHEAD slots for each child."""
+    links, chunks = sum(len(half.node.children) for half in halves), halves[0].chunks
+    if links and chunks:  # where the first half is empty, the second is too
+        memory = iter(scratch(links * AHEAD * len(chunks[0]), chunks[0]).chunk(links))
+        for half in halves:
+            half.receive_up(memory)
 
 
 # --- the algorithms --------------------------------------------------------------------------------------------
 
 
+def _timetable(halves: Sequence[_Half]) -> list[tuple[int, _Half, int]]:
+    """All that this rank has to do, in order: (UP or DOWN, half, chunk).
+
+    In each round a chunk sets out, and those under way go one level further: chunk i leaves level l in round i + l going
+    up, and in round i + 2 * top - l coming down. What a rank waits for was sent in an earlier round, so nobody waits for
+    itself. Within a round, up is before down; up, the tree in which this rank is a leaf and waits for nobody is first;
+    down, the tree in which others wait for this rank.
+    """
+    top, turns = root_level(p2p.size(halves[0].group)), []
+    for half in halves:
+        level = half.node.level
+        for i in range(len(half.chunks)):
+            turns.append((i + level, UP, level, half, i))
+            turns.append((i + 2 * top - level, DOWN, -level, half, i))
+    turns.sort(key=itemgetter(0, 1, 2))
+    return [(direction, half, i) for _, direction, _, half, i in turns]
+
+
 def all_reduce_steps(
     x: torch.Tensor, reduction: Reduction, group: Any, chunk_bytes: int = CHUNK_BYTES
 ) -> None:
-    """Chunk by chunk: 1. up both trees, combined on the way; 2. at a root it is complete; 3. down the same tree."""
+    """Each chunk: 1. up its tree, combined on the way; 2. at the root it is complete; 3. down the same tree."""
     rank, ranks = p2p.rank(group), p2p.size(group)
     halves = _halves(x, [tree[rank] for tree in two_trees(ranks)], group, chunk_bytes)
+    _receive_up(halves)
     for half in halves:
-        half.receive_up()
         half.receive_down()  # a chunk comes down only after this rank has sent it up: its place is free by then
-    # A chunk needs about two tree heights to come back; until then, later ones go up.
-    delay = 2 * ranks.bit_length()
-    count = max(len(half.chunks) for half in halves)
-    # Upwards a leaf waits for nobody, so the tree in which this rank is one goes first; downwards, the tree in which
-    # others wait for this rank. In the other order the two trees would take turns.
-    leaf_first = sorted(halves, key=lambda half: len(half.node.children))
-    for i in range(count + delay):
-        for half in leaf_first:
-            if i < len(half.chunks):
-                half.up(i, reduction, into=half.chunks[i])
-                if half.node.parent is None:
-                    reduction.finish(half.chunks[i])
-        for half in reversed(leaf_first):
-            if 0 <= i - delay < len(half.chunks):
-                half.down(i - delay)
+    for direction, half, i in _timetable(halves):
+        if direction == DOWN:
+            half.down(i)
+            continue
+        half.up(i, reduction)
+        if half.node.parent is None:
+            reduction.finish(half.chunks[i])
     for half in halves:
         half.wait()
 
@@ -192,10 +238,9 @@ def broadcast_steps(x: torch.Tensor, root: int, group: Any, chunk_bytes: int = C
     halves = _halves(x, _trees_below(root, group), group, chunk_bytes)
     for half in halves:
         half.receive_down()
-    for i in range(max(len(half.chunks) for half in halves)):
-        for half in halves:
-            if i < len(half.chunks):
-                half.down(i)
+    for direction, half, i in _timetable(halves):
+        if direction == DOWN:
+            half.down(i)
     for half in halves:
         half.wait()
 
@@ -204,17 +249,12 @@ def reduce_steps(
     x: torch.Tensor, root: int, reduction: Reduction, group: Any, chunk_bytes: int = CHUNK_BYTES
 ) -> None:
     """The same arrows turned round: each tree's root hands its chunks to the root."""
-    rank = p2p.rank(group)
-    halves = _halves(x, _trees_below(root, group), group, chunk_bytes)
-    results = _halves(
-        x if rank == root else torch.empty_like(x), [Node(None, ())] * 2, group, chunk_bytes
-    )
-    for half in halves:
-        half.receive_up()
-    for i in range(max(len(half.chunks) for half in halves)):
-        for half, result in zip(halves, results, strict=True):
-            if i < len(half.chunks):
-                half.up(i, reduction, into=result.chunks[i])
+    sums = x if p2p.rank(group) == root else torch.empty_like(x)  # only the root's x may change
+    halves = _halves(x, _trees_below(root, group), group, chunk_bytes, sums)
+    _receive_up(halves)
+    for direction, half, i in _timetable(halves):
+        if direction == UP:
+            half.up(i, reduction)
     for half in halves:
         half.wait()
 
@@ -232,9 +272,9 @@ def _below(tree: Sequence[Node], root: int, ranks: int) -> list[Node]:
     nodes = [Node(None, ())] * ranks
     for v, node in enumerate(tree):
         up = root if node.parent is None else actual[node.parent]
-        nodes[actual[v]] = Node(up, tuple(actual[c] for c in node.children))
+        nodes[actual[v]] = Node(up, tuple(actual[c] for c in node.children), node.level)
         if node.parent is None:
-            nodes[root] = Node(None, (actual[v],))
+            nodes[root] = Node(None, (actual[v],), node.level + 1)
     return nodes
 
 

@@ -32,6 +32,7 @@ from dtcourse.collectives.chunks import (
     chunk_count,
     cut,
     even_bounds,
+    in_slots,
     scratch,
     total,
 )
@@ -198,12 +199,8 @@ def reduce_steps(
 def _slots(chunks: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     """Scratch to receive these chunks into: AHEAD slots, used in turn."""
     if not chunks:
-        return
-    slot = max(len(c) for c in chunks)
-    memory = scratch(AHEAD * slot, chunks[0])
-    for i, chunk in enumerate(chunks):
-        start = i % AHEAD * slot
-        yield memory[start : start + len(chunk)]
+        return iter(())
+    return in_slots(chunks, scratch(AHEAD * max(len(c) for c in chunks), chunks[0]), AHEAD)
 
 
 # --- what a rank sends -----------------------------------------------------------------------------------------

@@ -77,22 +77,29 @@ def broadcast_steps(x: torch.Tensor, root: int, group: Any) -> None:
 
 def reduce_steps(x: torch.Tensor, root: int, reduction: Reduction, group: Any) -> None:
     """1. Receive from the children and combine, nearest first. 2. Send to the parent."""
+    v, ranks = _number(root, group)
+    combines = parent(v) is not None and children(v, ranks)
+    _reduce_in_place(
+        x.clone() if combines else x, root, reduction, group
+    )  # only the root's x may change
+
+
+def _reduce_in_place(x: torch.Tensor, root: int, reduction: Reduction, group: Any) -> None:
     if not len(x):
         return
     v, ranks = _number(root, group)
     below, above = children(v, ranks), parent(v)
-    result = x.clone() if below and above is not None else x  # only the root's x may change
     arrived = scratch(len(x), x) if below else x
     for child in below:
         p2p.recv(arrived, (child + root) % ranks, group, TAG)
-        reduction.combine(result, arrived, out=result)
+        reduction.combine(x, arrived, out=x)
     if above is not None:
-        p2p.send(result, (above + root) % ranks, group, TAG)
+        p2p.send(x, (above + root) % ranks, group, TAG)
 
 
 def all_reduce_steps(x: torch.Tensor, reduction: Reduction, group: Any) -> None:
     """1. Reduce to rank 0. 2. Broadcast from rank 0."""
-    reduce_steps(x, 0, reduction, group)
+    _reduce_in_place(x, 0, reduction, group)
     if p2p.rank(group) == 0:
         reduction.finish(x)
     broadcast_steps(x, 0, group)
@@ -153,7 +160,7 @@ def reduce_scatter_steps(
 ) -> None:
     """1. Reduce to rank 0. 2. Scatter from there."""
     rank = p2p.rank(group)
-    reduce_steps(vector, 0, reduction, group)
+    _reduce_in_place(vector, 0, reduction, group)
     mine = blocks_of(vector, bounds)[rank]
     out = torch.empty_like(mine)
     scatter_steps(vector if rank == 0 else None, bounds, out, 0, group)

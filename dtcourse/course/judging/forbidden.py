@@ -11,23 +11,12 @@ import ast
 import sys
 from collections.abc import Iterable
 
+from dtcourse.collectives.algorithms import ALGORITHMS as TABLE
 from dtcourse.course.judging.framework import CheckFailed, Exercise
 from dtcourse.course.judging.taking import Piece, take
 
 # The course's own collectives; p2p, which is send and receive, is not among them.
-ALGORITHMS = tuple(
-    f"dtcourse.collectives.{name}"
-    for name in (
-        "naive",
-        "ring",
-        "tree",
-        "double_tree",
-        "halving_doubling",
-        "hierarchical",
-        "pairwise",
-        "autograd",
-    )
-)
+ALGORITHMS = tuple(f"dtcourse.collectives.{name}" for name in (*TABLE, "algorithms", "autograd"))
 
 
 def found(pieces: Iterable[Piece], forbidden: tuple[str, ...]) -> str:

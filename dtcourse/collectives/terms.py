@@ -154,22 +154,25 @@ def double_tree_terms(
 ) -> Terms:
     """Two trees of half the vector each, as the ports bound it: a tree's latencies, and chunks that pass in turn.
 
-    An inner rank's port passes two chunks per chunk of a half and direction. To these come those that pass while the first
-    climbs and comes down; in all_reduce, up to four of them find a port that would be idle. For one chunk per half and p a
-    power of two it is exact, for reduce and broadcast with several chunks too; else it is 0.8 to 1.2 of the time.
+    The port of an inner rank passes each half twice up and twice down. Besides, `filling` chunks pass while the first one
+    climbs and comes down; in all_reduce up to four of these have others of the same round beside them.
+    Exact for one chunk per half where p is a power of two; else 0.8 to 1.2 of the time, from four ranks on.
     """
-    chunks = _chunks(n / 2, chunk)
+    chunks, piece = _chunks(n / 2, chunk), min(chunk, n / 2)
     if collective == "all_reduce":
-        hops = 2 * double_tree.root_level(p)
-        messages = 4 * chunks + 2 * hops - 6 - min(chunks - 1, 4) if p > 2 else 2 * chunks
+        hops, halves = 2 * double_tree.root_level(p), 4 if p > 2 else 2
+        filling = 2 * hops - 6 - min(chunks - 1, 4) if p > 2 else 0
     else:  # the trees are of all ranks but the root, which is one hop above
-        hops = double_tree.root_level(p - 1) + 1
-        messages = 2 * chunks + 2 * max(hops - 2, 0)
-    size = n / 2 / chunks
+        hops, halves = double_tree.root_level(p - 1) + 1, 2
+        alone = (
+            p > 2 and 1 << (hops - 1) == p - 1
+        )  # the topmost of these has one child, and is a hop for nothing
+        filling = 2 * max(hops - 2, 0) + alone
+    way = Terms(hops, halves * n / 2 + filling * piece, 0, halves * chunks + filling)
     return {
-        "broadcast": Terms(hops, messages * size, 0, messages),
-        "reduce": Terms(hops, messages * size, n, messages),
-        "all_reduce": Terms(hops, messages * size, n, messages),
+        "broadcast": way,
+        "reduce": way + Terms(0, 0, n, 0),
+        "all_reduce": way + Terms(0, 0, n, 0),
     }[collective]
 
 
@@ -201,23 +204,21 @@ def ring_seconds(
 def double_tree_seconds(
     collective: str, n: float, p: int, link: Link, chunk: float = double_tree.CHUNK_BYTES
 ) -> float:
-    """The longer of two: what the ports take, and what the timetable does.
+    """The longer of two: what the ports take, and what the timetable of rounds does.
 
-    The timetable lets a chunk set out per round, and a chunk needs as many rounds as hops, and one. So where latency is
-    long and chunks are short, a round takes that part of the first chunk's whole way.
+    A chunk sets out in each round, and one is on its way for as many rounds as it has hops, and one more. So where latency
+    is long and chunks are short, a round takes that part of a chunk's whole way.
     """
     by_ports = double_tree_terms(collective, n, p, chunk).seconds(link)
-    chunks = _chunks(n / 2, chunk)
-    if chunks == 1 or p == 2:
+    chunks, piece = _chunks(n / 2, chunk), min(chunk, n / 2)
+    one = double_tree_terms(collective, 2 * piece, p, chunk)
+    if one.latencies == 1:  # nobody passes anything on
         return by_ports
-    alone = double_tree_terms(collective, n / chunks, p, chunk)
-    way = Terms(alone.latencies, alone.bytes, 0, alone.messages).seconds(link)
-    hidden = (
-        min(chunks - 1, 4) * (link.gap + n / 2 / chunks * link.beta)
-        if collective == "all_reduce"
-        else 0.0
+    way = Terms(one.latencies, one.bytes, 0, one.messages).seconds(link)
+    hidden = min(chunks - 1, 4) if collective == "all_reduce" and p > 2 else 0
+    by_rounds = (
+        way + (chunks - 1) * way / (one.latencies + 1) - hidden * (link.gap + piece * link.beta)
     )
-    by_rounds = way + (chunks - 1) * way / (alone.latencies + 1) - hidden
     return max(by_ports, by_rounds)
 
 

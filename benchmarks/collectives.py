@@ -9,7 +9,6 @@ drifts does the same to all. Prints the median of the ratios: below 1.0 ours is 
 from __future__ import annotations
 
 import argparse
-import importlib
 import time
 from functools import partial
 from pathlib import Path
@@ -18,19 +17,23 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import launch
+from dtcourse.collectives.algorithms import ALGORITHMS
 from reporting import pairs
 
 RESULTS = Path(__file__).parent / "results" / "collectives.json"
-ALGORITHMS = ("ring", "halving_doubling", "double_tree", "tree", "naive")
+# Those on one level; hierarchical needs nodes.
+FLAT = [
+    each
+    for each in ALGORITHMS.values()
+    if each.terms is not None and hasattr(each.module, "all_reduce")
+]
 
 
 def rounds(nbytes: int, count: int) -> dict[str, list[float]]:
     """Seconds of each all-reduce on this rank, round by round."""
     x = torch.ones(nbytes // 4)
     calls = {"gloo": dist.all_reduce}
-    calls |= {
-        n: importlib.import_module(f"dtcourse.collectives.{n}").all_reduce for n in ALGORITHMS
-    }
+    calls |= {each.name: each.module.all_reduce for each in FLAT}
 
     def seconds(name: str) -> float:
         x.fill_(1.0)

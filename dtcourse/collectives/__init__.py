@@ -9,6 +9,8 @@ halving_doubling.py  half of the vector with one partner, a quarter with the nex
 double_tree.py       two trees at once, each rank a leaf in one of them
 hierarchical.py      two levels: inside a node, then between nodes
 autograd.py          collectives that gradients go back through
+terms.py             what each algorithm's time is made of: latencies, messages, bytes, sums
+algorithms.py        all of them in one table: when to use which, its terms, its backend
 
 What these share: reduce_ops.py (what is combined, and how), chunks.py (blocks, chunks, scratch memory), checks.py (mistakes
 in a call), subgroup.py (some ranks of a group, over its messages). How steps become torch.distributed's calls: forms.py,

@@ -16,6 +16,8 @@ CHOOSE = Exercise(
     takes=("seconds", "choose", "crossover"),
     target="times to 1e-9, 200 choices right, crossovers to 1e-6",
     forbidden=(
+        "dtcourse.collectives.algorithms",
+        "dtcourse.collectives.terms",
         "dtcourse.simulator.collective_cost",
         "dtcourse.simulator",
     ),

@@ -1,9 +1,10 @@
-"""The checks of lesson 08: rates in samples, a LARS step, clipping of replicated and sharded gradients, the noise scale."""
+"""The checks of lesson 08: learning rates in samples, LARS and clipping over shards, a diagnosis of clipping, the best batch."""
 
 # In the order of the notebook.
 EXERCISES = (
     "learning_rate",
-    "lars_step",
+    "sharded_lars",
     "clip_gradients",
-    "noise_scale",
+    "diagnose_clipping",
+    "choose_batch",
 )

@@ -39,6 +39,32 @@ def _clip(
     return found
 
 
+def _wrongly_scaled(after: torch.Tensor, before: torch.Tensor, norm: float, limit: float) -> str:
+    """What is wrong with a gradient that was scaled; empty where nothing is."""
+    right = min(1.0, limit / norm)
+    # PyTorch's clip_grad_norm_ adds 1e-6 to the norm that it divides by.
+    for factor in (right, min(1.0, limit / (norm + 1e-6))):
+        if torch.allclose(after, factor * before, rtol=1e-9, atol=1e-12):
+            return ""
+    got = ((after * before).sum() / before.square().sum()).item()
+    if not torch.allclose(after, got * before, rtol=1e-6, atol=1e-9):
+        return "is no multiple of what it was. One factor is right for all gradients."
+    said = f"is multiplied by {got:.6g}"
+    if right == 1:
+        return said + ". That is within the limit: only gradients that are too long are scaled."
+    if math.isclose(got, 1):
+        return f"is left as it was, and {right:.6g} of it is right. Is it scaled in place, and is it among what you scale?"
+    if math.isclose(got, right, rel_tol=0.05):
+        return (
+            said
+            + f", and {right:.6g} is right. Is something added to the norm? PyTorch adds 1e-6, which is as good."
+        )
+    return (
+        said
+        + f", and {right:.6g} is right: max_norm over the norm of all gradients. By what do you divide, and how often do you scale?"
+    )
+
+
 def _ask_clip(answer: Answer, ranks: int, replicated: Tensors, spread: Tensors, hint: str) -> None:
     """Tensor i of `spread` is cut over the ranks; a rank whose part is empty does not hold it at all."""
     sharded = [
@@ -53,18 +79,15 @@ def _ask_clip(answer: Answer, ranks: int, replicated: Tensors, spread: Tensors, 
                 math.isclose(norm, total, rel_tol=1e-12),
                 f"On {plural(ranks, 'rank')} the norm of all gradients is {total:.6g}, and rank {rank} says {norm:.6g}. {hint}",
             )
-            factor = min(1.0, limit / total)
-            # PyTorch's clip_grad_norm_ adds 1e-6 to the norm that it divides by.
-            torchs = min(1.0, limit / (total + 1e-6))
-            what = "longer than" if factor < 1 else "within"
-            for mine, theirs in zip(whole + parts, replicated + sharded[rank], strict=True):
+            names = ["a replicated gradient"] * len(whole) + ["a shard"] * len(parts)
+            for name, mine, theirs in zip(
+                names, whole + parts, replicated + sharded[rank], strict=True
+            ):
+                why = _wrongly_scaled(mine, theirs, total, limit)
                 require(
-                    any(
-                        torch.allclose(mine, f * theirs, rtol=1e-9, atol=1e-12)
-                        for f in (factor, torchs)
-                    ),
-                    f"On {plural(ranks, 'rank')} the gradient is {what} the limit ({total:.4g} against {limit:.4g}), so all of it is to be "
-                    f"multiplied by {factor:.4g}; on rank {rank} it is not. Is it scaled in place, and only when it is too long?",
+                    not why,
+                    f"On {plural(ranks, 'rank')} the norm of all gradients is {total:.4g} and the limit {limit:.4g}; "
+                    f"on rank {rank} {name} {why}",
                 )
 
 
@@ -78,7 +101,7 @@ def check_clip_replicated(answer: Answer) -> None:
             ranks,
             gradients,
             [],
-            "Replicated gradients are the same on all ranks: do they count once, or once a rank?",
+            "Replicated gradients are the same on all ranks: do they count once, or once per rank?",
         )
 
 

@@ -13,7 +13,7 @@ RATES = Exercise(
     lesson="08",
     title="A schedule that counts samples",
     takes=("learning_rate",),
-    target="300 rates to 1e-12 of their peak, for batches 1 to 40 times the small one",
+    target="300 learning rates to 1e-12 of their peak, for batches 1 to 40 times the small one",
     forbidden=(
         "torch.optim.lr_scheduler",
         "dtcourse.large_batch",
@@ -63,7 +63,7 @@ def _ask_rates(answer: Answer, cases: list[Case], hint: str) -> None:
                 got, right, rel_tol=1e-12, abs_tol=1e-12 * base_lr * batch / base_batch
             ),
             f"After {samples:,} of {total:,} samples (warm-up {warmup:,}) with a batch of {batch} where {base_lr:.3g} suits "
-            f"{base_batch}: the rate is {right:.6g}, and yours is {got!r:.20}. {hint}",
+            f"{base_batch}: the learning rate is {right:.6g}, and yours is {got!r:.20}. {hint}",
         )
 
 
@@ -77,11 +77,11 @@ def check_peak(answer: Answer) -> None:
     _ask_rates(
         answer,
         cases,
-        "By what factor does the linear rule raise a rate when the batch grows k times?",
+        "By what factor does the linear rule raise a learning rate when the batch grows k times?",
     )
 
 
-@RATES.check("the warm-up: from the small batch's rate, counted in samples", points=2)
+@RATES.check("the warm-up: from the small batch's learning rate, counted in samples", points=2)
 def check_warmup(answer: Answer) -> None:
     """Where it starts, and at points on the way."""
     cases, starts = [], []
@@ -92,12 +92,12 @@ def check_warmup(answer: Answer) -> None:
     _ask_rates(
         answer,
         starts,
-        "Which rate is safe at the very start: none at all, or the one that suits the small batch?",
+        "Which learning rate is safe at the very start: none at all, or the one that suits the small batch?",
     )
     _ask_rates(
         answer,
         cases,
-        "Halfway through the warm-up's samples, whatever the batch, the rate is halfway up. What do you divide by?",
+        "Halfway through the warm-up's samples, whatever the batch, the learning rate is halfway up. What do you divide by?",
     )
 
 

@@ -23,7 +23,7 @@ MUTANTS = [
     ("its own shard only", "who knows the rest", _CLIP.format(**_CLIP_RIGHT | {"reduce": "pass"})),
     (
         "adds replicated gradients up, too",
-        "once, or once a rank",
+        "once, or once per rank",
         _CLIP.format(**_CLIP_RIGHT | {"summed": "[*replicated, *sharded]", "alone": "[]"}),
     ),
     (
@@ -35,14 +35,14 @@ MUTANTS = [
     ),
     (
         "scales short gradients up",
-        "only when it is too long",
+        "only gradients that are too long",
         _CLIP.format(
             **_CLIP_RIGHT | {"scale": "[g.mul_(max_norm / norm) for g in [*replicated, *sharded]]"}
         ),
     ),
     (
         "clips the shards alone",
-        "On 1 rank the gradient is longer than",
+        "is it among what you scale",
         _CLIP.format(
             **_CLIP_RIGHT
             | {"scale": "[g.mul_(max_norm / norm) for g in sharded if norm > max_norm]"}
@@ -52,6 +52,46 @@ MUTANTS = [
         "a rank without a shard stays away",
         "waiting",
         _CLIP.format(**_CLIP_RIGHT | {"reduce": "dist.all_reduce(parts) if sharded else None"}),
+    ),
+    (
+        "a large epsilon",
+        "Is something added to the norm",
+        _CLIP.format(
+            **_CLIP_RIGHT
+            | {
+                "scale": "[g.mul_(max_norm / (norm + 0.01)) for g in [*replicated, *sharded] if norm > max_norm]"
+            }
+        ),
+    ),
+    (
+        "not in place",
+        "Is it scaled in place",
+        _CLIP.format(
+            **_CLIP_RIGHT
+            | {
+                "scale": "[g * (max_norm / norm) for g in [*replicated, *sharded] if norm > max_norm]"
+            }
+        ),
+    ),
+    (
+        "scaled twice",
+        "how often do you scale",
+        _CLIP.format(
+            **_CLIP_RIGHT
+            | {
+                "scale": "[g.mul_((max_norm / norm) ** 2) for g in [*replicated, *sharded] if norm > max_norm]"
+            }
+        ),
+    ),
+    (
+        "number by number",
+        "One factor is right for all",
+        _CLIP.format(
+            **_CLIP_RIGHT
+            | {
+                "scale": "[g.clamp_(-max_norm, max_norm) for g in [*replicated, *sharded] if norm > max_norm]"
+            }
+        ),
     ),
     (
         "forgets the replicated",

@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     (
         "the square-root rule",
-        "linear rule raise a rate",
+        "linear rule raise a learning rate",
         _RATE.format(**_RIGHT | {"peak": "base_lr * math.sqrt(batch / base_batch)"}),
     ),
     (

@@ -54,7 +54,7 @@ MUTANTS = [
     ),
     (
         "a healthy run has no clipping",
-        "in which step does it first differ",
+        "cut to max_norm where it is longer",
         ((_CLOSE, "torch.allclose(taken, mean, rtol=1e-4)"),),
     ),
     (

@@ -88,16 +88,18 @@ def sharded_lars(weights, gradients, velocities, lr, trust, momentum, decay):
         ((_REDUCE, "    for pair in squares:\n        dist.all_reduce(pair)\n"),),
     ),
     (
-        "everyone's rows are gathered",
+        "a square per row",
         "What do the others need to know",
         """
 def sharded_lars(weights, gradients, velocities, lr, trust, momentum, decay):
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (weights, gradients))
-    for i, (w, g, v) in enumerate(zip(weights, gradients, velocities)):
+    squares = torch.zeros(len(weights), 2, 8, dtype=torch.double)
+    for i, pair in enumerate(zip(weights, gradients)):
+        for k, t in enumerate(pair):
+            squares[i, k, : len(t)] = t.square().flatten(1).sum(1) if t.dim() > 1 else t.square()
+    dist.all_reduce(squares)
+    for w, g, v, (length, slope) in zip(weights, gradients, velocities, squares.sum(2).sqrt().tolist()):
         share = 1.0
         if w.dim() > 1:
-            length, slope = (torch.cat([part[k][i] for part in everyone]).norm().item() for k in (0, 1))
             if length and slope:
                 share = trust * length / (slope + decay * length)
             g = g + decay * w

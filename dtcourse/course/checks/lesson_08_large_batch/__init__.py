@@ -1,4 +1,6 @@
-"""The checks of lesson 08: learning rates in samples, LARS and clipping over shards, a diagnosis of clipping, the best batch."""
+"""The checks of lesson 08: learning rates in samples, LARS and clipping over shards, a diagnosis
+of clipping, the best batch.
+"""
 
 # In the order of the notebook.
 EXERCISES = (

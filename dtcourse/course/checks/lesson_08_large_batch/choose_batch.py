@@ -16,7 +16,8 @@ CHOOSE = Exercise(
 )
 
 MOST_ACCUMULATION = 32
-# noise scale, least steps, most ranks, samples that fit, rank-seconds, seconds: per launch, per sample, latency, a gradient's bytes
+# noise scale, least steps, most ranks, samples that fit, rank-seconds, seconds: per launch, per
+# sample, latency, a gradient's bytes
 Cluster = tuple[float, int, int, int, float, float, float, float, float]
 NOISE: tuple[Cluster, ...] = (
     (4000.0, 1000, 32, 8, 1e9, 2e-3, 5e-3, 20e-6, 4e-3),
@@ -65,8 +66,9 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
     for cluster, got in zip(clusters, answer.call(_chosen, clusters, timeout=60.0), strict=True):
         noise, least_steps, most, fits, budget, launch, sample, latency, nbytes = cluster
         where = (
-            f"Noise scale {noise:g}, {least_steps:,} steps at least, at most {most} ranks, {fits} samples fit, {budget:,.0f} rank-seconds; "
-            f"seconds: {launch:g} per launch, {sample:g} per sample, {latency:g} of latency, {nbytes:g} for a gradient's bytes"
+            f"Noise scale {noise:g}, {least_steps:,} steps at least, at most {most} ranks, {fits} samples fit, "
+            f"{budget:,.0f} rank-seconds; seconds: {launch:g} per launch, {sample:g} per sample, {latency:g} of "
+            f"latency, {nbytes:g} for a gradient's bytes"
         )
         right = isinstance(got, (list, tuple)) and [type(n) for n in got] == [int] * 3
         require(
@@ -76,13 +78,14 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
         ranks, micro, accumulation = got
         require(
             1 <= ranks <= most and 1 <= micro <= fits and 1 <= accumulation <= MOST_ACCUMULATION,
-            f"{where}: {tuple(got)!r} is not possible. How many ranks are there, what fits, and how often may a rank accumulate?",
+            f"{where}: {tuple(got)!r} is not possible. How many ranks are there, what fits, and how often may a "
+            "rank accumulate?",
         )
         taken, (shortest, _) = seconds(cluster, (ranks, micro, accumulation)), best(cluster)
         require(
             taken * ranks <= budget,
-            f"{where}: {tuple(got)!r} takes {taken:,.0f} s on {ranks} ranks, {taken * ranks:,.0f} rank-seconds: more than the budget. What "
-            "does a larger batch cost in samples?",
+            f"{where}: {tuple(got)!r} takes {taken:,.0f} s on {ranks} ranks, {taken * ranks:,.0f} rank-seconds: "
+            "more than the budget. What does a larger batch cost in samples?",
         )
         require_near_best(where, got, taken, shortest, "s", hint)
 

@@ -53,7 +53,10 @@ def _wrongly_scaled(after: torch.Tensor, before: torch.Tensor, norm: float, limi
     if right == 1:
         return said + ". That is within the limit: only gradients that are too long are scaled."
     if math.isclose(got, 1):
-        return f"is left as it was, and {right:.6g} of it is right. Is it scaled in place, and is it among what you scale?"
+        return (
+            f"is left as it was, and {right:.6g} of it is right. Is "
+            "it scaled in place, and is it among what you scale?"
+        )
     if math.isclose(got, right, rel_tol=0.05):
         return (
             said
@@ -61,7 +64,8 @@ def _wrongly_scaled(after: torch.Tensor, before: torch.Tensor, norm: float, limi
         )
     return (
         said
-        + f", and {right:.6g} is right: max_norm over the norm of all gradients. By what do you divide, and how often do you scale?"
+        + f", and {right:.6g} is right: max_norm over the norm of all gradients. By what do you divide, and how "
+        "often do you scale?"
     )
 
 
@@ -77,7 +81,8 @@ def _ask_clip(answer: Answer, ranks: int, replicated: Tensors, spread: Tensors, 
         for limit, (norm, whole, parts) in zip(limits, run[rank], strict=True):
             require(
                 math.isclose(norm, total, rel_tol=1e-12),
-                f"On {plural(ranks, 'rank')} the norm of all gradients is {total:.6g}, and rank {rank} says {norm:.6g}. {hint}",
+                f"On {plural(ranks, 'rank')} the norm of all gradients is {total:.6g}, and rank {rank} says "
+                f"{norm:.6g}. {hint}",
             )
             names = ["a replicated gradient"] * len(whole) + ["a shard"] * len(parts)
             for name, mine, theirs in zip(
@@ -146,6 +151,6 @@ def check_clip_bytes(answer: Answer) -> None:
         sent = run.traffic.bytes_sent(rank=rank)
         require(
             sent <= 64,
-            f"Rank {rank} sends {sent:,} bytes; the gradients it holds are {8 * elements // 2:,}. What is the least that the others "
-            "need to know of them?",
+            f"Rank {rank} sends {sent:,} bytes; the gradients it holds are {8 * elements // 2:,}. What is the least "
+            "that the others need to know of them?",
         )

@@ -19,8 +19,8 @@ DIAGNOSE = Exercise(
 )
 
 HEALTHY = (
-    "Each step is the mean there, cut to max_norm where it is longer (one of these runs has PyTorch's 1e-6 added to the norm), and the "
-    "ranks' gradients differ."
+    "Each step is the mean there, cut to max_norm where it is longer (one of these runs has PyTorch's 1e-6 added to "
+    "the norm), and the ranks' gradients differ."
 )
 KINDS = ("early", "by shard", "sum's norm", "same samples")
 Run = tuple[Tensor, Tensor, float]  # own (steps, ranks, n), used (steps, n), max_norm
@@ -123,7 +123,8 @@ def check_early(answer: Answer) -> None:
     _require(
         answer,
         "early",
-        "What does the mean of gradients that were clipped one by one look like, and in which step does it first differ from the right one?",
+        "What does the mean of gradients that were clipped one by one look like, and in which step does it first "
+        "differ from the right one?",
     )
 
 

@@ -62,8 +62,8 @@ def _ask_rates(answer: Answer, cases: list[Case], hint: str) -> None:
             and math.isclose(
                 got, right, rel_tol=1e-12, abs_tol=1e-12 * base_lr * batch / base_batch
             ),
-            f"After {samples:,} of {total:,} samples (warm-up {warmup:,}) with a batch of {batch} where {base_lr:.3g} suits "
-            f"{base_batch}: the learning rate is {right:.6g}, and yours is {got!r:.20}. {hint}",
+            f"After {samples:,} of {total:,} samples (warm-up {warmup:,}) with a batch of {batch} where "
+            f"{base_lr:.3g} suits {base_batch}: the learning rate is {right:.6g}, and yours is {got!r:.20}. {hint}",
         )
 
 
@@ -97,7 +97,8 @@ def check_warmup(answer: Answer) -> None:
     _ask_rates(
         answer,
         cases,
-        "Halfway through the warm-up's samples, whatever the batch, the learning rate is halfway up. What do you divide by?",
+        "Halfway through the warm-up's samples, whatever the batch, the learning rate is halfway up. What do you "
+        "divide by?",
     )
 
 
@@ -124,6 +125,6 @@ def check_refusals(answer: Answer) -> None:
     for case, said in zip(bad, answer.call(_refused_rates, bad), strict=True):
         require(
             said == "ValueError",
-            f"learning_rate{case} should raise a ValueError (a batch below 1, or a warm-up that is not shorter than the run); "
-            f"yours {said}.",
+            f"learning_rate{case} should raise a ValueError (a batch below 1, or a warm-up that is not shorter than "
+            f"the run); yours {said}.",
         )

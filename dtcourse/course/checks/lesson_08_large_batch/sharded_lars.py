@@ -87,8 +87,8 @@ def _ask(
                 hint = "It is what the norms of this rank's own rows give. Whose rows are missing?"
             require(
                 off <= 1e-12 * (1 + layer.abs().max().item()),
-                f"On {plural(ranks, 'rank')}, after {plural(len(settings), 'step')}, rank {rank}'s rows of layer {i}, which has the shape "
-                f"{tuple(layer.shape)}, are up to {off:.2g} off. {hint}",
+                f"On {plural(ranks, 'rank')}, after {plural(len(settings), 'step')}, rank {rank}'s rows of layer "
+                f"{i}, which has the shape {tuple(layer.shape)}, are up to {off:.2g} off. {hint}",
             )
 
 
@@ -124,7 +124,8 @@ def check_momentum(answer: Answer) -> None:
     same = [one | {"lr": 1.0} for one in changing]
     hints = (
         "Is the velocity kept from step to step, in place?",
-        "With a constant lr it is right. What goes into the velocity: the gradient, or the gradient times the lr of that step?",
+        "With a constant lr it is right. What goes into the velocity: the gradient, or the gradient times the lr of "
+        "that step?",
     )
     for settings, hint in zip((same, changing), hints, strict=True):
         _ask(answer, 2, weights, gradients, settings, [hint])
@@ -160,13 +161,14 @@ def check_bytes(answer: Answer) -> None:
     calls = run.traffic.calls(rank=0)
     require(
         calls == steps,
-        f"{plural(calls, 'collective call')} in {steps} steps of {layers} layers. Which numbers of all layers can travel together?",
+        f"{plural(calls, 'collective call')} in {steps} steps of {layers} layers. Which numbers of all layers can "
+        "travel together?",
     )
     most = 16 * (ranks - 1) * layers * steps
     for rank in range(ranks):
         sent = run.traffic.bytes_sent(rank=rank)
         require(
             sent <= most,
-            f"Rank {rank} sends {sent:,} bytes in {steps} steps of {layers} layers, and {most:,} are enough. What do the others need to know "
-            "of its rows?",
+            f"Rank {rank} sends {sent:,} bytes in {steps} steps of {layers} layers, and {most:,} are enough. What "
+            "do the others need to know of its rows?",
         )

@@ -72,7 +72,7 @@ class CachingAllocator:
             raise ValueError(f"an allocation has at least one byte; got {size}")
         size = -(-size // ROUND) * ROUND
         small = size <= SMALL_REQUEST
-        block = self._best_fit(size, small) or self._from_device(size, small)
+        block = self.best_fit(size, small) or self._from_device(size, small)
         if block is None and self.empty_cache():
             block = self._from_device(size, small)
         if block is None:
@@ -140,7 +140,8 @@ class CachingAllocator:
             found.append(row)
         return found
 
-    def _best_fit(self, size: int, small: bool) -> Block | None:
+    def best_fit(self, size: int, small: bool) -> Block | None:
+        """The smallest free block of the pool with at least `size` bytes, the first of equals; None where there is none."""
         fitting = [b for b in self._free if b.small == small and b.size >= size]
         return min(fitting, key=lambda b: (b.size, b.segment, b.offset), default=None)
 

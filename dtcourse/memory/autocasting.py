@@ -73,13 +73,13 @@ class autocast(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        cast = self._cast_for(name, args) if self.enabled and self is innermost() else None
+        cast = self.cast_for(name, args) if self.enabled and self is innermost() else None
         if cast is not None:
             args, kwargs = _each_float(cast, args), _each_float(cast, kwargs)
         return function(*args, **kwargs)
 
-    def _cast_for(self, name: str, args: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """What the operation wants done to its inputs; None: nothing."""
+    def cast_for(self, name: str, args: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """How the operation of that name wants its inputs cast; None: it takes them as they are."""
         if name in LOWER:
             return self._lower
         if name in FLOAT32 or (self.gpu and name in FLOAT32_ON_GPU):

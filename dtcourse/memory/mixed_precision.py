@@ -94,7 +94,7 @@ class MasterWeights(Optimizer):
                 "after the optimizer was built, build the optimizer again, over the new parameters."
             )
         loss = self._inner.step(evaluate)
-        self._round_into_model()
+        self.round_into_model()
         for parameter, master in self._masters.items():
             if master is not parameter:
                 master.grad = None  # used up: model.zero_grad() would not know of it
@@ -146,7 +146,8 @@ class MasterWeights(Optimizer):
         return {**group, "params": masters}
 
     @torch.no_grad()
-    def _round_into_model(self) -> None:
+    def round_into_model(self) -> None:
+        """Rounds each master to its parameter's 16 bits. `step` ends with it."""
         for parameter, master in self._masters.items():
             if master is not parameter:
                 parameter.copy_(master)
@@ -154,7 +155,7 @@ class MasterWeights(Optimizer):
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """For optimizers that ask for the loss themselves (LBFGS): at the masters' values."""
-        self._round_into_model()
+        self.round_into_model()
         with torch.enable_grad():
             loss = closure()
         self.collect_gradients()
@@ -196,7 +197,7 @@ class MasterWeights(Optimizer):
                 for master, value in zip(group["params"], values, strict=True):
                     if value is not None:
                         master.copy_(value)
-        self._round_into_model()
+        self.round_into_model()
 
     def _checked(self, state_dict: dict[str, Any]) -> list[list[torch.Tensor | None]]:
         missing = [key for key in ("state", "param_groups", "masters") if key not in state_dict]

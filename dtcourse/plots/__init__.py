@@ -15,6 +15,7 @@ from dtcourse.plots.grid_pictures import heatmap, images
 from dtcourse.plots.interaction import Interactive, interactive, timeline_explorer
 from dtcourse.plots.line_pictures import curves, loss_curves
 from dtcourse.plots.live import LiveMonitor, live_monitor
+from dtcourse.plots.memory_pictures import live_bytes, segments
 from dtcourse.plots.message_data import Chunk, Message, from_replay
 from dtcourse.plots.messages import message_grid, message_step, message_stepper
 from dtcourse.plots.scaling import amdahl, efficiency, fit_serial_fraction, gustafson, speedup
@@ -69,6 +70,7 @@ __all__ = [
     "interactive",
     "kind_color",
     "label_lines",
+    "live_bytes",
     "live_monitor",
     "loss_curves",
     "memory_bars",
@@ -79,6 +81,7 @@ __all__ = [
     "schedule_explorer",
     "schedules",
     "seconds_text",
+    "segments",
     "speedup",
     "stored_over_time",
     "table",

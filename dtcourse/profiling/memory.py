@@ -116,7 +116,7 @@ class SavedTensors(torch.autograd.graph.saved_tensors_hooks):
         self._known = storages([*known, *inputs])
         self._first: dict[int, torch.Tensor] = {}  # kept alive, so that no identity is used again
         self._times: dict[int, int] = {}
-        super().__init__(self._pack, lambda tensor: tensor)
+        super().__init__(self.pack, lambda tensor: tensor)
 
     def __enter__(self) -> SavedTensors:  # type: ignore[override]  # torch's returns nothing
         super().__enter__()
@@ -130,7 +130,8 @@ class SavedTensors(torch.autograd.graph.saved_tensors_hooks):
         ]
         self._first.clear()  # from here on the backward pass frees them, as always
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Notes the storage of a tensor that autograd saves, and hands the tensor back; backward uses that."""
         key = id(tensor.untyped_storage())
         if key not in self._known:
             self._first.setdefault(key, tensor.detach())

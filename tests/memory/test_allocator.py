@@ -76,6 +76,17 @@ def test_the_smallest_free_block_that_fits_is_taken():
     assert allocator.reserved == before
 
 
+def test_best_fit_looks_in_one_pool_and_takes_the_first_of_equals():
+    allocator = CachingAllocator()
+    blocks = [allocator.alloc(n * MIB) for n in (6, 2, 3, 2, 3, 4)]
+    for i in (0, 2, 4):
+        allocator.free(blocks[i])
+    assert allocator.best_fit(3 * MIB, small=False) is blocks[2]
+    assert allocator.best_fit(3 * MIB + 1, small=False) is blocks[0]
+    assert allocator.best_fit(7 * MIB, small=False) is None
+    assert allocator.best_fit(512, small=True) is None
+
+
 def test_neighbours_that_are_free_become_one_block():
     allocator = CachingAllocator()
     blocks = [allocator.alloc(5 * MIB) for _ in range(4)]

@@ -232,6 +232,18 @@ def test_the_list_of_a_gpu_casts_up():
     assert F.softmax(h, -1).dtype == torch.bfloat16
 
 
+def test_how_each_operation_wants_its_inputs():
+    low, high = autocast(gpu=False), autocast(gpu=True)
+    cast = low.cast_for("linear", (x,))
+    assert cast is not None and cast(x).dtype == torch.bfloat16
+    assert low.cast_for("cross_entropy", (x,)) is torch.Tensor.float
+    assert low.cast_for("relu", (x,)) is None
+    assert low.cast_for("softmax", (x,)) is None
+    assert high.cast_for("softmax", (x,)) is torch.Tensor.float
+    assert low.cast_for("cat", ([x, x.bfloat16()],)) is torch.Tensor.float
+    assert low.cast_for("cat", ([x.bfloat16()],)) is None
+
+
 def test_types_that_are_not_lower():
     with pytest.raises(ValueError, match=r"torch.bfloat16 or torch.float16; got torch.float64"):
         autocast(torch.float64)

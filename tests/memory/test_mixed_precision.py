@@ -93,6 +93,17 @@ def test_bytes_a_parameter():
     }  # fmt: skip
 
 
+def test_masters_are_rounded_into_the_model():
+    w, own = nn.Parameter(torch.ones(3, dtype=torch.bfloat16)), nn.Parameter(torch.ones(3))
+    optimizer = MasterWeights([w, own], torch.optim.SGD, lr=1.0)
+    with torch.no_grad():
+        for master in optimizer.master_parameters():
+            master += 1 / 256 + 1 / 1024
+    optimizer.round_into_model()
+    assert w.tolist() == [1 + 1 / 128] * 3  # the neighbour above
+    assert own.tolist() == [1 + 1 / 256 + 1 / 1024] * 3  # is its own master
+
+
 def test_micro_batches_add_up_in_float32():
     """256 gradients of 1 after one of 256: bfloat16 stays at 256 for ever."""
     sums = {}

@@ -91,6 +91,8 @@ PICTURES = {
     "schedule, 2 stages a rank": lambda: plots.schedules(pipeline(4, 8, 2)),
     "schedule, one box": lambda: plots.schedules(pipeline(1, 1)),
     "schedules": lambda: plots.schedules({"one": pipeline(4, 8), "two": pipeline(2, 12), "three": pipeline(4, 4, 2)}, title="Three"),
+    "live": lambda: plots.live_bytes({"parameters": [GIB] * 8, "other": [0, 1, 0, 0, GIB, 0, 0, 0], "activations": [0, GIB, 2 * GIB, 3 * GIB, 3 * GIB, 2 * GIB, GIB, 0]}, range(0, 80, 10), phases={"forward": 0, "backward": 40}, title="A step"),
+    "segments": lambda: plots.segments({"two freed": [[(5 * GIB, None), (5 * GIB, 1), (5 * GIB, None), (5 * GIB, 3)]], "one more": [[(5 * GIB, None), (15 * GIB, 1)], [(10 * GIB, 4)]]}, title="Blocks"),
     "stored": lambda: plots.stored_over_time({"one": [[(0, 3 * GIB), (5, GIB)]] * 4, "two": [[(0, GIB), (3, 2 * GIB)]] * 3}, limit=2 * GIB, unit="bytes", title="Stored"),
     "stored, 8 ranks": lambda: plots.stored_over_time([[(i, i % 7) for i in range(30)]] * 8, unit="micro-batches", time="forwards"),
     "speedup": lambda: plots.speedup({1: [8.1, 8.3], 2: [4.4, 4.9, 4.3], 4: [2.9, 3.1]}, title="Faster"),
@@ -260,6 +262,19 @@ def test_efficiency_numbers():
     weak = plots.efficiency(times, weak=True).axes[0].get_lines()[0].get_ydata()
     assert list(strong) == pytest.approx([100, 80, 50])
     assert list(weak) == pytest.approx([100, 160, 200])
+
+
+def test_live_bytes_name_the_peak_of_the_sum():
+    picture = plots.live_bytes({"activations": [0, 3, 1], "parameters": [2, 2, 4]}, [0, 1, 2])
+    assert "peak 5 B" in [text.get_text() for text in picture.axes[0].texts]
+    with pytest.raises(ValueError, match="3 events and 2 operators"):
+        plots.live_bytes({"parameters": [1, 1, 1]}, [0, 1])
+
+
+def test_segments_stand_side_by_side_with_a_gap():
+    picture = plots.segments({"now": [[(4, None), (2, "a")], [(4, "b")]]})
+    boxes = [(box.get_x(), box.get_width()) for box in picture.axes[0].patches]
+    assert boxes == [(0, 4), (4, 2), (pytest.approx(6.4), 4)]
 
 
 def test_memory_bars_stack_to_the_totals():

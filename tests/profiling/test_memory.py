@@ -75,6 +75,16 @@ def test_saved_tensors_count_a_shared_input_once():
     assert x.grad is not None
 
 
+def test_what_is_packed_is_handed_back_and_its_storage_counts_once():
+    known, x = torch.zeros(5), torch.zeros(4, 4)
+    saved = SavedTensors(inputs=[known])
+    with saved:
+        for tensor in (x, x.t(), x[0], known):
+            assert saved.pack(tensor) is tensor
+    assert saved.bytes == x.nbytes
+    assert [row.times for row in saved.rows] == [3]
+
+
 def test_saved_tensors_let_go_when_the_block_ends():
     x = torch.randn(1000, requires_grad=True)
     with MemoryTracker() as tracker:

@@ -1,9 +1,10 @@
-"""The checks of lesson 14: activations by formula and by hooks, a scaler for several ranks, 16 bits with one rounding."""
+"""The checks of lesson 14: activations by formula, a run's memory, a scaler for several ranks, 16 bits with one rounding, what to give up."""
 
 # In the order of the notebook.
 EXERCISES = (
     "kept_bytes",
-    "saved_bytes",
+    "diagnose_memory",
     "scaler",
     "all_reduce_16",
+    "choose_memory",
 )

@@ -82,6 +82,37 @@ MUTANTS = [
             ("bool(bad)", "bool(bad.max())"),
         ),
     ),
+    (
+        "the lesson's own, for one rank",
+        "some ranks stepped and others did not",
+        """
+class Scaler:
+    def __init__(self, scale, interval):
+        self.factor, self.interval, self.good = scale, interval, 0
+
+    def scale(self, loss):
+        return loss * self.factor
+
+    def get_scale(self):
+        return self.factor
+
+    def step(self, optimizer):
+        found = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        self.finite = all(g.isfinite().all() for g in found)
+        if self.finite:
+            for g in found:
+                g /= self.factor
+            optimizer.step()
+        return self.finite
+
+    def update(self):
+        self.good = self.good + 1 if self.finite else 0
+        if not self.finite:
+            self.factor /= 2
+        elif self.good == self.interval:
+            self.factor, self.good = self.factor * 2, 0
+""",
+    ),
 ]
 
 NOTHING = [

@@ -9,7 +9,7 @@ Losses and long products lose most: cast up. The rest takes what comes. A functi
 and puts in the casts, so backward casts each gradient back. Source: Micikevicius et al., arXiv 1710.03740, section
 3.3; the lists are PyTorch's.
 
-Memory: 4 bytes a parameter as before, and 2 for its cast copy until backward has used it (one copy, however often it
+Memory: 4 bytes per parameter as before, and 2 for its cast copy until backward has used it (one copy, however often it
 is used); half the bytes for what matrix products save and put out. The parameters are their own master weights;
 float16 needs loss scaling all the same. No messages.
 """

@@ -8,7 +8,7 @@ again from nothing, with micro-batches half as large, until it fits or one sampl
 
 Over ranks: all must take the same way, or some wait in a collective for a rank that is not coming. So no attempt sends
 anything. After each, the ranks agree on the largest micro-batch that everyone may try next (one all-reduce of 8 bytes);
-once all have succeeded with the same one, gradients are averaged, in one message a parameter. What that costs is the
+once all have succeeded with the same one, gradients are averaged, in one message per parameter. What that costs is the
 overlap of gradients with backward. The parts are gradient accumulation (as in Huang et al., GPipe, arXiv 1811.06965).
 """
 

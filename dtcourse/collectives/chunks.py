@@ -23,17 +23,17 @@ from dtcourse.collectives.wire.channel import is_plain
 TAG = 1 << 20
 
 
-class Sent(NamedTuple):
+class Volume(NamedTuple):
     """What one rank sends: the number of messages, and the elements in all of them together."""
 
     messages: int
     elements: int
 
-    def __add__(self, other: Sent) -> Sent:  # type: ignore[override]
-        return Sent(self.messages + other.messages, self.elements + other.elements)
+    def __add__(self, other: Volume) -> Volume:  # type: ignore[override]
+        return Volume(self.messages + other.messages, self.elements + other.elements)
 
 
-NOTHING = Sent(0, 0)
+NOTHING = Volume(0, 0)
 
 
 def even_bounds(elements: int, parts: int) -> list[int]:
@@ -52,7 +52,7 @@ def blocks_of(vector: torch.Tensor, bounds: Sequence[int]) -> list[torch.Tensor]
     return [vector[a:b] for a, b in pairwise(bounds)]
 
 
-def cut(block: torch.Tensor, chunk_bytes: int) -> list[torch.Tensor]:
+def chunks_of(block: torch.Tensor, chunk_bytes: int) -> list[torch.Tensor]:
     """Views of the chunks of a 1-D block; none where it is empty."""
     return (
         list(block.split(chunk_elements(block.element_size(), chunk_bytes))) if len(block) else []
@@ -71,20 +71,20 @@ def chunk_count(elements: int, itemsize: int, chunk_bytes: int) -> int:
     return -(-elements // chunk_elements(itemsize, chunk_bytes))
 
 
-def message(elements: int) -> Sent:
+def one_message(elements: int) -> Volume:
     """One message of that many elements, or nothing where it is empty."""
-    return Sent(1, elements) if elements else NOTHING
+    return Volume(1, elements) if elements else NOTHING
 
 
-def total(parts: Iterator[Sent] | Sequence[Sent]) -> Sent:
-    """The sum of several Sent."""
+def add_up(parts: Iterator[Volume] | Sequence[Volume]) -> Volume:
+    """The sum of several volumes."""
     result = NOTHING
     for part in parts:
         result = result + part
     return result
 
 
-def arriving(
+def receive_stream(
     targets: Iterable[torch.Tensor], src: int, group: Any, tag: int = TAG, ahead: int = 2
 ) -> Iterator[torch.Tensor]:
     """Receives one message after the other from `src` into `targets`, and yields each when it is there.
@@ -161,6 +161,6 @@ def in_slots(
         yield memory[start : start + len(chunk)]
 
 
-def token(like: torch.device | str = "cpu") -> torch.Tensor:
+def sync_byte(like: torch.device | str = "cpu") -> torch.Tensor:
     """One byte: the message that says only "I am here"."""
     return torch.zeros(1, dtype=torch.uint8, device=like)

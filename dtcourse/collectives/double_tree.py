@@ -37,15 +37,15 @@ from torch.distributed import Work
 from dtcourse.collectives import forms, p2p
 from dtcourse.collectives.chunks import (
     TAG,
-    Sent,
-    arriving,
+    Volume,
+    add_up,
     blocks_of,
     chunk_count,
-    cut,
+    chunks_of,
     even_bounds,
     in_slots,
+    receive_stream,
     scratch,
-    total,
 )
 from dtcourse.collectives.reduce_ops import Reduction
 
@@ -115,7 +115,7 @@ def _parent(v: int, ranks: int) -> int | None:
 # --- one half on its tree ----------------------------------------------------------------------------------------
 
 
-class _Half:
+class TreePipeline:
     """One half of the vector on its tree, seen from one rank."""
 
     def __init__(
@@ -135,12 +135,14 @@ class _Half:
         """Posts the first receives from the children, each into slots of its own."""
         for child in self.node.children:
             into = in_slots(self.chunks, next(memory), AHEAD)
-            self._up.append(arriving(into, child, self.group, self.tag + UP, AHEAD))
+            self._up.append(receive_stream(into, child, self.group, self.tag + UP, AHEAD))
 
     def receive_down(self) -> None:
         """Posts the first receives from the parent, straight into place."""
         if self.node.parent is not None:
-            self._down = arriving(self.chunks, self.node.parent, self.group, self.tag + DOWN, AHEAD)
+            self._down = receive_stream(
+                self.chunks, self.node.parent, self.group, self.tag + DOWN, AHEAD
+            )
 
     def up(self, i: int, reduction: Reduction) -> None:
         """Chunk i: combine the children's with the own, into sums[i]; send it to the parent."""
@@ -172,18 +174,19 @@ def _halves(
     group: Any,
     chunk_bytes: int,
     sums: torch.Tensor | None = None,
-) -> list[_Half]:
+) -> list[TreePipeline]:
     """Both halves of x, each on its tree. sums: what to combine into, where that is not x itself."""
 
-    def chunks_of(vector: torch.Tensor) -> list[list[torch.Tensor]]:
-        return [cut(half, chunk_bytes) for half in blocks_of(vector, even_bounds(len(vector), 2))]
+    def halves_of(vector: torch.Tensor) -> list[list[torch.Tensor]]:
+        halves = blocks_of(vector, even_bounds(len(vector), 2))
+        return [chunks_of(half, chunk_bytes) for half in halves]
 
-    mine = chunks_of(x)
-    sums_of = mine if sums is None else chunks_of(sums)
-    return [_Half(nodes[t], mine[t], sums_of[t], TAG + 2 * t, group) for t in (0, 1)]
+    mine = halves_of(x)
+    sums_of = mine if sums is None else halves_of(sums)
+    return [TreePipeline(nodes[t], mine[t], sums_of[t], TAG + 2 * t, group) for t in (0, 1)]
 
 
-def _receive_up(halves: Sequence[_Half]) -> None:
+def _receive_up(halves: Sequence[TreePipeline]) -> None:
     """Posts both halves' first receives from the children, into one piece of scratch: AHEAD slots for each child."""
     links, chunks = sum(len(half.node.children) for half in halves), halves[0].chunks
     if links and chunks:  # where the first half is empty, the second is too
@@ -195,7 +198,7 @@ def _receive_up(halves: Sequence[_Half]) -> None:
 # --- the algorithms --------------------------------------------------------------------------------------------
 
 
-def _timetable(halves: Sequence[_Half]) -> list[tuple[int, _Half, int]]:
+def _timetable(halves: Sequence[TreePipeline]) -> list[tuple[int, TreePipeline, int]]:
     """All that this rank has to do, in order: (UP or DOWN, half, chunk).
 
     In each round a chunk sets out, and those under way go one level further: chunk i leaves level l in round i + l going
@@ -281,57 +284,57 @@ def _below(tree: Sequence[Node], root: int, ranks: int) -> list[Node]:
 # --- what a rank sends -----------------------------------------------------------------------------------------
 
 
-def all_reduce_sent(
+def all_reduce_volume(
     elements: int, ranks: int, rank: int, itemsize: int = 4, chunk_bytes: int = CHUNK_BYTES
-) -> Sent:
+) -> Volume:
     """In each tree n/2 to the parent, and n/2 to each child: with two children in one tree and none in the other, 2 n."""
-    return total(
+    return add_up(
         _times(half, len(node.children) + (node.parent is not None))
         for half, node in _both(elements, two_trees(ranks), rank, itemsize, chunk_bytes)
     )
 
 
-def broadcast_sent(
+def broadcast_volume(
     elements: int,
     ranks: int,
     rank: int,
     root: int = 0,
     itemsize: int = 4,
     chunk_bytes: int = CHUNK_BYTES,
-) -> Sent:
+) -> Volume:
     """Sends n/2 to each child: n from the root, at most n from any rank."""
     trees = [_below(tree, root, ranks) for tree in two_trees(ranks - 1)]
     parts = _both(elements, trees, rank, itemsize, chunk_bytes)
-    return total(_times(half, len(node.children)) for half, node in parts)
+    return add_up(_times(half, len(node.children)) for half, node in parts)
 
 
-def reduce_sent(
+def reduce_volume(
     elements: int,
     ranks: int,
     rank: int,
     root: int = 0,
     itemsize: int = 4,
     chunk_bytes: int = CHUNK_BYTES,
-) -> Sent:
+) -> Volume:
     """Sends n/2 to the parent in each tree: n from each rank but the root."""
     trees = [_below(tree, root, ranks) for tree in two_trees(ranks - 1)]
     parts = _both(elements, trees, rank, itemsize, chunk_bytes)
-    return total(_times(half, node.parent is not None) for half, node in parts)
+    return add_up(_times(half, node.parent is not None) for half, node in parts)
 
 
 def _both(
     elements: int, trees: Sequence[Sequence[Node]], rank: int, itemsize: int, chunk_bytes: int
-) -> list[tuple[Sent, Node]]:
+) -> list[tuple[Volume, Node]]:
     bounds = even_bounds(elements, 2)
     sizes = [b - a for a, b in pairwise(bounds)]
     return [
-        (Sent(chunk_count(size, itemsize, chunk_bytes), size), tree[rank])
+        (Volume(chunk_count(size, itemsize, chunk_bytes), size), tree[rank])
         for size, tree in zip(sizes, trees, strict=True)
     ]
 
 
-def _times(sent: Sent, times: int) -> Sent:
-    return Sent(sent.messages * times, sent.elements * times)
+def _times(sent: Volume, times: int) -> Volume:
+    return Volume(sent.messages * times, sent.elements * times)
 
 
 # --- torch.distributed's calls ---------------------------------------------------------------------------------

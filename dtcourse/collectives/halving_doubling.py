@@ -30,23 +30,23 @@ from dtcourse.collectives import forms, p2p, tree
 from dtcourse.collectives.chunks import (
     NOTHING,
     TAG,
-    Sent,
+    Volume,
+    add_up,
     blocks_of,
     even_bounds,
-    message,
+    one_message,
     scratch,
-    token,
-    total,
+    sync_byte,
 )
 from dtcourse.collectives.reduce_ops import Reduction
 
 # --- who takes part: the power of two, and the pairs -----------------------------------------------------------
 
 
-class Team:
-    """The q ranks that halve and double (q a power of two), and the p - q that wait beside them.
+class PowerOfTwoGroup:
+    """The core of q ranks that halve and double (q a power of two), and the p - q that wait beside them.
 
-    number:  this rank's number in the team, or None where it waits
+    number:  this rank's number in the core, or None where it waits
     partner: the rank beside this one in its pair, or None
     """
 
@@ -62,16 +62,16 @@ class Team:
 
     @property
     def place(self) -> int:
-        """The number of a rank that is in the team."""
+        """The number of a rank that is in the core."""
         assert self.number is not None
         return self.number
 
     def rank_of(self, number: int) -> int:
-        """The group rank of a team member."""
+        """The group rank of a core member."""
         return 2 * number if number < self.pairs else number + self.pairs
 
     def bounds(self, bounds: Sequence[int]) -> list[int]:
-        """Blocks of the team: a member of a pair looks after both blocks of its pair, which are neighbours."""
+        """Blocks of the core: a member of a pair looks after both blocks of its pair, which are neighbours."""
         return [bounds[self.rank_of(m)] for m in range(self.size)] + [bounds[self.ranks]]
 
 
@@ -79,10 +79,10 @@ class Team:
 
 
 def _halve(
-    x: torch.Tensor, bounds: Sequence[int], team: Team, reduction: Reduction, group: Any
+    x: torch.Tensor, bounds: Sequence[int], core: PowerOfTwoGroup, reduction: Reduction, group: Any
 ) -> None:
     """log2 q steps; in each, keep the half of the blocks with the own in it, and give the other half away."""
-    me, first, last = team.place, 0, team.size
+    me, first, last = core.place, 0, core.size
     while last - first > 1:
         middle = (first + last) // 2
         partner = me ^ (middle - first)
@@ -90,23 +90,23 @@ def _halve(
         keep, give = (lower, upper) if me < middle else (upper, lower)
         mine, away = (x[bounds[a] : bounds[b]] for a, b in (keep, give))
         theirs = scratch(len(mine), x)
-        _exchange(away, theirs, team.rank_of(partner), group)
+        _exchange(away, theirs, core.rank_of(partner), group)
         # The lower rank's part comes first, on whichever rank it is added.
         pair = (mine, theirs) if me < partner else (theirs, mine)
         reduction.combine(*pair, out=mine)
         first, last = keep
 
 
-def _double(x: torch.Tensor, bounds: Sequence[int], team: Team, group: Any) -> None:
+def _double(x: torch.Tensor, bounds: Sequence[int], core: PowerOfTwoGroup, group: Any) -> None:
     """log2 q steps; in each, exchange all that one has for all that the partner has."""
-    me, width = team.place, 1
-    while width < team.size:
+    me, width = core.place, 1
+    while width < core.size:
         partner = me ^ width
         mine, theirs = (m // width * width for m in (me, partner))  # where each one's blocks begin
         _exchange(
             x[bounds[mine] : bounds[mine + width]],
             x[bounds[theirs] : bounds[theirs + width]],
-            team.rank_of(partner),
+            core.rank_of(partner),
             group,
         )
         width *= 2
@@ -122,26 +122,26 @@ def _exchange(send: torch.Tensor, receive: torch.Tensor, partner: int, group: An
         w.wait()
 
 
-def _fold(x: torch.Tensor, team: Team, reduction: Reduction, group: Any) -> None:
+def _fold_in(x: torch.Tensor, core: PowerOfTwoGroup, reduction: Reduction, group: Any) -> None:
     """The odd rank of a pair hands all of x to the even one, which adds it up."""
-    if team.partner is None or not len(x):
+    if core.partner is None or not len(x):
         return
-    if team.number is None:
-        p2p.send(x, team.partner, group, TAG)
+    if core.number is None:
+        p2p.send(x, core.partner, group, TAG)
         return
     theirs = scratch(len(x), x)
-    p2p.recv(theirs, team.partner, group, TAG)
+    p2p.recv(theirs, core.partner, group, TAG)
     reduction.combine(x, theirs, out=x)
 
 
-def _hand(x: torch.Tensor, team: Team, group: Any, to_odd: bool) -> None:
+def _send_back(x: torch.Tensor, core: PowerOfTwoGroup, group: Any, to_odd: bool) -> None:
     """One rank of each pair sends x to the other: the even one to the odd one, or back."""
-    if team.partner is None or not len(x):
+    if core.partner is None or not len(x):
         return
-    if (team.number is not None) == to_odd:
-        p2p.send(x, team.partner, group, TAG)
+    if (core.number is not None) == to_odd:
+        p2p.send(x, core.partner, group, TAG)
     else:
-        p2p.recv(x, team.partner, group, TAG)
+        p2p.recv(x, core.partner, group, TAG)
 
 
 # --- the algorithms --------------------------------------------------------------------------------------------
@@ -149,31 +149,31 @@ def _hand(x: torch.Tensor, team: Team, group: Any, to_odd: bool) -> None:
 
 def all_reduce_steps(x: torch.Tensor, reduction: Reduction, group: Any) -> None:
     """Rabenseifner: 1. fold the pairs, 2. halve, 3. double, 4. hand the result to the odd ranks."""
-    team = Team(p2p.rank(group), p2p.size(group))
-    bounds = even_bounds(len(x), team.size)
-    _fold(x, team, reduction, group)
-    if team.number is not None:
-        _halve(x, bounds, team, reduction, group)
-        reduction.finish(blocks_of(x, bounds)[team.number])
-        _double(x, bounds, team, group)
-    _hand(x, team, group, to_odd=True)
+    core = PowerOfTwoGroup(p2p.rank(group), p2p.size(group))
+    bounds = even_bounds(len(x), core.size)
+    _fold_in(x, core, reduction, group)
+    if core.number is not None:
+        _halve(x, bounds, core, reduction, group)
+        reduction.finish(blocks_of(x, bounds)[core.number])
+        _double(x, bounds, core, group)
+    _send_back(x, core, group, to_odd=True)
 
 
 def doubling_all_reduce_steps(x: torch.Tensor, reduction: Reduction, group: Any) -> None:
     """Exchange the whole vector with a partner 1, 2, 4, ... away, and add: log2 p messages of n. For short vectors."""
-    team = Team(p2p.rank(group), p2p.size(group))
-    _fold(x, team, reduction, group)
+    core = PowerOfTwoGroup(p2p.rank(group), p2p.size(group))
+    _fold_in(x, core, reduction, group)
     width = 1
-    while team.number is not None and width < team.size:
-        partner = team.number ^ width
+    while core.number is not None and width < core.size:
+        partner = core.number ^ width
         theirs = scratch(len(x), x)
-        _exchange(x, theirs, team.rank_of(partner), group)
-        pair = (x, theirs) if team.number < partner else (theirs, x)
+        _exchange(x, theirs, core.rank_of(partner), group)
+        pair = (x, theirs) if core.number < partner else (theirs, x)
         reduction.combine(*pair, out=x)
         width *= 2
-    if team.number is not None:
+    if core.number is not None:
         reduction.finish(x)
-    _hand(x, team, group, to_odd=True)
+    _send_back(x, core, group, to_odd=True)
 
 
 def reduce_scatter_steps(
@@ -181,28 +181,28 @@ def reduce_scatter_steps(
 ) -> None:
     """1. Fold the pairs. 2. Halve. 3. Hand the odd rank's block to it."""
     rank = p2p.rank(group)
-    team = Team(rank, p2p.size(group))
-    _fold(vector, team, reduction, group)
-    if team.number is not None:
-        _halve(vector, team.bounds(bounds), team, reduction, group)
-    _hand(
-        blocks_of(vector, bounds)[rank | 1 if team.partner is not None else rank], team, group, True
+    core = PowerOfTwoGroup(rank, p2p.size(group))
+    _fold_in(vector, core, reduction, group)
+    if core.number is not None:
+        _halve(vector, core.bounds(bounds), core, reduction, group)
+    _send_back(
+        blocks_of(vector, bounds)[rank | 1 if core.partner is not None else rank], core, group, True
     )
 
 
 def all_gather_steps(vector: torch.Tensor, bounds: Sequence[int], group: Any) -> None:
     """1. The odd rank of a pair hands its block to the even one. 2. Double. 3. Hand all of it to the odd ranks."""
     rank = p2p.rank(group)
-    team = Team(rank, p2p.size(group))
-    _hand(
-        blocks_of(vector, bounds)[rank | 1 if team.partner is not None else rank],
-        team,
+    core = PowerOfTwoGroup(rank, p2p.size(group))
+    _send_back(
+        blocks_of(vector, bounds)[rank | 1 if core.partner is not None else rank],
+        core,
         group,
         False,
     )
-    if team.number is not None:
-        _double(vector, team.bounds(bounds), team, group)
-    _hand(vector, team, group, to_odd=True)
+    if core.number is not None:
+        _double(vector, core.bounds(bounds), core, group)
+    _send_back(vector, core, group, to_odd=True)
 
 
 def broadcast_steps(x: torch.Tensor, root: int, group: Any) -> None:
@@ -231,9 +231,9 @@ def barrier_steps(group: Any) -> None:
     After ceil(log2 p) rounds each rank has heard, over others, from all.
     """
     rank, ranks = p2p.rank(group), p2p.size(group)
-    here, distance = token(), 1
+    here, distance = sync_byte(), 1
     while distance < ranks:
-        heard = token()
+        heard = sync_byte()
         p2p.exchange(here, (rank + distance) % ranks, heard, (rank - distance) % ranks, group, TAG)
         distance *= 2
 
@@ -241,55 +241,55 @@ def barrier_steps(group: Any) -> None:
 # --- what a rank sends (blocks of equal size) ------------------------------------------------------------------
 
 
-def all_reduce_sent(elements: int, ranks: int, rank: int) -> Sent:
+def all_reduce_volume(elements: int, ranks: int, rank: int) -> Volume:
     """2 (p - 1)/p n in 2 log2 p messages; with pairs, n more from both ranks of each."""
-    team = Team(rank, ranks)
-    sizes = _sizes(even_bounds(elements, team.size))
-    if team.number is None:
-        return message(elements)
-    result = _halving_sent(sizes, team.number) + _doubling_sent(sizes, team.number)
-    return result + (message(elements) if team.partner is not None else NOTHING)
+    core = PowerOfTwoGroup(rank, ranks)
+    sizes = _sizes(even_bounds(elements, core.size))
+    if core.number is None:
+        return one_message(elements)
+    result = _halving_volume(sizes, core.number) + _doubling_volume(sizes, core.number)
+    return result + (one_message(elements) if core.partner is not None else NOTHING)
 
 
-def doubling_all_reduce_sent(elements: int, ranks: int, rank: int) -> Sent:
+def doubling_all_reduce_volume(elements: int, ranks: int, rank: int) -> Volume:
     """Sends n in each of log2 p messages; with pairs, n more."""
-    team = Team(rank, ranks)
-    if team.number is None:
-        return message(elements)
-    steps = team.size.bit_length() - 1 + (team.partner is not None)
-    return total([message(elements)] * steps)
+    core = PowerOfTwoGroup(rank, ranks)
+    if core.number is None:
+        return one_message(elements)
+    steps = core.size.bit_length() - 1 + (core.partner is not None)
+    return add_up([one_message(elements)] * steps)
 
 
-def reduce_scatter_sent(block: int, ranks: int, rank: int) -> Sent:
+def reduce_scatter_volume(block: int, ranks: int, rank: int) -> Volume:
     """(p - 1)/p n in log2 p messages. With pairs: n from the odd rank, and a block back to it."""
-    team = Team(rank, ranks)
-    if team.number is None:
-        return message(block * ranks)
-    sizes = _sizes(team.bounds([block * r for r in range(ranks + 1)]))
-    back = message(block) if team.partner is not None else NOTHING
-    return _halving_sent(sizes, team.number) + back
+    core = PowerOfTwoGroup(rank, ranks)
+    if core.number is None:
+        return one_message(block * ranks)
+    sizes = _sizes(core.bounds([block * r for r in range(ranks + 1)]))
+    back = one_message(block) if core.partner is not None else NOTHING
+    return _halving_volume(sizes, core.number) + back
 
 
-def all_gather_sent(block: int, ranks: int, rank: int) -> Sent:
+def all_gather_volume(block: int, ranks: int, rank: int) -> Volume:
     """(p - 1)/p n in log2 p messages. With pairs: a block from the odd rank, and n back to it."""
-    team = Team(rank, ranks)
-    if team.number is None:
-        return message(block)
-    sizes = _sizes(team.bounds([block * r for r in range(ranks + 1)]))
-    back = message(block * ranks) if team.partner is not None else NOTHING
-    return _doubling_sent(sizes, team.number) + back
+    core = PowerOfTwoGroup(rank, ranks)
+    if core.number is None:
+        return one_message(block)
+    sizes = _sizes(core.bounds([block * r for r in range(ranks + 1)]))
+    back = one_message(block * ranks) if core.partner is not None else NOTHING
+    return _doubling_volume(sizes, core.number) + back
 
 
-def broadcast_sent(elements: int, ranks: int, rank: int, root: int = 0) -> Sent:
+def broadcast_volume(elements: int, ranks: int, rank: int, root: int = 0) -> Volume:
     """A scatter of p blocks down the tree and an all-gather. elements: a multiple of p."""
     block = _block(elements, ranks)
-    return tree.scatter_sent(block, ranks, rank, root) + all_gather_sent(block, ranks, rank)
+    return tree.scatter_volume(block, ranks, rank, root) + all_gather_volume(block, ranks, rank)
 
 
-def reduce_sent(elements: int, ranks: int, rank: int, root: int = 0) -> Sent:
+def reduce_volume(elements: int, ranks: int, rank: int, root: int = 0) -> Volume:
     """A reduce-scatter and a gather of p blocks up the tree. elements: a multiple of p."""
     block = _block(elements, ranks)
-    return reduce_scatter_sent(block, ranks, rank) + tree.gather_sent(block, ranks, rank, root)
+    return reduce_scatter_volume(block, ranks, rank) + tree.gather_volume(block, ranks, rank, root)
 
 
 def _block(elements: int, ranks: int) -> int:
@@ -300,21 +300,21 @@ def _block(elements: int, ranks: int) -> int:
     return elements // ranks
 
 
-def barrier_sent(ranks: int, rank: int) -> Sent:
+def barrier_volume(ranks: int, rank: int) -> Volume:
     """ceil(log2 p) messages of one byte."""
-    return total([message(1)] * (ranks - 1).bit_length())
+    return add_up([one_message(1)] * (ranks - 1).bit_length())
 
 
-def _halving_sent(sizes: Sequence[int], me: int) -> Sent:
+def _halving_volume(sizes: Sequence[int], me: int) -> Volume:
     """What doubling receives, since it is the same steps backwards: each partner's blocks."""
-    return _doubling_sent(sizes, me, partners=True)
+    return _doubling_volume(sizes, me, partners=True)
 
 
-def _doubling_sent(sizes: Sequence[int], me: int, partners: bool = False) -> Sent:
+def _doubling_volume(sizes: Sequence[int], me: int, partners: bool = False) -> Volume:
     result, width = NOTHING, 1
     while width < len(sizes):
         start = (me ^ width if partners else me) // width * width
-        result = result + message(sum(sizes[start : start + width]))
+        result = result + one_message(sum(sizes[start : start + width]))
         width *= 2
     return result
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from dtcourse.collectives import forms, p2p, ring, tree
-from dtcourse.collectives.chunks import Sent, blocks_of, even_bounds
+from dtcourse.collectives.chunks import Volume, blocks_of, even_bounds
 from dtcourse.collectives.reduce_ops import Reduction
 from dtcourse.collectives.subgroup import Subgroup
 
@@ -177,15 +177,17 @@ def _by_place(
 # --- what a rank sends -----------------------------------------------------------------------------------------
 
 
-def all_reduce_sent(elements: int, ranks: int, rank: int, node_size: int) -> tuple[Sent, Sent]:
+def all_reduce_volume(
+    elements: int, ranks: int, rank: int, node_size: int
+) -> tuple[Volume, Volume]:
     """Inside and between, with rings on both: 2 (g - 1)/g n, and 2 (k - 1)/k n/g over the slow links."""
     place, nodes = rank % node_size, ranks // node_size
     bounds = even_bounds(elements, node_size)
     mine = bounds[place + 1] - bounds[place]
-    within = ring.reduce_scatter_sent(elements, node_size, place) + ring.all_gather_sent(
+    within = ring.reduce_scatter_volume(elements, node_size, place) + ring.all_gather_volume(
         elements, node_size, place
     )
-    return within, ring.all_reduce_sent(mine, nodes, rank // node_size)
+    return within, ring.all_reduce_volume(mine, nodes, rank // node_size)
 
 
 # --- torch.distributed's calls ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ Per rank: 1 message of n elements. Root: p - 1 messages, (p - 1) n elements. The
 Memory: the root receives into one extra vector of n elements.
 
 Paper: what every other algorithm is measured against; Chan et al. 2007, "Collective communication: theory, practice,
-and experience", calls them the minimum-effort ones. The message counts are in the `..._sent` functions below.
+and experience", calls them the minimum-effort ones. The message counts are in the `..._volume` functions below.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from typing import Any
 import torch
 
 from dtcourse.collectives import forms, p2p, personal_forms
-from dtcourse.collectives.chunks import NOTHING, TAG, Sent, blocks_of, message, scratch, token
+from dtcourse.collectives.chunks import (
+    NOTHING,
+    TAG,
+    Volume,
+    blocks_of,
+    one_message,
+    scratch,
+    sync_byte,
+)
 from dtcourse.collectives.reduce_ops import Reduction
 
 # --- the algorithms --------------------------------------------------------------------------------------------
@@ -134,7 +142,7 @@ def all_to_all_steps(
 
 def barrier_steps(group: Any) -> None:
     """1. Every rank tells rank 0 that it is here. 2. Rank 0 tells every rank that all are."""
-    here = token()
+    here = sync_byte()
     if p2p.rank(group) != 0:
         p2p.send(here, 0, group, TAG)
         p2p.recv(here, 0, group, TAG)
@@ -152,48 +160,48 @@ def _others(rank: int, group: Any) -> list[int]:
 # --- what a rank sends -----------------------------------------------------------------------------------------
 
 
-def broadcast_sent(elements: int, ranks: int, rank: int, root: int = 0) -> Sent:
+def broadcast_volume(elements: int, ranks: int, rank: int, root: int = 0) -> Volume:
     """Sends n elements to each of p - 1 ranks, from the root alone."""
-    return _times(message(elements), ranks - 1) if rank == root else NOTHING
+    return _times(one_message(elements), ranks - 1) if rank == root else NOTHING
 
 
-def reduce_sent(elements: int, ranks: int, rank: int, root: int = 0) -> Sent:
+def reduce_volume(elements: int, ranks: int, rank: int, root: int = 0) -> Volume:
     """Sends n elements from each rank but the root."""
-    return message(elements) if rank != root and ranks > 1 else NOTHING
+    return one_message(elements) if rank != root and ranks > 1 else NOTHING
 
 
-def all_reduce_sent(elements: int, ranks: int, rank: int) -> Sent:
+def all_reduce_volume(elements: int, ranks: int, rank: int) -> Volume:
     """Rank 0: (p - 1) n; every other: n."""
-    return reduce_sent(elements, ranks, rank) + broadcast_sent(elements, ranks, rank)
+    return reduce_volume(elements, ranks, rank) + broadcast_volume(elements, ranks, rank)
 
 
-def scatter_sent(block: int, ranks: int, rank: int, root: int = 0) -> Sent:
+def scatter_volume(block: int, ranks: int, rank: int, root: int = 0) -> Volume:
     """Sends p - 1 blocks from the root."""
-    return _times(message(block), ranks - 1) if rank == root else NOTHING
+    return _times(one_message(block), ranks - 1) if rank == root else NOTHING
 
 
-def gather_sent(block: int, ranks: int, rank: int, root: int = 0) -> Sent:
+def gather_volume(block: int, ranks: int, rank: int, root: int = 0) -> Volume:
     """One block from each rank but the root."""
-    return message(block) if rank != root else NOTHING
+    return one_message(block) if rank != root else NOTHING
 
 
-def reduce_scatter_sent(block: int, ranks: int, rank: int) -> Sent:
+def reduce_scatter_volume(block: int, ranks: int, rank: int) -> Volume:
     """Each rank but 0: n = p blocks in one message. Rank 0: p - 1 blocks."""
-    return reduce_sent(block * ranks, ranks, rank) + scatter_sent(block, ranks, rank)
+    return reduce_volume(block * ranks, ranks, rank) + scatter_volume(block, ranks, rank)
 
 
-def all_gather_sent(block: int, ranks: int, rank: int) -> Sent:
+def all_gather_volume(block: int, ranks: int, rank: int) -> Volume:
     """Each rank but 0: one block. Rank 0: n = p blocks to each of p - 1 ranks."""
-    return gather_sent(block, ranks, rank) + broadcast_sent(block * ranks, ranks, rank)
+    return gather_volume(block, ranks, rank) + broadcast_volume(block * ranks, ranks, rank)
 
 
-def all_to_all_sent(block: int, ranks: int, rank: int) -> Sent:
+def all_to_all_volume(block: int, ranks: int, rank: int) -> Volume:
     """One block to each other rank."""
-    return _times(message(block), ranks - 1)
+    return _times(one_message(block), ranks - 1)
 
 
-def _times(sent: Sent, times: int) -> Sent:
-    return Sent(sent.messages * times, sent.elements * times)
+def _times(sent: Volume, times: int) -> Volume:
+    return Volume(sent.messages * times, sent.elements * times)
 
 
 # --- torch.distributed's calls ---------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from dtcourse.collectives import p2p, personal_forms
-from dtcourse.collectives.chunks import TAG, Sent, blocks_of, message, total
+from dtcourse.collectives.chunks import TAG, Volume, add_up, blocks_of, one_message
 
 
 def all_to_all_steps(
@@ -45,14 +45,14 @@ def all_to_all_steps(
             w.wait()
 
 
-def all_to_all_sent(block: int, ranks: int, rank: int) -> Sent:
+def all_to_all_volume(block: int, ranks: int, rank: int) -> Volume:
     """One block to each other rank: p - 1 messages, (p - 1)/p n elements."""
-    return all_to_all_uneven_sent([block] * ranks, rank)
+    return all_to_all_uneven_volume([block] * ranks, rank)
 
 
-def all_to_all_uneven_sent(blocks: Sequence[int], rank: int) -> Sent:
+def all_to_all_uneven_volume(blocks: Sequence[int], rank: int) -> Volume:
     """All blocks but the own, one message each where it is not empty."""
-    return total(message(size) for dst, size in enumerate(blocks) if dst != rank)
+    return add_up(one_message(size) for dst, size in enumerate(blocks) if dst != rank)
 
 
 # --- torch.distributed's calls ---------------------------------------------------------------------------------

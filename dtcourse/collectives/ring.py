@@ -26,15 +26,15 @@ from torch.distributed import Work
 from dtcourse.collectives import forms, p2p
 from dtcourse.collectives.chunks import (
     TAG,
-    Sent,
-    arriving,
+    Volume,
+    add_up,
     blocks_of,
     chunk_count,
-    cut,
+    chunks_of,
     even_bounds,
     in_slots,
+    receive_stream,
     scratch,
-    total,
 )
 from dtcourse.collectives.reduce_ops import Reduction
 
@@ -57,7 +57,7 @@ def reduce_scatter_phase(
         return []
     # What comes from the left: the block that set out two ranks ago, the one before it, ..., at last the own.
     incoming = _in_order(chunks, first=rank - 2)
-    arrived = arriving(_slots(incoming), left, group, TAG, AHEAD)
+    arrived = receive_stream(_slots(incoming), left, group, TAG, AHEAD)
     # 1. The block that sets out from here is sent as it is.
     sending = [p2p.isend(chunk, right, group, TAG) for chunk in chunks[left]]
     # 2. To each chunk that comes in, add this rank's part.
@@ -95,7 +95,7 @@ def all_gather_phase(
 def expect_blocks(chunks: Sequence[Sequence[torch.Tensor]], group: Any) -> Iterator[torch.Tensor]:
     """Posts the first receives of the all-gather, straight into place: the left neighbour's block comes first."""
     rank, left, _ = _neighbours(group)
-    return arriving(_in_order(chunks, first=rank - 1), left, group, TAG + 1, AHEAD)
+    return receive_stream(_in_order(chunks, first=rank - 1), left, group, TAG + 1, AHEAD)
 
 
 def reduce_scatter_steps(
@@ -147,7 +147,7 @@ def _neighbours(group: Any) -> tuple[int, int, int]:
 def _chunks(
     vector: torch.Tensor, bounds: Sequence[int], chunk_bytes: int
 ) -> list[list[torch.Tensor]]:
-    return [cut(block, chunk_bytes) for block in blocks_of(vector, bounds)]
+    return [chunks_of(block, chunk_bytes) for block in blocks_of(vector, bounds)]
 
 
 def _in_order(chunks: Sequence[Sequence[torch.Tensor]], first: int) -> list[torch.Tensor]:
@@ -166,9 +166,9 @@ def broadcast_steps(x: torch.Tensor, root: int, group: Any, chunk_bytes: int = C
     left, right = (rank - 1) % ranks, (rank + 1) % ranks
     if ranks == 1:
         return
-    chunks: Sequence[torch.Tensor] | Iterator[torch.Tensor] = cut(x, chunk_bytes)
+    chunks: Sequence[torch.Tensor] | Iterator[torch.Tensor] = chunks_of(x, chunk_bytes)
     if rank != root:
-        chunks = arriving(chunks, left, group, TAG, AHEAD)
+        chunks = receive_stream(chunks, left, group, TAG, AHEAD)
     sending = [p2p.isend(c, right, group, TAG) if right != root else None for c in chunks]
     wait_all([work for work in sending if work is not None])
 
@@ -181,12 +181,12 @@ def reduce_steps(
     left, right = (rank - 1) % ranks, (rank + 1) % ranks
     if ranks == 1:
         return
-    chunks = cut(x, chunk_bytes)
+    chunks = chunks_of(x, chunk_bytes)
     if left == root:  # the first of the chain
         sums = chunks
     else:
-        sums = cut(x if rank == root else torch.empty_like(x), chunk_bytes)
-        arrived = arriving(_slots(chunks), left, group, TAG, AHEAD)
+        sums = chunks_of(x if rank == root else torch.empty_like(x), chunk_bytes)
+        arrived = receive_stream(_slots(chunks), left, group, TAG, AHEAD)
     sending = []
     for i, mine in enumerate(chunks):
         if left != root:
@@ -206,60 +206,60 @@ def _slots(chunks: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
 # --- what a rank sends -----------------------------------------------------------------------------------------
 
 
-def reduce_scatter_sent(
+def reduce_scatter_volume(
     elements: int, ranks: int, rank: int, itemsize: int = 4, chunk_bytes: int = CHUNK_BYTES
-) -> Sent:
+) -> Volume:
     """Every block but the own: (p - 1)/p n elements, in p - 1 messages where a block is one chunk."""
     return _blocks(elements, ranks, rank, itemsize, chunk_bytes)
 
 
-def all_gather_sent(
+def all_gather_volume(
     elements: int, ranks: int, rank: int, itemsize: int = 4, chunk_bytes: int = CHUNK_BYTES
-) -> Sent:
+) -> Volume:
     """Every block but the right neighbour's: (p - 1)/p n elements, in p - 1 messages where a block is one chunk."""
     return _blocks(elements, ranks, (rank + 1) % ranks, itemsize, chunk_bytes)
 
 
-def all_reduce_sent(
+def all_reduce_volume(
     elements: int, ranks: int, rank: int, itemsize: int = 4, chunk_bytes: int = CHUNK_BYTES
-) -> Sent:
+) -> Volume:
     """2 (p - 1)/p n elements, in 2 (p - 1) messages where a block is one chunk."""
     options = (elements, ranks, rank, itemsize, chunk_bytes)
-    return reduce_scatter_sent(*options) + all_gather_sent(*options)
+    return reduce_scatter_volume(*options) + all_gather_volume(*options)
 
 
-def broadcast_sent(
+def broadcast_volume(
     elements: int,
     ranks: int,
     rank: int,
     root: int = 0,
     itemsize: int = 4,
     chunk_bytes: int = CHUNK_BYTES,
-) -> Sent:
+) -> Volume:
     """Sends n elements from each rank but the last of the chain."""
     last = (rank + 1) % ranks == root
-    return Sent(0, 0) if last else Sent(chunk_count(elements, itemsize, chunk_bytes), elements)
+    return Volume(0, 0) if last else Volume(chunk_count(elements, itemsize, chunk_bytes), elements)
 
 
-def reduce_sent(
+def reduce_volume(
     elements: int,
     ranks: int,
     rank: int,
     root: int = 0,
     itemsize: int = 4,
     chunk_bytes: int = CHUNK_BYTES,
-) -> Sent:
+) -> Volume:
     """Sends n elements from each rank but the root."""
     if rank == root:
-        return Sent(0, 0)
-    return Sent(chunk_count(elements, itemsize, chunk_bytes), elements)
+        return Volume(0, 0)
+    return Volume(chunk_count(elements, itemsize, chunk_bytes), elements)
 
 
-def _blocks(elements: int, ranks: int, without: int, itemsize: int, chunk_bytes: int) -> Sent:
+def _blocks(elements: int, ranks: int, without: int, itemsize: int, chunk_bytes: int) -> Volume:
     bounds = even_bounds(elements, ranks)
     sizes = [b - a for a, b in pairwise(bounds)]
-    return total(
-        Sent(chunk_count(size, itemsize, chunk_bytes), size)
+    return add_up(
+        Volume(chunk_count(size, itemsize, chunk_bytes), size)
         for block, size in enumerate(sizes)
         if block != without
     )

@@ -29,13 +29,13 @@ from dtcourse.collectives import forms, p2p, personal_forms
 from dtcourse.collectives.chunks import (
     NOTHING,
     TAG,
-    Sent,
+    Volume,
+    add_up,
     blocks_of,
     bounds_of,
-    message,
+    one_message,
     scratch,
-    token,
-    total,
+    sync_byte,
 )
 from dtcourse.collectives.reduce_ops import Reduction
 
@@ -177,7 +177,7 @@ def all_gather_steps(vector: torch.Tensor, bounds: Sequence[int], group: Any) ->
 
 def barrier_steps(group: Any) -> None:
     """A reduce of nothing, then a broadcast of nothing: one byte along each arrow, up and down."""
-    here = token()
+    here = sync_byte()
     v, ranks = _number(0, group)
     for child in children(v, ranks):
         p2p.recv(here, child, group, TAG)
@@ -200,41 +200,41 @@ def _offsets(bounds: Sequence[int], root: int, ranks: int) -> list[int]:
 # --- what a rank sends (blocks of equal size) ------------------------------------------------------------------
 
 
-def broadcast_sent(elements: int, ranks: int, rank: int, root: int = 0) -> Sent:
+def broadcast_volume(elements: int, ranks: int, rank: int, root: int = 0) -> Volume:
     """Sends n elements to each child; the root has ceil(log2 p) children."""
-    return total([message(elements)] * len(children((rank - root) % ranks, ranks)))
+    return add_up([one_message(elements)] * len(children((rank - root) % ranks, ranks)))
 
 
-def reduce_sent(elements: int, ranks: int, rank: int, root: int = 0) -> Sent:
+def reduce_volume(elements: int, ranks: int, rank: int, root: int = 0) -> Volume:
     """Sends n elements from each rank but the root."""
-    return message(elements) if rank != root else NOTHING
+    return one_message(elements) if rank != root else NOTHING
 
 
-def all_reduce_sent(elements: int, ranks: int, rank: int) -> Sent:
+def all_reduce_volume(elements: int, ranks: int, rank: int) -> Volume:
     """Sends n up, and n down to each child."""
-    return reduce_sent(elements, ranks, rank) + broadcast_sent(elements, ranks, rank)
+    return reduce_volume(elements, ranks, rank) + broadcast_volume(elements, ranks, rank)
 
 
-def scatter_sent(block: int, ranks: int, rank: int, root: int = 0) -> Sent:
+def scatter_volume(block: int, ranks: int, rank: int, root: int = 0) -> Volume:
     """To each child, a block for each rank at and below it; the root sends p - 1 blocks in ceil(log2 p) messages."""
     below = children((rank - root) % ranks, ranks)
-    return total(message(block * subtree(child, ranks)) for child in below)
+    return add_up(one_message(block * subtree(child, ranks)) for child in below)
 
 
-def gather_sent(block: int, ranks: int, rank: int, root: int = 0) -> Sent:
+def gather_volume(block: int, ranks: int, rank: int, root: int = 0) -> Volume:
     """One block for each rank at and below this one, in one message; nothing from the root."""
     v = (rank - root) % ranks
-    return message(block * subtree(v, ranks)) if v else NOTHING
+    return one_message(block * subtree(v, ranks)) if v else NOTHING
 
 
-def reduce_scatter_sent(block: int, ranks: int, rank: int) -> Sent:
+def reduce_scatter_volume(block: int, ranks: int, rank: int) -> Volume:
     """A reduce of n = p blocks and a scatter of them."""
-    return reduce_sent(block * ranks, ranks, rank) + scatter_sent(block, ranks, rank)
+    return reduce_volume(block * ranks, ranks, rank) + scatter_volume(block, ranks, rank)
 
 
-def all_gather_sent(block: int, ranks: int, rank: int) -> Sent:
+def all_gather_volume(block: int, ranks: int, rank: int) -> Volume:
     """A gather of p blocks and a broadcast of all of them."""
-    return gather_sent(block, ranks, rank) + broadcast_sent(block * ranks, ranks, rank)
+    return gather_volume(block, ranks, rank) + broadcast_volume(block * ranks, ranks, rank)
 
 
 # --- torch.distributed's calls ---------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed import Work
 
 from dtcourse.collectives import p2p
-from dtcourse.collectives.chunks import TAG, blocks_of, cut, even_bounds
+from dtcourse.collectives.chunks import TAG, blocks_of, chunks_of, even_bounds
 from dtcourse.collectives.wire.work import CollectiveWork, Worker
 from dtcourse.communication_scheduling.byteps import part_bounds, shares
 from dtcourse.parameters.replicas import Group
@@ -135,7 +135,9 @@ def serve(num_servers: int, group: Group = None) -> int:
         mine = torch.empty(bounds[me + 1] - bounds[me], dtype=_DTYPES[code])
         with p2p.operation("push_pull"):
             workers = list(range(n))
-            for work in _own(cut(mine, chunk_bytes), workers, None, n if average else 1, group):
+            for work in _own(
+                chunks_of(mine, chunk_bytes), workers, None, n if average else 1, group
+            ):
                 work.wait()
         served += 1
 
@@ -148,7 +150,7 @@ def _work(
     by_workers, by_servers = x[: len(x) - served], x[len(x) - served :]
     parts = blocks_of(by_workers, part_bounds(len(x), n, served))
     parts += blocks_of(by_servers, even_bounds(served, k)) if k else []
-    chunks = [cut(part, chunk_bytes) for part in parts]
+    chunks = [chunks_of(part, chunk_bytes) for part in parts]
     # Chunks of all parts in turn, each worker beginning with another owner: so all owners have work at once.
     turns = sorted(
         ((j + 0.5) / len(chunks[owner]), (owner - me) % (n + k), owner, j)

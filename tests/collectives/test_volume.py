@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from dtcourse import launch
 from dtcourse.collectives import double_tree, halving_doubling, hierarchical, naive, ring, tree
-from dtcourse.collectives.chunks import Sent
+from dtcourse.collectives.chunks import Volume
 
 Count = dict[str, tuple[int, int]]
 
@@ -96,17 +96,19 @@ def test_counted_messages_and_bytes_are_the_formulas(
             assert counted == (sent.messages, 4 * sent.elements), f"{name} on rank {rank}"
 
 
-def predicted(name: str, elements: int, ranks: int, rank: int, root: int, chunk_bytes: int) -> Sent:
+def predicted(
+    name: str, elements: int, ranks: int, rank: int, root: int, chunk_bytes: int
+) -> Volume:
     import importlib
 
     algorithm, collective = name.split(".")
     collective = collective.removesuffix("_single")
     module = importlib.import_module(f"dtcourse.collectives.{algorithm}")
-    formula = getattr(module, f"{collective}_sent")
+    formula = getattr(module, f"{collective}_volume")
     chunked = {"chunk_bytes": chunk_bytes} if algorithm in ("ring", "double_tree") else {}
     if collective == "barrier":
         sent = formula(ranks, rank)
-        return Sent(sent.messages, Fraction(sent.elements, 4))  # one byte each
+        return Volume(sent.messages, Fraction(sent.elements, 4))  # one byte each
     if algorithm == "hierarchical":
         inside, between = formula(elements, ranks, rank, node_size=2)
         return inside + between
@@ -123,30 +125,35 @@ POWERS = [2, 4, 8, 16, 64]
 OTHERS = [3, 5, 6, 7, 12, 100]
 
 
-def all_ranks(formula: Any, elements: int, ranks: int, **options: Any) -> list[Sent]:
+def all_ranks(formula: Any, elements: int, ranks: int, **options: Any) -> list[Volume]:
     return [formula(elements, ranks, rank, **options) for rank in range(ranks)]
 
 
 @pytest.mark.parametrize("p", POWERS + OTHERS)
 def test_ring_is_two_times_p_minus_1_messages_of_a_p_th(p: int) -> None:
     n = 5 * p
-    assert all_ranks(ring.all_reduce_sent, n, p) == [Sent(2 * (p - 1), 2 * n * (p - 1) // p)] * p
-    assert all_ranks(ring.reduce_scatter_sent, n, p) == [Sent(p - 1, n * (p - 1) // p)] * p
-    assert all_ranks(ring.all_gather_sent, n, p) == [Sent(p - 1, n * (p - 1) // p)] * p
+    assert (
+        all_ranks(ring.all_reduce_volume, n, p) == [Volume(2 * (p - 1), 2 * n * (p - 1) // p)] * p
+    )
+    assert all_ranks(ring.reduce_scatter_volume, n, p) == [Volume(p - 1, n * (p - 1) // p)] * p
+    assert all_ranks(ring.all_gather_volume, n, p) == [Volume(p - 1, n * (p - 1) // p)] * p
 
 
 @pytest.mark.parametrize("p", POWERS)
 def test_halving_and_doubling_is_two_times_log_p_messages(p: int) -> None:
     n, lg = 5 * p, int(math.log2(p))
-    rabenseifner = all_ranks(halving_doubling.all_reduce_sent, n, p)
-    assert rabenseifner == [Sent(2 * lg, 2 * n * (p - 1) // p)] * p
-    assert all_ranks(halving_doubling.doubling_all_reduce_sent, n, p) == [Sent(lg, n * lg)] * p
+    rabenseifner = all_ranks(halving_doubling.all_reduce_volume, n, p)
+    assert rabenseifner == [Volume(2 * lg, 2 * n * (p - 1) // p)] * p
+    assert all_ranks(halving_doubling.doubling_all_reduce_volume, n, p) == [Volume(lg, n * lg)] * p
     block = n // p
     assert (
-        all_ranks(halving_doubling.reduce_scatter_sent, block, p)
-        == [Sent(lg, n * (p - 1) // p)] * p
+        all_ranks(halving_doubling.reduce_scatter_volume, block, p)
+        == [Volume(lg, n * (p - 1) // p)] * p
     )
-    assert all_ranks(halving_doubling.all_gather_sent, block, p) == [Sent(lg, n * (p - 1) // p)] * p
+    assert (
+        all_ranks(halving_doubling.all_gather_volume, block, p)
+        == [Volume(lg, n * (p - 1) // p)] * p
+    )
 
 
 @pytest.mark.parametrize("p", OTHERS)
@@ -154,22 +161,22 @@ def test_halving_and_doubling_beside_a_power_of_two(p: int) -> None:
     """On the critical path 2 floor(log2 p) + 2 messages; a rank sends one fewer, since it receives the first of them."""
     q = 1 << (p.bit_length() - 1)
     n, lg = 5 * q, int(math.log2(q))
-    sent = all_ranks(halving_doubling.all_reduce_sent, n, p)
+    sent = all_ranks(halving_doubling.all_reduce_volume, n, p)
     volume = 2 * n * (q - 1) // q
     assert sorted(set(sent)) == sorted(
-        {Sent(1, n), Sent(2 * lg, volume), Sent(2 * lg + 1, volume + n)} & set(sent)
+        {Volume(1, n), Volume(2 * lg, volume), Volume(2 * lg + 1, volume + n)} & set(sent)
     )
-    assert sent.count(Sent(1, n)) == sent.count(Sent(2 * lg + 1, volume + n)) == p - q
+    assert sent.count(Volume(1, n)) == sent.count(Volume(2 * lg + 1, volume + n)) == p - q
 
 
 @pytest.mark.parametrize("p", POWERS + OTHERS)
 def test_binomial_tree_has_ceil_log_p_messages_at_the_root(p: int) -> None:
     n, lg = 7, math.ceil(math.log2(p))
-    sent = all_ranks(tree.broadcast_sent, n, p)
-    assert max(sent) == sent[0] == Sent(lg, n * lg)
+    sent = all_ranks(tree.broadcast_volume, n, p)
+    assert max(sent) == sent[0] == Volume(lg, n * lg)
     assert sum(s.elements for s in sent) == n * (p - 1)  # each other rank gets it once
-    assert all_ranks(tree.reduce_sent, n, p) == [Sent(0, 0)] + [Sent(1, n)] * (p - 1)
-    assert all_ranks(tree.scatter_sent, n, p)[0] == Sent(lg, n * (p - 1))
+    assert all_ranks(tree.reduce_volume, n, p) == [Volume(0, 0)] + [Volume(1, n)] * (p - 1)
+    assert all_ranks(tree.scatter_volume, n, p)[0] == Volume(lg, n * (p - 1))
 
 
 @pytest.mark.parametrize("p", POWERS + OTHERS)
@@ -180,7 +187,7 @@ def test_two_trees_share_the_work(p: int) -> None:
     inner = [bool(a.children) and bool(b.children) for a, b in zip(first, second, strict=True)]
     assert sum(inner) <= p % 2
     assert max(len(a.children) + len(b.children) for a, b in zip(first, second, strict=True)) <= 2
-    sent = all_ranks(double_tree.all_reduce_sent, n, p)
+    sent = all_ranks(double_tree.all_reduce_volume, n, p)
     assert max(s.elements for s in sent) <= 2 * n
     assert sum(s.elements for s in sent) == 2 * n * (p - 1)
     for tree_ in (first, second):
@@ -198,9 +205,9 @@ def depth(nodes: list[double_tree.Node], rank: int) -> int:
 @pytest.mark.parametrize("p", POWERS + OTHERS)
 def test_naive_root_sends_everything(p: int) -> None:
     n = 7
-    assert all_ranks(naive.all_reduce_sent, n, p) == [Sent(p - 1, n * (p - 1))] + [Sent(1, n)] * (
-        p - 1
-    )
+    assert all_ranks(naive.all_reduce_volume, n, p) == [Volume(p - 1, n * (p - 1))] + [
+        Volume(1, n)
+    ] * (p - 1)
 
 
 @pytest.mark.parametrize(("nodes", "g"), [(2, 2), (4, 2), (2, 8), (16, 8)])
@@ -208,7 +215,7 @@ def test_two_levels_send_a_gth_over_the_slow_links(nodes: int, g: int) -> None:
     p = nodes * g
     n = 3 * p
     for rank in range(p):
-        inside, between = hierarchical.all_reduce_sent(n, p, rank, g)
+        inside, between = hierarchical.all_reduce_volume(n, p, rank, g)
         assert inside.elements == 2 * (g - 1) * n // g
         assert between.elements == 2 * (nodes - 1) * (n // g) // nodes
         whole = inside.elements + between.elements

@@ -168,7 +168,7 @@ def test_a_rank_sends_the_gradients_once_in_slices(p):
     run = launch(one_recorded, p, 0.0, backend="ring", record=True)  # nothing is emulated
     elements = WIDTH * WIDTH // 4
     for rank in range(p):
-        once = ring.all_reduce_sent(elements, p, rank)
+        once = ring.all_reduce_volume(elements, p, rank)
         sent = run.traffic.bytes_sent(rank=rank, operation="all_reduce", phase="backward")
         assert sent == STEPS * LAYERS * 4 * once.elements * 4
         messages = run.traffic.messages_sent(rank=rank, operation="all_reduce", phase="backward")

@@ -88,8 +88,8 @@ def test_a_step_sends_what_the_formula_says(shard, world_size):
     for rank in range(world_size):
         for (counts, total), gathers, itemsize in zip(run[rank], (2, 1, 2), (4, 4, 2), strict=True):
             wholes = padded_sizes(shard, world_size)
-            gathered = [ring.all_gather_sent(n, world_size, rank, itemsize) for n in wholes]
-            reduced = [ring.reduce_scatter_sent(n, world_size, rank, itemsize) for n in wholes]
+            gathered = [ring.all_gather_volume(n, world_size, rank, itemsize) for n in wholes]
+            reduced = [ring.reduce_scatter_volume(n, world_size, rank, itemsize) for n in wholes]
             gather = (
                 sum(s.messages for s in gathered),
                 itemsize * sum(s.elements for s in gathered),

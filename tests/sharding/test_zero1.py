@@ -197,12 +197,12 @@ def test_states_and_traffic_are_the_formula_to_the_byte(world_size):
             assert states == 8 * elements[rank]
             # The last rank of each owner's chain passes nothing on.
             spread = sum(
-                ring.broadcast_sent(elements[k], world_size, rank, k).elements
+                ring.broadcast_volume(elements[k], world_size, rank, k).elements
                 for k in range(world_size)
             )
             assert sent["broadcast"] == 4 * spread == 4 * (n - elements[(rank + 1) % world_size])
             if way == "ddp":
-                reduced = sum(ring.all_reduce_sent(b, world_size, rank).elements for b in buckets)
+                reduced = sum(ring.all_reduce_volume(b, world_size, rank).elements for b in buckets)
                 assert (sent["all_reduce"], sent["reduce"]) == (4 * reduced, 0)
                 assert gradients == 4 * n
             else:

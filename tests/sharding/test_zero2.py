@@ -274,7 +274,7 @@ def test_traffic_is_ddps_to_the_byte(world_size):
     ddp = launch(count_a_step, world_size, "ddp", 1, True, backend="ring")
     total = sum(sum(sent.values()) for sent, _ in sharded)
     assert total == sum(sum(sent.values()) for sent, _ in ddp) == 4 * 2 * (world_size - 1) * n
-    each = ring.all_reduce_sent(n, world_size, 0).elements
+    each = ring.all_reduce_volume(n, world_size, 0).elements
     assert ddp[0][0]["all_reduce"] == 4 * each
 
 

@@ -81,7 +81,7 @@ def counted(smoothing):
     with traffic.counting() as backward:
         loss.backward()
     counts = (20 + 1, 20 * (3 if smoothing else 2))
-    each = [ring.all_reduce_sent(n, size, rank).elements * 4 for n in counts]
+    each = [ring.all_reduce_volume(n, size, rank).elements * 4 for n in counts]
     return forward.calls(), forward.bytes_sent(), sum(each), backward.calls(), loss.item()
 
 

@@ -206,7 +206,11 @@ def together():
         x.add_(1.0)  # the same tensor, and other numbers in it
     assert torch.equal(layers[1](x), layers[1](x.clone())), y
     rank = dist.get_rank()
-    return counted.calls(), counted.bytes_sent(), ring.all_reduce_sent(30, 2, rank, 8).elements * 8
+    return (
+        counted.calls(),
+        counted.bytes_sent(),
+        ring.all_reduce_volume(30, 2, rank, 8).elements * 8,
+    )
 
 
 def test_layers_of_one_input_share_its_gradient_s_all_reduce():
@@ -280,7 +284,7 @@ def region():
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_a_region_is_one_all_reduce_each_way(world_size):
     for rank, (phases, calls, sent) in enumerate(launch(region, world_size, backend="ring")):
-        each = ring.all_reduce_sent(5 * 12, world_size, rank).elements * 4
+        each = ring.all_reduce_volume(5 * 12, world_size, rank).elements * 4
         assert phases == dict.fromkeys(("forward", "backward"), 1 if world_size > 1 else 0)
         assert calls == sum(phases.values())
         assert sent == 2 * each

@@ -224,7 +224,7 @@ def test_one_all_reduce_each_way_a_region(name):
     for rank, (forward, loss, backward, operations) in enumerate(
         launch(count_messages, p, name, backend="ring")
     ):
-        each = ring.all_reduce_sent(4 * 8 * config.d_model, p, rank).elements * 4
+        each = ring.all_reduce_volume(4 * 8 * config.d_model, p, rank).elements * 4
         regions = 2 * config.n_layers
         assert operations == ["all_reduce"]
         assert forward == (regions + 1, (regions + 1) * each), "and the embedding's sum"

@@ -153,7 +153,7 @@ def check_traffic(answer: Answer) -> None:
     for size in (2, 3):
         run = answer.run(_step, size, *given, backend="ring", record=True)
         for rank in range(size):
-            exact = 2 * 8 * ring.all_reduce_sent(N * D, size, rank, 8).elements
+            exact = 2 * 8 * ring.all_reduce_volume(N * D, size, rank, 8).elements
             sent = run.traffic.bytes_sent(rank=rank)
             require(
                 sent == exact,

@@ -71,40 +71,39 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         if self.rank < 0:
             raise ValueError("this rank is not in process_group, so it has no share of the work")
         self.owner: dict[torch.Tensor, int] = {}
-        self._loads = [0] * self.world_size
-        self._frozen_loads = [0] * self.world_size
+        self._trained_elements = [0] * self.world_size
+        self._frozen_elements = [0] * self.world_size
         self._changing: set[torch.Tensor] = set()  # trained now or before: a step may change them
-        self._means: dict[
-            torch.Tensor, torch.Tensor | None
-        ] = {}  # what reduce_gradients has left here
+        # What reduce_gradients has left here.
+        self._means: dict[torch.Tensor, torch.Tensor | None] = {}
         self._local: Optimizer | None = None
         self._consolidated: dict[str, Any] | None = None
 
         Joinable.__init__(self)
         Optimizer.__init__(self, params, defaults)  # calls add_param_group for each group
         self._check_same(self.param_groups)
-        self._local = optimizer_class([self._own_part(g) for g in self.param_groups], **defaults)
+        self._local = optimizer_class([self._owned_group(g) for g in self.param_groups], **defaults)
         self._local.state = self.state  # one state, seen through both
         self.defaults = self._local.defaults
         self._copy_options(self._local.param_groups, self.param_groups)
-        self._places = self._where()
+        self._built_with = self._dtypes_and_devices()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters: every rank calls it with the same ones. Owners of the earlier ones stay."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        for trained, loads in ((True, self._loads), (False, self._frozen_loads)):
+        for trained, elements in ((True, self._trained_elements), (False, self._frozen_elements)):
             parameters = [p for p in group["params"] if p.requires_grad == trained]
-            owners = assign_owners([p.numel() for p in parameters], self.world_size, loads)
+            owners = assign_owners([p.numel() for p in parameters], self.world_size, elements)
             for parameter, owner in zip(parameters, owners, strict=True):
                 self.owner[parameter] = owner
-                loads[owner] += parameter.numel()
+                elements[owner] += parameter.numel()
             if trained:
                 self._changing.update(parameters)
         if self._local is not None:
             self._check_same([group])
-            self._local.add_param_group(self._own_part(group))
-            self._places = self._where()
+            self._local.add_param_group(self._owned_group(group))
+            self._built_with = self._dtypes_and_devices()
 
     def owned(self, rank: int | None = None) -> list[torch.Tensor]:
         """The parameters that a rank of the group updates (default: this one), in the order of the groups."""
@@ -183,7 +182,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     @property
     def join_device(self) -> torch.device:
         """Where Join counts the ranks that still have data."""
-        return self._places[0][1]
+        return self._built_with[0][1]
 
     @property
     def join_process_group(self) -> Any:
@@ -260,7 +259,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         ]
         check_same_on_all_ranks(named, self.process_group, "optimize different parameters")
 
-    def _own_part(self, group: dict[str, Any]) -> dict[str, Any]:
+    def _owned_group(self, group: dict[str, Any]) -> dict[str, Any]:
         options = {k: v for k, v in group.items() if k not in ("params", "param_names")}
         return options | {"params": [p for p in group["params"] if self.owner[p] == self.rank]}
 
@@ -269,7 +268,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         for ours, theirs in zip(source, target, strict=True):
             theirs.update((k, v) for k, v in ours.items() if k not in ("params", "param_names"))
 
-    def _where(self) -> list[tuple[torch.dtype, torch.device]]:
+    def _dtypes_and_devices(self) -> list[tuple[torch.dtype, torch.device]]:
         return [(p.dtype, p.device) for group in self.param_groups for p in group["params"]]
 
     def _check_step(self) -> None:
@@ -278,7 +277,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
                 "a step comes after the forward and backward of a model that averages: pass Join([model, "
                 "optimizer]), the DistributedDataParallel before its optimizer"
             )
-        for number, (before, now) in enumerate(zip(self._places, self._where(), strict=True)):
+        for number, (before, now) in enumerate(
+            zip(self._built_with, self._dtypes_and_devices(), strict=True)
+        ):
             if before != now:
                 raise ValueError(
                     f"parameter {number} was {before[0]} on {before[1]} when the optimizer was built, and is "

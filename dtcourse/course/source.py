@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -41,7 +42,8 @@ def show(*objects: Any, docstring: bool = True) -> None:
                an instance shows its class
     docstring: False leaves the objects' own docstrings out, where the lesson has just said the same
 
-    Raises ValueError if there is no Python source: built-in functions, and C++ extensions.
+    Raises ValueError if there is no Python source (built-in functions, C++ extensions), and for a private name of the
+    course's: what a lesson teaches has a public one.
     """
     if not objects:
         raise ValueError("show() needs something to show, as in show(ring.all_reduce)")
@@ -65,6 +67,10 @@ def source_of(thing: Any, *, docstring: bool = True) -> Source:
         code = _without_docstring(code)
     name = "" if inspect.ismodule(target) else getattr(target, "__qualname__", "")
     where = _place(target, file)
+    if where.startswith("dtcourse/") and re.search(r"(?:^|\.)_(?!_)", name):
+        raise ValueError(
+            f"show({name}): a lesson shows public names; give {where} one for what is taught"
+        )
     return Source(f"{where} · {name}" if name else where, code)
 
 

@@ -48,6 +48,17 @@ def test_what_has_no_source_is_a_sentence():
         show()
 
 
+def test_a_private_name_is_no_lesson():
+    from dtcourse.course import source
+
+    for private in (source._place, source.Source._repr_markdown_):
+        with pytest.raises(
+            ValueError, match=r"a lesson shows public names; give dtcourse/course/source\.py one"
+        ):
+            show(private)
+    assert source_of(source.Source.__repr__).title.endswith("Source.__repr__")
+
+
 def test_outside_a_notebook_it_prints(capsys):
     show(p2p.send)
     assert capsys.readouterr().out.startswith("# dtcourse/collectives/p2p.py · send\ndef send(")

@@ -99,7 +99,7 @@ class StaticLossScaler:
         if not gradients and self.group is None:
             raise RuntimeError(
                 "none of the optimizer's parameters has a gradient: backward comes first "
-                "(and with MasterWeights, collect_gradients)"
+                "(and with MasterWeights, copy_grads_to_masters)"
             )
         progress.overflow = self._divide(gradients)
 

@@ -37,7 +37,7 @@ class MasterWeights(Optimizer):
     optimizer_class: any torch optimizer;  kwargs: its arguments
 
         scaler.scale(loss).backward()          # float16 needs a loss scaler too, bfloat16 does not
-        optimizer.collect_gradients()          # so that unscaling and clipping work in float32
+        optimizer.copy_grads_to_masters()      # so that unscaling and clipping work in float32
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(optimizer.master_parameters(), 1.0)
         scaler.step(optimizer)
@@ -55,7 +55,7 @@ class MasterWeights(Optimizer):
 
     # --- the three movements of a step ------------------------------------------------------------------------
 
-    def collect_gradients(self) -> None:
+    def copy_grads_to_masters(self) -> None:
         """Moves each 16-bit gradient to its master, in float32, and frees the 16-bit one. `step` does it otherwise.
 
         Called after every micro-batch, it sums the gradients in float32.
@@ -87,7 +87,7 @@ class MasterWeights(Optimizer):
         """
         self._check_nobody_wrote()
         evaluate = None if closure is None else lambda: self._evaluate(closure)
-        self.collect_gradients()
+        self.copy_grads_to_masters()
         if closure is None and all(p.grad is None for p in self.master_parameters()):
             raise RuntimeError(
                 "no parameter has a gradient: step comes after backward. If the model was converted "
@@ -112,7 +112,7 @@ class MasterWeights(Optimizer):
     # --- the masters ------------------------------------------------------------------------------------------
 
     def master_parameters(self) -> Iterable[torch.Tensor]:
-        """The float32 parameters that the optimizer steps, for clipping. Gradients are on them after collecting."""
+        """The float32 parameters that the optimizer steps, for clipping. Gradients are on them once copied."""
         return [p for group in self.param_groups for p in group["params"]]
 
     @torch.no_grad()
@@ -158,7 +158,7 @@ class MasterWeights(Optimizer):
         self.round_into_model()
         with torch.enable_grad():
             loss = closure()
-        self.collect_gradients()
+        self.copy_grads_to_masters()
         return loss
 
     def _note_versions(self) -> None:

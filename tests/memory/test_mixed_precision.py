@@ -113,9 +113,9 @@ def test_micro_batches_add_up_in_float32():
         for i in range(257):
             (w * (256 if i == 0 else 1)).sum().backward()
             if collect:
-                optimizer.collect_gradients()
+                optimizer.copy_grads_to_masters()
                 assert w.grad is None
-        optimizer.collect_gradients()
+        optimizer.copy_grads_to_masters()
         sums[collect] = optimizer.master_parameters()[0].grad.item()
     assert sums == {False: 256.0, True: 512.0}
 
@@ -137,7 +137,7 @@ def test_with_a_loss_scaler_and_clipping(scaler):
         optimizer.zero_grad()
         loss = CASES["mlp"].loss(model(inputs).float(), targets) * factor
         scaler.scale(loss).backward()
-        optimizer.collect_gradients()
+        optimizer.copy_grads_to_masters()
         scaler.unscale_(optimizer)
         seen = nn.utils.clip_grad_norm_(optimizer.master_parameters(), 0.25)
         scaler.step(optimizer)

@@ -5,11 +5,6 @@
 Steps alternate (ours, PyTorch's, ours, ...), so a machine whose speed drifts does the same to all. Prints the median of
 the pairs' ratios: below 1.0 ours is faster. "math" holds all scores, "fused" is PyTorch's own kernel without them;
 "triton" takes part where there is a GPU. Memory is what was live at once beyond the inputs.
-
-    python benchmarks/attention.py --tiles 64 128 256 512
-
-times ours with each size of tile instead, by the processor's time on one thread, which another program on the machine hardly
-changes. What Python's tiles reach, and where: memory/attention.py.
 """
 
 from __future__ import annotations
@@ -33,7 +28,6 @@ from reporting import pairs
 
 Attention = Callable[..., torch.Tensor]
 RESULTS = Path(__file__).parent / "results" / "attention.json"
-TILES = RESULTS.with_name("attention_tiles.json")
 
 
 def contestants(like: torch.Tensor) -> dict[str, Attention]:
@@ -76,43 +70,6 @@ def peak_bytes(attention: Attention, tensors: list[torch.Tensor], grad_out: torc
     return tracker.peak.bytes - sum(x.nbytes for x in [*tensors, grad_out])
 
 
-def processor_step(
-    attention: Attention, tensors: list[torch.Tensor], grad_out: torch.Tensor
-) -> float:
-    """Processor seconds of one forward and backward pass."""
-    start = time.process_time()
-    torch.autograd.grad(attention(*tensors), tensors, grad_out)
-    return time.process_time() - start
-
-
-def compare_tiles(tiles: list[int], shapes: list[tuple[int, int, int, int]], steps: int) -> None:
-    """Ours in square tiles of each size against PyTorch's fused kernel, on one thread of the CPU; a line for each."""
-    torch.set_num_threads(1)
-    report = pairs.begin(
-        f"causal, shapes {shapes}, float32, one thread: processor seconds of a forward and a backward pass, ours in square "
-        "tiles / PyTorch's fused kernel's, median and quartiles of pairs"
-    )
-    for shape in shapes:
-        tensors, grad_out = (
-            [torch.randn(shape, requires_grad=True) for _ in range(3)],
-            torch.randn(shape),
-        )
-        attentions = {"fused": contestants(grad_out)["fused"]}
-        for tile in tiles:
-            options = {"causal": True, "block_q": tile, "block_k": tile}
-            attentions[f"tiles of {tile}"] = partial(memory_efficient_attention, **options)
-        run = {
-            name: partial(processor_step, each, tensors, grad_out)
-            for name, each in attentions.items()
-        }
-        times = pairs.in_turns(run, steps)
-        found = {name: pairs.ratio(times[name], times["fused"]) for name in attentions}
-        for name, ratio in found.items():
-            print(f"{shape[2]:6d} {name:13s} {pairs.in_words(ratio)}")
-        report[f"length {shape[2]}"] = {"milliseconds": pairs.milliseconds(times), **found}
-    pairs.write(report, TILES)
-
-
 def main() -> None:
     """Runs the comparison and prints one line a length and contestant."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -123,14 +80,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument(
-        "--tiles", type=int, nargs="+", help="compare these sizes of tile, and nothing else"
-    )
     options = parser.parse_args()
-    if options.tiles:
-        shapes = [(options.batch, options.heads, length, options.dim) for length in options.lengths]
-        compare_tiles(options.tiles, shapes, options.steps)
-        return
     where = device.current()
     report = pairs.begin(
         f"causal, batch {options.batch}, {options.heads} heads of {options.dim}, {options.dtype}, on {where}: seconds of a "

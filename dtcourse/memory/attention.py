@@ -9,7 +9,7 @@ Saved for backward: q, k, v, the output, and one number a query. Live besides: a
 form saves queries x keys probabilities for each head. The price is one matrix product more: 14 q k d FLOP and not 12.
 
 Which tiles: 128 x 128 are the fastest on a CPU, causal, in heads of 64. On one thread they take 0.95, 1.07 and 1.21 of the
-processor time of PyTorch's fused kernel for 512, 1,024 and 2,048 tokens (benchmarks/attention.py --tiles). Smaller tiles are
+processor time of PyTorch's fused kernel for 512, 1,024 and 2,048 tokens (benchmarks/attention_tiles.py). Smaller tiles are
 more operations (64: 0.97, 1.22, 1.39); larger ones compute more of what the mask hides (256: 1.21, 1.23, 1.28; 512: 1.90,
 1.81, 1.68). What is left: each step on a tile (maximum, exponential, sum, product) is an operation of PyTorch's, with a pass
 over memory of its own, where the fused kernel does them in one.

@@ -68,7 +68,7 @@ class MemoryTracker(TorchDispatchMode):
     def mark(self, tensors: Iterable[torch.Tensor], category: str) -> None:
         """Puts storages that have none yet into a category; those not seen yet count from now on."""
         for tensor in tensors:
-            number = self._see(local(tensor), "", "before")
+            number = self._see(tensor, "", "before")
             if number is not None and self.history.allocations[number].category == "other":
                 self.history.allocations[number].category = category
 
@@ -110,7 +110,13 @@ class MemoryTracker(TorchDispatchMode):
         return result
 
     def _see(self, tensor: torch.Tensor, op: str, phase: str) -> int | None:
-        """The number of the tensor's storage; a new one is added to the history."""
+        """The number of the tensor's storage (of a DTensor: its part's); a new one is added to the history.
+
+        None where there is no memory, as on the meta device.
+        """
+        tensor = local(tensor)
+        if tensor.is_meta:
+            return None
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):  # sparse tensors and wrappers have none

@@ -15,7 +15,6 @@ Hooks call this: pre_forward and post_forward from a module's forward, pre_backw
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -346,10 +345,10 @@ class Schedule:
     def _computation_began(self, unit: Unit, what: str) -> None:
         """Notes the start of a unit's computation, where no other unit's runs inside."""
         if self.progress[unit].is_innermost and events.recording():
-            self.progress[unit].started.setdefault(what, time.monotonic())
+            self.progress[unit].started.setdefault(what, events.now())
 
     def _computation_ended(self, unit: Unit, what: str) -> None:
         """Records the computation as an event."""
         if what in self.progress[unit].started:
             started = self.progress[unit].started.pop(what)
-            events.add(f"{what} {unit.name}", "compute", started, time.monotonic())
+            events.add(f"{what} {unit.name}", "compute", started, events.now())

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dtcourse import device
+from dtcourse import device, launch
 from dtcourse.models import MLP, Transformer, TransformerConfig, parameter_count
 from dtcourse.profiling.memory import SavedTensors, held, storage_bytes
 from dtcourse.profiling.memory_tracker import MemoryTracker
+from dtcourse.sharding import fully_shard
 
 CONFIG = TransformerConfig(vocab=64, d_model=32, n_layers=2, n_heads=2, max_length=32)
 
@@ -223,3 +224,21 @@ def test_on_a_gpu_the_allocator_counts_the_same():
     rounding = 512 * len(tracker.peak.alive)
     workspace = max(0, before - first)
     assert abs(device.peak_memory(on) - tracker.peak.bytes) <= rounding + workspace
+
+
+def test_the_tracker_counts_no_memory_on_meta_and_of_a_dtensor_this_ranks_part():
+    def building(where: str) -> tuple[float, int]:
+        with MemoryTracker() as tracker:
+            with torch.device(where):
+                model = Transformer(CONFIG)
+            for module in (*model.blocks, model):
+                fully_shard(module)
+        shards = sum(p.to_local().nbytes for p in model.parameters())
+        return tracker.peak.bytes, shards
+
+    whole = 4 * parameter_count(Transformer(CONFIG))
+    unit = 4 * max(parameter_count(block) for block in Transformer(CONFIG).blocks)
+    for peak, _ in launch(building, 2, "cpu", device="cpu"):
+        assert whole <= peak < 2 * whole
+    peak, shards = launch(building, 2, "meta", device="cpu")[1]  # rank 0 makes the values
+    assert shards <= peak <= shards + 1.5 * unit

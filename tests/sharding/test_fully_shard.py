@@ -4,6 +4,7 @@ parameter, however it is used."""
 from __future__ import annotations
 
 import copy
+import time
 from functools import partial
 
 import pytest
@@ -16,7 +17,8 @@ from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from dtcourse import launch
+from dtcourse import emulation, launch
+from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
 from dtcourse.large_batch import LAMB, LARS
 from dtcourse.models import Transformer, TransformerConfig
 from dtcourse.profiling.memory import local
@@ -712,3 +714,29 @@ def test_what_looks_at_whole_parameters_sees_them_in_dtensors(name):
     for found, state in launch(step, 2):
         assert found == scale == 4.0, "halved once: all ranks hear of the overflow"
         compare(state, plain.state_dict(), tolerance=1e-4, what=f"{name}: value")
+
+
+def test_on_an_emulated_cluster_a_step_takes_the_same_time_whatever_this_machine_does():
+    def step(slow: bool) -> list[float]:
+        model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
+        for module in (*model, model):
+            fully_shard(module)
+        hooks = [time.sleep] if slow and dist.get_rank() == 1 else []
+        for module in model:
+            for sleep in hooks:
+                module.register_full_backward_hook(lambda *_, sleep=sleep: sleep(0.02))
+        ends = []
+        for _ in range(2):
+            model(torch.ones(16, 32)).sum().backward()
+            ends.append(emulation.now())
+        return ends
+
+    cluster = {"devices": EmulatedDevice(flops=1e9), "network": EmulatedNetwork(bandwidth=1e8)}
+    quick, slow = (
+        launch(step, 2, wait, backend="ring", device="cpu", record=True, **cluster)
+        for wait in (False, True)
+    )
+    assert list(quick) == list(slow)
+    computed = [e for e in quick.timeline.of(rank=0) if e.kind == "compute"]
+    assert len(computed) == 2 * 2 * 4  # steps, forward and backward, layers
+    assert all(0 <= e.start < e.end <= quick[0][-1] for e in computed)  # on the emulated clock

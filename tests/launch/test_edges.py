@@ -391,6 +391,23 @@ def test_a_complex_tensor_travels_out_of_band():
     assert torch.equal(launch(lambda: tensor.conj(), 1)[0], tensor.conj())
 
 
+def test_a_name_that_a_package_has_a_module_of_travels():
+    """torch.distributed.config is a module of a class of its own; a global `config` beside `dist` asked for it."""
+    code = """
+        import torch.distributed as dist
+        from dtcourse import launch
+
+        config = {"width": 3}
+
+        def step():
+            return config["width"] + dist.get_rank()
+
+        print(list(launch(step, 2)))
+    """
+    done = run_script(code)
+    assert done.stdout.strip() == "[3, 4]", done.stderr
+
+
 def test_a_bar_that_is_left_early_says_where(monkeypatch):
     said = []
     monkeypatch.setattr(reporting, "_channel", lambda kind, content: said.append(content))

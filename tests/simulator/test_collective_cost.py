@@ -68,7 +68,7 @@ def test_bytes_of_the_critical_path_are_what_each_rank_sends(algorithm, collecti
     """Where all ports are always busy, the model's bytes are the algorithm's own count."""
     module = importlib.import_module(f"dtcourse.collectives.{algorithm}")
     elements = 64 * p
-    sent = getattr(module, f"{collective}_sent")(elements, p, 0)
+    sent = getattr(module, f"{collective}_volume")(elements, p, 0)
     assert terms(algorithm, collective, elements * 4, p).bytes == sent.elements * 4
     assert terms(algorithm, collective, elements * 4, p).latencies == sent.messages
 

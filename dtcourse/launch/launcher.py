@@ -127,7 +127,6 @@ def launch(
         options.check_arguments(function, launch, args, kwargs)
         limit = options.time_limit(timeout)
         goes_on = options.goes_on(on_failure)
-        added = {name: str(value) for name, value in (env or {}).items()}
         if cluster is None and devices is None and network is None:
             cluster = _cluster_of_all
         if cluster == HERE:
@@ -146,7 +145,7 @@ def launch(
             print(layout)
         for_all = rank.Settings(
             rank=0,
-            environment=added,
+            environment={name: str(value) for name, value in (env or {}).items()},
             backend=layout.backend,
             threads=threads,
             init=init,

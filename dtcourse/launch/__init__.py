@@ -6,6 +6,7 @@ processes.py      the ranks of one launch: started, watched, gone in the end
 server.py         the fork server that makes a rank start in milliseconds
 template.py       a process split off from it that has the course loaded, until a file of the course changes
 standby.py        spare ranks, split off from the template while the notebook is idle
+again.py          whether a rank may serve another launch, where launches share theirs (judging exercises)
 rank.py           what runs inside a rank
 environment.py    what a rank finds around it: torchrun's variables, the notebook's own
 sendable.py       the call, serialized, and what is said of what cannot be sent

@@ -41,12 +41,25 @@ class Output:
             del self._rank_of[pipe]
             whole, rest = whole + ([rest] if rest else []), ""
         self._unfinished[rank] = rest
+        self._take(rank, whole)
+
+    def _take(self, rank: int, whole: list[str]) -> None:
         # A bar drawn with carriage returns leaves only its last state.
         whole = [line.rsplit("\r", 1)[-1] for line in (w.rstrip("\r") for w in whole)]
         self.lines[rank] += whole
         if self._on_line is not None:
             for line in whole:
                 self._on_line(rank, line)
+
+    def let_go(self, pipe: Connection) -> None:
+        """Takes what has arrived; leaves the pipe open, for another launch."""
+        rank = self._rank_of.get(pipe)
+        while pipe in self._rank_of and pipe.poll():
+            self.read(pipe)
+        if rank is not None:
+            self._pipes = [other for other in self._pipes if other is not pipe]
+            if self._rank_of.pop(pipe, None) is not None and self._unfinished[rank]:
+                self._take(rank, [self._unfinished[rank]])
 
     def show(self) -> None:
         """Prints every rank's lines in rank order; does nothing where somebody took them as they came."""

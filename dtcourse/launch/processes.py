@@ -40,6 +40,7 @@ class Ranks:
         self.world_size = len(settings)  # of those that we start: on a cluster, one node's
         self.first, self.of = settings[0].rank, int(settings[0].environment["WORLD_SIZE"])
         self.members: list[standby.Member] = []
+        self.kept: set[int] = set()  # ranks whose processes stay for another launch
         self.on_line = on_line
         self.output = Output([])
         self.begun: set[int] = set()  # ranks that have begun the function
@@ -251,27 +252,43 @@ class Ranks:
 
     def _release(self) -> None:
         """Lets every rank take down its group and leave; reads what it still prints."""
+        again = self.settings[0].again
         for channel in self.channels:
             with suppress(OSError):
-                channel.send_bytes(rank.LEAVE)
+                channel.send_bytes(rank.AGAIN if again else rank.LEAVE)
         limit = time.monotonic() + 5.0
         open_sentinels = {p.sentinel for p in self.processes}
+        staying = {channel: r for r, channel in enumerate(self.channels)} if again else {}
         while open_sentinels and (left := limit - time.monotonic()) > 0:
-            for item in wait([*open_sentinels, *self.output.open_pipes], left):
-                if item in open_sentinels:
+            for item in wait([*open_sentinels, *staying, *self.output.open_pipes], left):
+                if item in staying:
+                    index = staying.pop(item)  # type: ignore[arg-type]
+                    if self._stays(index):
+                        open_sentinels.discard(self.processes[index].sentinel)
+                elif item in open_sentinels:
                     open_sentinels.discard(item)  # type: ignore[arg-type]
-                else:
+                elif item in self.output.open_pipes:
                     self.output.read(item)  # type: ignore[arg-type]
+
+    def _stays(self, index: int) -> bool:
+        """Hears whether a rank's process can serve another launch. It has printed all that it will by then."""
+        with suppress(EOFError, OSError, ValueError):
+            kind, _ = serialization.receive(self.channels[index])()
+            if kind == "again":
+                self.output.let_go(self.members[index].output)
+                self.kept.add(index)
+        return index in self.kept
 
     def __exit__(self, *_: object) -> None:
         self.interrupts.cleaning_up = True
         # The group, not only the process: data loaders' workers and whatever else a rank started go with it.
-        for pid in [member.pid for member in self.members]:
+        ended = [member for r, member in enumerate(self.members) if r not in self.kept]
+        for pid in [member.pid for member in ended]:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)  # in case it had no time to form a group
-        for process in self.processes:
+        for process in [member.process for member in ended]:
             process.join(10)
             # Killed it is; who tells of its end may get no processor for that long, where hundreds want one.
             with suppress(ValueError):
@@ -282,7 +299,9 @@ class Ranks:
                 self.output.read(pipe)  # type: ignore[arg-type]
         self.output.show()
         self.output.close()
-        for member in self.members:
+        for member in ended:
             member.channel.close()
             member.stacks.close()
+        for index in sorted(self.kept):
+            standby.keep(self.members[index])
         self.bars.close()

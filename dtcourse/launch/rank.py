@@ -1,7 +1,8 @@
 """What runs inside a rank: take the function off the wire, form the group, call it, send back what it returned.
 
 The rank keeps its connections open after it has answered, until the launcher says leave: a rank that left early would
-look, to those still at work, like one that had crashed.
+look, to those still at work, like one that had crashed. Where launches keep their ranks (again.py), it then waits for
+the next one as a spare does.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from dtcourse import events
-from dtcourse.launch import rendezvous, reporting, sendable, serialization
+from dtcourse.launch import again, rendezvous, reporting, sendable, serialization
 
 START = 60.0  # seconds in which the ranks must have formed their group, before the function's own limit begins
 
 # The launcher's words: begin the function; take down the group and go; or go as a process does that has failed, without a word to peers.
-GO, LEAVE, END = b"go", b"leave", b"end"
+# AGAIN: take down the group, and stay for another launch if nothing of this one is left (again.py).
+GO, LEAVE, END, AGAIN = b"go", b"leave", b"end", b"again"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Settings:
     sources: dict[str, list[str]]  # code that lives in no file (a notebook's cells), for tracebacks
     rendezvous: str  # where the store is: see rendezvous.join
     together: bool = False  # begin the function when all ranks can: one that fails at once breaks no group half made
+    again: bool = False  # another launch may follow in this process
 
 
 def main(channel: Connection, output: Connection, stacks: Connection) -> None:
@@ -69,6 +72,13 @@ def main(channel: Connection, output: Connection, stacks: Connection) -> None:
         with lock:
             serialization.send(channel, (kind, content))
 
+    while _serve(channel, say, lock):
+        say("again", None)
+
+
+def _serve(channel: Connection, say: Callable[[str, Any], None], lock: Any) -> bool:
+    """One launch. Whether this process can serve another one, and is asked to."""
+    condition: again.Condition | None = None
     try:
         first = serialization.receive(channel)()
         if isinstance(first, dict):  # a spare, split off before it was known where it would be
@@ -80,6 +90,8 @@ def main(channel: Connection, output: Connection, stacks: Connection) -> None:
         settings: Settings = first
         reporting.connect(say)
         _prepare(settings)
+        if settings.again:
+            condition = again.Condition()
         deserialize = serialization.receive(channel)
         function, args, kwargs = deserialize()
         _adopt_main(function)
@@ -100,6 +112,7 @@ def main(channel: Connection, output: Connection, stacks: Connection) -> None:
             raise TypeError(sendable.unsendable_result(value, error)) from error
     except BaseException as error:
         # BaseException: sys.exit() in a rank is a failure too, since no result will come.
+        condition = None
         _flush()  # before it is said: the launcher may end us at once
         say("failure", _describe(error))
     else:
@@ -108,8 +121,16 @@ def main(channel: Connection, output: Connection, stacks: Connection) -> None:
             payload = serialization.Payload(packed)
             payload.send(channel)
             payload.close()
-    if channel.recv_bytes() == LEAVE:
-        _leave_group()
+    word = channel.recv_bytes()
+    if word not in (LEAVE, AGAIN):
+        return False
+    _leave_group()
+    if word != AGAIN or condition is None:
+        return False
+    del deserialize, function, args, kwargs, value, answer, packed, payload
+    fits = condition.is_restored()
+    _flush()
+    return fits
 
 
 def _leave_terminal() -> None:

@@ -12,7 +12,6 @@ the template's work (template.py).
 
 from __future__ import annotations
 
-import gc
 import importlib
 import io
 import multiprocessing
@@ -34,6 +33,8 @@ from multiprocessing import (
     util,
 )
 from typing import Any
+
+from dtcourse.launch import again
 
 # What nearly every rank imports. A module that fails to import here fails silently: the rank then imports it itself
 # and pays for it; tests/launch holds that these arrive loaded.
@@ -267,7 +268,7 @@ def _split_off_server() -> None:
         listener.listen()
         alive, ours = os.pipe()
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # see _ensure_running
-        gc.freeze()  # see template.py
+        again.freeze()
         if (pid := os.fork()) == 0:
             try:
                 _close_all_but({0, 1, 2, listener.fileno(), alive})

@@ -7,6 +7,8 @@ waits for the two things that make it a rank: where it is (directory, sys.path, 
 They are asked for when a launch has ended and no other one runs, so their making never disturbs a running rank, and
 nobody waits for it: the template works on while the notebook goes its way. There are at most as many as the last
 launches used, and at most MOST; none where memory is short. Each has a thread that ends it when this process goes.
+
+Inside `keeping` the ranks of a launch are spares of the next one (again.py).
 """
 
 from __future__ import annotations
@@ -95,6 +97,13 @@ class Member:
         self.process._popen.finalizer()  # type: ignore[attr-defined]
         self._close_ours()
 
+    def discard_all(self) -> None:
+        """Ends one that has run a function, and whatever that has started."""
+        if self.process.exitcode is None:
+            with suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self.discard()
+
     def forget(self) -> None:
         """In a process forked off this one."""
         self.process.forget()
@@ -106,9 +115,45 @@ class Member:
 
 
 _spares: list[Member] = []
+_kept: list[Member] = []  # ranks of launches before, inside `keeping`
+_keeping = 0
 _recent: deque[int] = deque([0], maxlen=4)  # ranks of the last launches
 _running = _launches = 0
 _lock = threading.RLock()
+
+
+@contextmanager
+def keeping() -> Iterator[None]:
+    """Launches in this block leave their ranks to one another, where nothing is left in them; see again.py.
+
+    For a process that launches from one thread at a time. An edit of the course is seen after the block.
+    """
+    global _keeping
+    _keeping += 1
+    try:
+        yield
+    finally:
+        _keeping -= 1
+        if not _keeping:
+            discard_kept()
+
+
+def keeps() -> bool:
+    """Whether the ranks of a launch stay."""
+    return bool(_keeping) and template.POSSIBLE
+
+
+def discard_kept() -> None:
+    """The next launch gets fresh ranks."""
+    with _lock:
+        while _kept:
+            _kept.pop().discard_all()
+
+
+def keep(member: Member) -> None:
+    """Takes back a rank that can serve another launch."""
+    with _lock:
+        _kept.append(member)
 
 
 @contextmanager
@@ -120,10 +165,13 @@ def launching(world_size: int, interrupts: Interrupts) -> Iterator[None]:
         with interrupts.put_off(), _lock:
             _running, counted = _running + 1, True
             _launches += 1
-            if _launches > 1:  # a script that launches once would pay for a template, for nothing
-                template.start_early()
-            if not template.refresh():
-                _discard_all()
+            if not keeps() or len(_kept) < world_size:
+                if (
+                    _launches > 1
+                ):  # a script that launches once would pay for a template, for nothing
+                    template.start_early()
+                if not template.refresh():
+                    _discard_all()
         yield
     finally:
         with _lock:
@@ -136,7 +184,8 @@ def launching(world_size: int, interrupts: Interrupts) -> Iterator[None]:
 def members(count: int) -> list[Member]:
     """So many ranks' processes: spares as far as there are any, the others split off now."""
     with _lock:
-        taken = [_spares.pop(0) for _ in range(min(count, len(_spares)))]
+        kept = [_kept.pop(0) for _ in range(min(count, len(_kept)))]
+        taken = kept + [_spares.pop(0) for _ in range(min(count - len(kept), len(_spares)))]
         for spare in _spares:  # the template is not at work while ranks run
             with suppress(OSError, EOFError):
                 spare.process.arrived()
@@ -161,7 +210,7 @@ def members(count: int) -> list[Member]:
 
 def _refill() -> None:
     with suppress(OSError):  # too many open files, or no template any more: then without
-        while len(_spares) < min(max(_recent), MOST) and _memory_available() > MEMORY:
+        while len(_spares) + len(_kept) < min(max(_recent), MOST) and _memory_available() > MEMORY:
             _spares.append(Member(_Spare, "spare"))
 
 
@@ -182,18 +231,19 @@ def _discard_all() -> None:
 def pids() -> set[int]:
     """The processes that wait for the next launch: the template and the spares."""
     with _lock:
-        waiting = {spare.pid for spare in _spares if spare.process.exitcode is None}
+        waiting = {one.pid for one in _spares + _kept if one.process.exitcode is None}
         found = template.pid()
         return waiting | ({found} if found else set())
 
 
 def _forget() -> None:
     """In a process forked off this one: the spares are not its own."""
-    global _lock, _running
-    for spare in _spares:
+    global _lock, _running, _keeping
+    for spare in _spares + _kept:
         spare.forget()
     _spares.clear()
-    _lock, _running = threading.RLock(), 0
+    _kept.clear()
+    _lock, _running, _keeping = threading.RLock(), 0, 0
 
 
 os.register_at_fork(after_in_child=_forget)

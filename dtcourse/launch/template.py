@@ -18,7 +18,6 @@ fork server, which is what multiprocessing does on macOS as well.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import multiprocessing
 import os
@@ -34,7 +33,7 @@ from multiprocessing import Pipe, connection, forkserver
 from multiprocessing.connection import Connection
 
 import dtcourse
-from dtcourse.launch import server
+from dtcourse.launch import again, server
 
 POSSIBLE = os.path.isdir("/proc/self/task")
 
@@ -83,9 +82,7 @@ def main(listener: socket.socket, alive: Connection, ready: Connection, loads: b
         _load_course(alive)
     if len(os.listdir("/proc/self/task")) > 1 or users_modules():
         return  # `ready` ends without a word
-    # Out of the garbage collector's sight, or the first full collection of a rank would write to every object, and so
-    # copy the pages that all ranks share: 300 ms each.
-    gc.freeze()
+    again.freeze()
     try:
         ready.send_bytes(b"ready")
     except OSError:

@@ -6,6 +6,7 @@
     operations.py   what an operation is
     modules.py      what a module holds
     backward.py     where in a forward or a backward we are
+    process.py      what is set for a whole process
     pipelines.py    the orders of torch.distributed.pipelining's schedules
 
 PyTorch may move them in any release. tests/test_torch_private.py then says which one, and what here stands on it;
@@ -67,6 +68,7 @@ from dtcourse.torch_private.operations import (
 from dtcourse.torch_private.pipelines import (
     pipeline_order,
 )
+from dtcourse.torch_private.process import settings_of_process
 from dtcourse.torch_private.tensors import (
     as_plain_tensors,
     base_of,
@@ -129,6 +131,7 @@ __all__ = [
     "reduce_scatter_single",
     "saves_through_hooks",
     "schema_of",
+    "settings_of_process",
     "shared_versions",
     "sparse_parts",
     "stop_workers",

@@ -3,6 +3,7 @@ and nobody has to be listed."""
 
 import ast
 import dataclasses
+import gc
 import importlib
 import sys
 import time
@@ -11,7 +12,9 @@ import types
 import pytest
 
 from dtcourse.course.judging import runs, tampering
+from dtcourse.course.judging.framework import Refused
 from dtcourse.course.places import PACKAGE
+from dtcourse.launch import launch, standby, template
 
 # What a check takes its numbers from: these modules are asked by the others of the course.
 _BOOKS = ("dtcourse.collectives.traffic", "dtcourse.events")
@@ -161,3 +164,34 @@ def test_the_clock_that_launch_gives_an_emulated_rank_is_no_change(monkeypatch):
         assert runs.guarded(step, (), ()) == {"value": 1, "changed": []}
     finally:
         clock.install(None)
+
+
+@pytest.mark.skipif(not template.POSSIBLE, reason="ranks are kept on Linux only")
+def test_a_change_between_two_launches_of_one_rank_is_noticed():
+    """It is made by what is left over when the rank, whose launches share it, cleans up after the first one."""
+
+    def leaves_a_trap():
+        from dtcourse.collectives import traffic
+
+        class Trap:
+            def __del__(self, module=traffic):
+                module.sent = lambda *_: None
+
+        trap = Trap()
+        trap.itself = trap
+        return 0
+
+    while not launch(frozen, 1, init=False)[0]:
+        time.sleep(0.1)
+    alone = {"init": False}
+    with standby.keeping():
+        assert runs.attempt(step, {"answer": leaves_a_trap}, 1, (), alone).values == [0]
+        with pytest.raises(
+            Refused, match=r"changes what measures it \(dtcourse.collectives.traffic.sent"
+        ):
+            runs.attempt(step, {"answer": int}, 1, (), alone)
+        assert runs.attempt(step, {"answer": int}, 1, (), alone).values == [0], "of a fresh rank"
+
+
+def frozen():
+    return gc.get_freeze_count() > 0

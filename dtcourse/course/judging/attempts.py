@@ -15,6 +15,8 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dtcourse.launch import again
+
 VARIABLE = "DTCOURSE_ATTEMPTS"
 LONGEST = 300  # characters of one line
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -64,6 +66,7 @@ def watch() -> None:
     except (OSError, ValueError, TypeError):  # no /proc (macOS): it goes unsaid
         return
     _watching = True
+    again.stays_open(line)
     said: set[str] = set()
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

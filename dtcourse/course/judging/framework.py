@@ -312,6 +312,7 @@ def check(name: str | Callable[..., Any], *answers: Any) -> None:
     """
     from dtcourse.course.judging import forbidden
     from dtcourse.course.judging.runs import InKernel
+    from dtcourse.launch import standby
 
     if callable(name):
         answers = (name, *answers)
@@ -341,7 +342,8 @@ def check(name: str | Callable[..., Any], *answers: Any) -> None:
         print(Report(exercise, refused=refused).tail)
         raise NotPassed("Refused: see above.")
     # Each line when its check is done: some launch many ranks, and a deadlock takes its time limit.
-    report = judge(exercise, answer, on_verdict=lambda verdict: print(verdict, flush=True))
+    with standby.keeping():
+        report = judge(exercise, answer, on_verdict=lambda verdict: print(verdict, flush=True))
     print(report.tail)
     if not report.passed:
         raise NotPassed(

@@ -94,7 +94,7 @@ def attempt(
 
     Raises CheckFailed with a sentence: not written yet, raised, hung, ended its process, refused.
     """
-    from dtcourse.launch import RankFailure, RankTimeout, deadlock, launch
+    from dtcourse.launch import RankFailure, RankTimeout, deadlock, launch, standby
 
     options = {"timeout": TIMEOUT, "device": "cpu", **options}
     names = ", ".join(f"`{name}`" for name in functions)
@@ -110,6 +110,7 @@ def attempt(
             raise
         raise CheckFailed(f"{names} cannot be sent to the ranks: {scrub(str(error))}") from None
     if changed := [name for one in run for name in one["changed"]]:
+        standby.discard_kept()
         raise Refused(f"the answer changes what measures it ({changed[0]})")
     results = Results([one["value"] for one in run], float(run.seconds))
     if options.get("record"):

@@ -10,7 +10,7 @@ import json
 import linecache
 import os
 import struct
-from typing import Any
+from typing import Any, BinaryIO
 
 from dtcourse.course.judging import attempts, limits, tampering
 from dtcourse.course.judging.framework import CheckFailed, Unfinished, exercises
@@ -26,13 +26,12 @@ def serve(orders: str) -> None:
     """
     ordered = json.loads(orders)
     limits.hold(ordered["memory"], ordered["tasks"])
-    from dtcourse.launch import server
+    from dtcourse.launch import server, standby
 
     exercises()  # ranks run the checks' steps: loaded here, they need not be in each of them
     server.load()
     tampering.remember()
     server.start_within()  # before this process speaks or listens: the ranks' server has no end of its lines
-    import torch
 
     line = f"/proc/{os.getpid()}/fd/{ordered['line']}"
     attempts.Policy(**ordered["policy"], line=line).publish()
@@ -42,6 +41,13 @@ def serve(orders: str) -> None:
         os.set_inheritable(descriptor, False)
     _reply(replies, {})
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # up to here, it says why there is no sandbox
+    with standby.keeping():  # all answers in here are one person's
+        _answer_requests(source, replies)
+
+
+def _answer_requests(source: BinaryIO, replies: int) -> None:
+    import torch
+
     functions: dict[str, Any] = {}
     while head := source.read(8):
         (size,) = struct.unpack("!Q", head)

@@ -18,7 +18,7 @@ from dtcourse.launch import failures
 
 Marks = dict[str, dict[str, tuple[int, ...]]]
 
-_remembered: Marks = {}  # as they were before ranks were split off
+_remembered: Marks = {}  # as they were before ranks were split off, or before this rank's first launch
 
 
 def remember() -> None:
@@ -33,7 +33,11 @@ def marks(step: Callable[..., Any]) -> Marks:
     """Identity and code of every function and class of the modules that measure, by module and name."""
     found = [name for name in list(sys.modules) if _counts(name, step)]
     known = {name: marks for name, marks in _remembered.items() if name not in _SET_BY_LAUNCH}
-    return {name: known.get(name) or _marks_of(name) for name in found}
+    before = {name: known.get(name) or _marks_of(name) for name in found}
+    _remembered.update(
+        before
+    )  # a rank that is kept for another launch is to be then what it is now
+    return before
 
 
 def changed(before: Marks, step: Callable[..., Any]) -> list[str]:

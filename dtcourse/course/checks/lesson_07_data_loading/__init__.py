@@ -1,9 +1,10 @@
-"""The checks of lesson 07: an exact partition, a position for any number of ranks, batches by tokens, a cache for epochs."""
+"""The checks of lesson 07: a position for any number of ranks, batches by tokens, a cache of all ranks, a diagnosis, a choice."""
 
 # In the order of the notebook.
 EXERCISES = (
-    "exact_partition",
     "resume_anywhere",
     "batches_by_tokens",
-    "epoch_cache",
+    "share_cache",
+    "diagnose_loader",
+    "choose_loading",
 )

@@ -39,7 +39,7 @@ def recorded(kind: str, size: tuple[int, int, str, int, int]) -> Reads:
         if kind == "same order" and epoch >= since:
             order = orders[-1]
         orders.append(order)
-        parts = []
+        parts: list[list[tuple[int, int]]] = []
         for rank in range(ranks):
             own = order
             if kind == "own order" and rank == odd:

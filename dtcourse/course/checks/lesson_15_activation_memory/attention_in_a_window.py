@@ -78,9 +78,10 @@ HINTS = {
 
 def _right(answer: Answer, tensors: list[Tensor], window: int, block: int) -> None:
     out, gradients, _, _ = answer.call(_attended, *tensors, window, block)
+    q, k, v, grad = tensors
     names = ("output", "q.grad", "k.grad", "v.grad")
     got = dict(zip(names, [out, *gradients], strict=True))
-    expected = dict(zip(names, _reference(*tensors, window), strict=True))
+    expected = dict(zip(names, _reference(q, k, v, grad, window), strict=True))
     which = f"q {tuple(tensors[0].shape)}, window {window}, block {block}: "
     for name, hint in HINTS.items():
         mine, right = got[name], expected[name]

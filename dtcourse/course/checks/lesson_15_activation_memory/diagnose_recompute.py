@@ -42,6 +42,11 @@ class Block(nn.Module):
         self.careful, self.noise = careful, noise
         self.outputs: list[Tensor] = []
 
+    def running_mean(self) -> Tensor:
+        """A copy of what the batch norm has now."""
+        assert self.norm.running_mean is not None
+        return self.norm.running_mean.clone()
+
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.linear(x)
         if not self.outputs:
@@ -69,7 +74,7 @@ def recorded(kind: str, size: tuple[int, int, int, float]) -> Record:
         for block in blocks[:frozen]:
             block.requires_grad_(False)
         x = torch.randn(12, 4)
-        before = [block.norm.running_mean.clone() for block in blocks]
+        before = [block.running_mean() for block in blocks]
         with set_checkpoint_early_stop(False):
             for i, block in enumerate(blocks):
                 wrong = i == odd
@@ -84,7 +89,7 @@ def recorded(kind: str, size: tuple[int, int, int, float]) -> Record:
     return [
         {
             "outputs": block.outputs,
-            "mean": (start, block.norm.running_mean.clone()),
+            "mean": (start, block.running_mean()),
             "batch_mean": block.batch_mean,
             "trains": i >= frozen,
             "gradient": block.linear.weight.grad,

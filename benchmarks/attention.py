@@ -83,8 +83,9 @@ def main() -> None:
     options = parser.parse_args()
     where = device.current()
     report = pairs.begin(
-        f"causal, batch {options.batch}, {options.heads} heads of {options.dim}, {options.dtype}, on {where}: seconds of a "
-        "forward and a backward pass, ours / PyTorch's, median and quartiles of pairs; and bytes live at the peak"
+        f"causal, batch {options.batch}, {options.heads} heads of {options.dim}, {options.dtype}, on {where}: "
+        "seconds of a forward and a backward pass, ours / PyTorch's, median and quartiles of pairs; and bytes live "
+        "at the peak"
     )
     for length in options.lengths:
         shape = options.batch, options.heads, length, options.dim

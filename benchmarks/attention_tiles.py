@@ -1,9 +1,11 @@
-"""Memory-efficient attention by hand in tiles of several sizes against PyTorch's fused kernel: what tiles in Python reach.
+"""Memory-efficient attention by hand in tiles of several sizes against PyTorch's fused kernel:
+what tiles in Python reach.
 
     python benchmarks/attention_tiles.py --tiles 64 128 256 512
 
-By the processor's time on one thread, which another program on the machine hardly changes; forward and backward, in turns.
-Prints the median of the pairs' ratios: below 1.0 ours is faster. What follows from it is said in memory/attention.py.
+By the processor's time on one thread, which another program on the machine hardly changes; forward and backward, in
+turns. Prints the median of the pairs' ratios: below 1.0 ours is faster. What follows from it
+is said in memory/attention.py.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ def compare_tiles(tiles: list[int], shapes: list[tuple[int, int, int, int]], ste
     """Ours in square tiles of each size against PyTorch's fused kernel, on one thread of the CPU; a line for each."""
     torch.set_num_threads(1)
     report = pairs.begin(
-        f"causal, shapes {shapes}, float32, one thread: processor seconds of a forward and a backward pass, ours in square "
-        "tiles / PyTorch's fused kernel's, median and quartiles of pairs"
+        f"causal, shapes {shapes}, float32, one thread: processor seconds of "
+        "a forward and a backward pass, ours in square tiles / PyTorch's fused kernel's, median and quartiles of pairs"
     )
     for shape in shapes:
         tensors, grad_out = (

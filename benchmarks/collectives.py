@@ -3,15 +3,15 @@
     python benchmarks/collectives.py --ranks 4 --bytes 16777216
 
 Each round times gloo's all_reduce and then each of ours on the same group and the same vector, so a machine whose speed
-drifts does the same to all. Prints the median of the ratios: below 1.0 ours is faster. "processor" is the same ratio of the
-processors' time, all ranks' together, without what they wait: another program on the machine hardly changes it.
+drifts does the same to all. Prints the median of the ratios: below 1.0 ours is faster. "processor" is the same ratio of
+the processors' time, all ranks' together, without what they wait: another program on the machine hardly changes it.
 
-All move 2 (p - 1) vectors, and on two cores that is most of what they do: on four ranks the tree needs 0.9 of gloo's processor
-time, ring and double tree 1.0, halving and doubling 1.0 to 1.2. What the seconds say beyond that is waiting. In halving and
-doubling both partners have to be ready in each of 2 log2 p steps, and nothing else is under way meanwhile; near the root of
-a tree two ranks work, and the others wait; so these stay at 1.05 to 1.2. A ring and a double tree have chunks under way on
-every rank. The double tree took 1.9 with chunks of 512 KB: on a loopback it is messages that cost, and a half of 8 MB in chunks
-of 4 MB has two.
+All move 2 (p - 1) vectors, and on two cores that is most of what they do: on four ranks the tree needs 0.9 of gloo's
+processor time, ring and double tree 1.0, halving and doubling 1.0 to 1.2. What the seconds say beyond that is waiting.
+In halving and doubling both partners have to be ready in each of 2 log2 p steps, and nothing else is under way
+meanwhile; near the root of a tree two ranks work, and the others wait; so these stay at 1.05 to 1.2. A ring and a
+double tree have chunks under way on every rank. The double tree took 1.9 with chunks of 512 KB: on a loopback it is
+messages that cost, and a half of 8 MB in chunks of 4 MB has two.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     report = pairs.begin(
-        f"all_reduce of {options.bytes:,} bytes on {options.ranks} ranks; seconds / gloo's, median and quartiles of pairs"
+        f"all_reduce of {options.bytes:,} bytes on {options.ranks} ranks; seconds "
+        "/ gloo's, median and quartiles of pairs"
     )
     run = launch(rounds, options.ranks, options.bytes, options.rounds, device="cpu", timeout=600.0)
     seconds = pairs.over_ranks(run, lambda ranks: max(wall for wall, _ in ranks))

@@ -1,8 +1,8 @@
 """Attention in tiles: the two passes of softmax(q k^T) v that never hold the table of scores.
 
 What more than one technique computes attention with: memory/attention.py makes one operation of them on one device, and
-sequence_parallel calls them for one block of keys after the other, as the blocks come in. The mathematics and the sources
-are told in memory/attention.py.
+sequence_parallel calls them for one block of keys after the other, as the blocks come in. The mathematics and the
+sources are told in memory/attention.py.
 
 Shape suffixes: L queries, S keys, E elements of a head (of q and k), V of a value; "..." is any leading dims.
 """
@@ -57,7 +57,9 @@ def attention_backward(
     block_q: int,
     block_k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v. Each tile of probabilities is made again: exp(score - log-sum-exp), no second maximum."""
+    """The gradients of q, k and v. Each tile of probabilities is made again: exp(score -
+    log-sum-exp), no second maximum.
+    """
     L, S = q.shape[-2], k.shape[-2]
     # Each block of keys adds to the queries' gradient; its own gradients are finished one after the other.
     grad_q = torch.zeros_like(q, dtype=_wide(q))

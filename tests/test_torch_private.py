@@ -40,8 +40,8 @@ def test_process_group_has_the_methods_we_know_of():
     found = {name for name in dir(dist.ProcessGroup) if not name.startswith("__")}
     new, gone = sorted(found - known), sorted(known - found)
     assert not new, MOVED.format(
-        f"ProcessGroup has new methods {new}; if one moves data, override it in collective_calls.py and instrumented.py "
-        "(it runs on the inner gloo, silently) and add it to DATA_METHODS, else to OTHER_METHODS"
+        f"ProcessGroup has new methods {new}; if one moves data, override it in collective_calls.py and "
+        "instrumented.py (it runs on the inner gloo, silently) and add it to DATA_METHODS, else to OTHER_METHODS"
     )
     assert not gone, MOVED.format(f"ProcessGroup lost {gone}; callers may use another name now")
 

@@ -23,9 +23,10 @@ class Algorithm:
     use:     when it is the one to take
     terms:   (collective, bytes, ranks): its critical path; None for two levels, which have two links
              (simulator.collective_cost.hierarchical_seconds)
-    seconds: (collective, bytes, ranks, link, chunk=...): the time of an algorithm that cuts into chunks; None: that of `terms`
-    others:  as a backend, the algorithms that are asked for a collective that it has not, in this order; None where it is
-             no backend, for it has one collective alone
+    seconds: (collective, bytes, ranks, link, chunk=...): the time of an algorithm that cuts into chunks; None: that of
+             `terms`
+    others:  as a backend, the algorithms that are asked for a collective that it has not, in this order; None where it
+             is no backend, for it has one collective alone
     """
 
     name: str

@@ -11,10 +11,10 @@ back through A transposed. A copy becomes a sum, a sum a copy, and who sent rece
     broadcast        reduce               to the root; the others' inputs were not used: zero
     reduce           broadcast            from the root
 
-The loss here is the sum of all ranks' losses, as in expert parallelism: backward() on each rank starts from its own term.
-(Where all ranks compute the same loss, as in tensor parallelism, this counts it p times. dtcourse.tensor_parallel.mappings
-counts it once: its four functions are for tensors that all ranks hold alike, or hold slices of.)
-Functions return a new tensor; the input stays as it is. They can be differentiated again.
+The loss here is the sum of all ranks' losses, as in expert parallelism: backward() on each rank starts from its own
+term. (Where all ranks compute the same loss, as in tensor parallelism, this counts it p times.
+dtcourse.tensor_parallel.mappings counts it once: its four functions are for tensors that all ranks hold alike, or hold
+slices of.) Functions return a new tensor; the input stays as it is. They can be differentiated again.
 Every rank has to take part in backward, and in the same order.
 
     y = autograd.all_gather(x)                          # over the ring
@@ -75,7 +75,8 @@ def all_to_all(
     group: Any = None,
     using: ModuleType = pairwise,
 ) -> Tensor:
-    """Rows of x to each rank in turn, and what came from each: sum(input_split_sizes) rows give sum(output_split_sizes).
+    """Rows of x to each rank in turn, and what came from each:
+    sum(input_split_sizes) rows give sum(output_split_sizes).
 
     The sizes count rows along dim 0, one a rank; None splits evenly.
     """
@@ -113,7 +114,9 @@ def _linear(op: Any) -> Any:
 
 
 def collective(using: ModuleType, name: str) -> Callable[..., Any]:
-    """The module's collective of that name, under whichever name its version has. Raises ValueError where it has none."""
+    """The module's collective of that name, under whichever name its version has.
+    Raises ValueError where it has none.
+    """
     found = torch_private.collective(using, name)
     if found is None:
         raise ValueError(f"{using.__name__} has no {name}: pass using= a module that has")

@@ -50,7 +50,9 @@ def describe(group: Any) -> str:
 
 
 def root(group: Any, global_rank: int | None, group_rank: int | None, name: str) -> int:
-    """The root as a group rank, from torch's two ways to say it: a global rank (`src`) or a group rank (`group_src`)."""
+    """The root as a group rank, from torch's two ways to say it:
+    a global rank (`src`) or a group rank (`group_src`).
+    """
     if (global_rank is None) == (group_rank is None):
         if global_rank is not None:
             raise ValueError(

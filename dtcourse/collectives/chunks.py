@@ -154,7 +154,9 @@ def scratch(elements: int, like: torch.Tensor) -> torch.Tensor:
 def in_slots(
     chunks: Sequence[torch.Tensor], memory: torch.Tensor, slots: int
 ) -> Iterator[torch.Tensor]:
-    """A place in `memory` for each chunk to come into: that many slots, used in turn. No chunk is longer than a slot."""
+    """A place in `memory` for each chunk to come into: that many slots, used in turn.
+    No chunk is longer than a slot.
+    """
     length = len(memory) // slots
     for i, chunk in enumerate(chunks):
         start = i % slots * length

@@ -1,7 +1,7 @@
 """What was counted: rows of messages and bytes, and every sum over them. `traffic` is what counts.
 
-A row says which rank sent or received how much, in which operation and phase of the step, to or from whom. Where gloo or
-NCCL did the work nobody has seen a message: such rows hold *algorithmic* bytes, no peer, and the table says so.
+A row says which rank sent or received how much, in which operation and phase of the step, to or from whom. Where gloo
+or NCCL did the work nobody has seen a message: such rows hold *algorithmic* bytes, no peer, and the table says so.
 """
 
 from __future__ import annotations

@@ -201,10 +201,10 @@ def _receive_up(halves: Sequence[TreePipeline]) -> None:
 def _timetable(halves: Sequence[TreePipeline]) -> list[tuple[int, TreePipeline, int]]:
     """All that this rank has to do, in order: (UP or DOWN, half, chunk).
 
-    In each round a chunk sets out, and those under way go one level further: chunk i leaves level l in round i + l going
-    up, and in round i + 2 * top - l coming down. What a rank waits for was sent in an earlier round, so nobody waits for
-    itself. Within a round, up is before down; up, the tree in which this rank is a leaf and waits for nobody is first;
-    down, the tree in which others wait for this rank.
+    In each round a chunk sets out, and those under way go one level further: chunk i leaves level l in round i + l
+    going up, and in round i + 2 * top - l coming down. What a rank waits for was sent in an earlier round, so nobody
+    waits for itself. Within a round, up is before down; up, the tree in which this rank is a leaf and waits for nobody
+    is first; down, the tree in which others wait for this rank.
     """
     top, turns = root_level(p2p.size(halves[0].group)), []
     for half in halves:
@@ -287,7 +287,9 @@ def _below(tree: Sequence[Node], root: int, ranks: int) -> list[Node]:
 def all_reduce_volume(
     elements: int, ranks: int, rank: int, itemsize: int = 4, chunk_bytes: int = CHUNK_BYTES
 ) -> Volume:
-    """In each tree n/2 to the parent, and n/2 to each child: with two children in one tree and none in the other, 2 n."""
+    """In each tree n/2 to the parent, and n/2 to each child: with two children in one
+    tree and none in the other, 2 n.
+    """
     return add_up(
         _times(half, len(node.children) + (node.parent is not None))
         for half, node in _both(elements, two_trees(ranks), rank, itemsize, chunk_bytes)

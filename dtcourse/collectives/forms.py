@@ -1,4 +1,5 @@
-"""torch.distributed's calls, made from an algorithm's steps: arguments checked, tensors made flat, results put in place.
+"""torch.distributed's calls, made from an algorithm's steps: arguments checked, tensors
+made flat, results put in place.
 
 An algorithm is a function on contiguous 1-D tensors. Each function here turns such steps into the call that torch has:
 
@@ -40,7 +41,9 @@ SUM: Any = ReduceOp.SUM
 
 
 def as_call_of(steps: Steps) -> Callable[[Call], Call]:
-    """Makes a call the algorithm's own: its module and name, and the steps' options as keywords behind torch's arguments."""
+    """Makes a call the algorithm's own: its module and name,
+    and the steps' options as keywords behind torch's arguments.
+    """
 
     def mark(call: Call) -> Call:
         theirs = list(inspect.signature(call).parameters.values())[:-1]  # without **options

@@ -11,8 +11,8 @@ Picture for all_reduce on 4 ranks. Each has 4 blocks; the brackets show what it 
 Halving is a reduce-scatter, doubling an all-gather, both together Rabenseifner's all_reduce: the ring's volume,
 2 (p - 1)/p n elements, in 2 log2 p messages rather than 2 (p - 1).
 
-Where p is no power of two, let q be the largest below. The first 2 (p - q) ranks form pairs: the odd one hands its part to the
-even one and sits out, and gets the result at the end. That costs n more at each end for those ranks.
+Where p is no power of two, let q be the largest below. The first 2 (p - q) ranks form pairs: the odd one hands its part
+to the even one and sits out, and gets the result at the end. That costs n more at each end for those ranks.
 Memory: n/2 of scratch.
 
 Papers: Rabenseifner 2004, "Optimization of collective reduction operations"; Thakur, Rabenseifner and Gropp 2005.

@@ -7,13 +7,13 @@ Picture for all_reduce on 2 nodes of 3 ranks (rank = node * 3 + place).
     3. inside   all-gather: each rank has all blocks
 
 Of a node with g ranks, n elements must leave in step 2 whatever one does; here each rank sends only its 1/g of them.
-Per rank, rings on both levels: (g - 1)/g n + 2 (k - 1)/k n/g + (g - 1)/g n elements for k nodes of g ranks; only the middle
-term goes over the slow links, 1/g of what a flat ring sends over them at worst.
+Per rank, rings on both levels: (g - 1)/g n + 2 (k - 1)/k n/g + (g - 1)/g n elements for k nodes of g ranks; only the
+middle term goes over the slow links, 1/g of what a flat ring sends over them at worst.
 Any two algorithms can be put together: inside= and between= take modules of this package.
 Memory: that of the two.
 
-Paper: Cho, Finkler, Serrano, Kung and Hunter 2019, "BlueConnect: decomposing all-reduce for deep learning on heterogeneous
-network hierarchy"; NCCL's and Horovod's hierarchical all-reduce are of this kind.
+Paper: Cho, Finkler, Serrano, Kung and Hunter 2019, "BlueConnect: decomposing all-reduce for deep learning on
+heterogeneous network hierarchy"; NCCL's and Horovod's hierarchical all-reduce are of this kind.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ Picture for all_reduce on p ranks. Cut the vector into p blocks.
 
 Per rank: 2 (p - 1) messages, 2 (p - 1)/p n elements sent and as many received, whatever p is: no algorithm can send
 less (Patarasuk and Yuan). The price is latency: 2 (p - 1) messages one after the other.
-Pipelining: blocks larger than `chunk_bytes` travel as several messages, so a rank adds one chunk while the next comes in.
+Pipelining: blocks larger than `chunk_bytes` travel as several messages, so a rank adds one chunk while the next comes
+in.
 Memory: two chunks of scratch to receive into while adding; all-gather receives straight into place.
 
 Paper: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
@@ -161,7 +162,9 @@ def _in_order(chunks: Sequence[Sequence[torch.Tensor]], first: int) -> list[torc
 
 
 def broadcast_steps(x: torch.Tensor, root: int, group: Any, chunk_bytes: int = CHUNK_BYTES) -> None:
-    """The chunks travel from the root to its right, ... , to its left neighbour: all links work once they are on the way."""
+    """The chunks travel from the root to its right, ... , to its left neighbour:
+    all links work once they are on the way.
+    """
     rank, ranks = p2p.rank(group), p2p.size(group)
     left, right = (rank - 1) % ranks, (rank + 1) % ranks
     if ranks == 1:

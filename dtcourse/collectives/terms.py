@@ -3,14 +3,14 @@
     time = latencies * alpha  +  messages * gap  +  bytes * beta  +  reduced * gamma
 
 that is: messages that have to wait for each other; messages, and their bytes, that pass the busiest port one after the
-other; bytes added up. alpha and gap are in seconds per message, beta in seconds per byte (1 / bandwidth), gamma in seconds
-per byte reduced. The ports are full-duplex, one message at a time each way, as in `emulation.network`; so messages that
-leave one rank at once share its port, and their latencies overlap. The gap is what a port pays for each message however
-short: it makes the root of a naive collective pay for its p - 1 partners, and small chunks dear.
+other; bytes added up. alpha and gap are in seconds per message, beta in seconds per byte (1 / bandwidth), gamma in
+seconds per byte reduced. The ports are full-duplex, one message at a time each way, as in `emulation.network`; so
+messages that leave one rank at once share its port, and their latencies overlap. The gap is what a port pays for each
+message however short: it makes the root of a naive collective pay for its p - 1 partners, and small chunks dear.
 
-`..._terms(collective, n, p)`: n is the bytes of the whole vector (for all_gather and reduce_scatter: of the gathered one;
-for all_to_all: of one rank's input), p the number of ranks, two or more. A collective that the algorithm has not is a
-KeyError. `..._seconds` is for those that cut into chunks: how chunks hide latency is no sum of such terms.
+`..._terms(collective, n, p)`: n is the bytes of the whole vector (for all_gather and reduce_scatter: of the gathered
+one; for all_to_all: of one rank's input), p the number of ranks, two or more. A collective that the algorithm has not
+is a KeyError. `..._seconds` is for those that cut into chunks: how chunks hide latency is no sum of such terms.
 
 Source of the formulas: Thakur, Rabenseifner and Gropp (2005), Patarasuk and Yuan (2009), Sanders, Speck and Traeff
 (2009); the gap: Alexandrov et al. (1995, LogGP).
@@ -154,8 +154,8 @@ def double_tree_terms(
 ) -> Terms:
     """Two trees of half the vector each, as the ports bound it: a tree's latencies, and chunks that pass in turn.
 
-    The port of an inner rank passes each half twice up and twice down. Besides, `filling` chunks pass while the first one
-    climbs and comes down; in all_reduce up to four of these have others of the same round beside them.
+    The port of an inner rank passes each half twice up and twice down. Besides, `filling` chunks pass while the first
+    one climbs and comes down; in all_reduce up to four of these have others of the same round beside them.
     Exact for one chunk per half where p is a power of two; else 0.8 to 1.2 of the time, from four ranks on.
     """
     chunks, piece = _chunks(n / 2, chunk), min(chunk, n / 2)
@@ -176,7 +176,7 @@ def double_tree_terms(
     }[collective]
 
 
-# --- chunks that follow each other --------------------------------------------------------------------------------------
+# --- chunks that follow each other -------------------------------------------------------------------------------
 
 
 def ring_seconds(
@@ -206,8 +206,8 @@ def double_tree_seconds(
 ) -> float:
     """The longer of two: what the ports take, and what the timetable of rounds does.
 
-    A chunk sets out in each round, and one is on its way for as many rounds as it has hops, and one more. So where latency
-    is long and chunks are short, a round takes that part of a chunk's whole way.
+    A chunk sets out in each round, and one is on its way for as many rounds as it has hops, and one more. So where
+    latency is long and chunks are short, a round takes that part of a chunk's whole way.
     """
     by_ports = double_tree_terms(collective, n, p, chunk).seconds(link)
     chunks, piece = _chunks(n / 2, chunk), min(chunk, n / 2)

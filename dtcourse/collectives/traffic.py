@@ -1,4 +1,5 @@
-"""Counting what a rank sends: messages and bytes, by operation, phase of the step, and peer (counted.py holds the sums).
+"""Counting what a rank sends: messages and bytes, by operation, phase of the step,
+and peer (counted.py holds the sums).
 
 Our own backends are counted message by message where `p2p` hands them to the network, so the figures are exact.
 What gloo or NCCL does inside is not visible from here: for them the wrapper in `instrumented` counts the *algorithmic*

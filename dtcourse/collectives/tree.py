@@ -6,8 +6,9 @@ Picture: broadcast from rank 0 on 8 ranks.
     round 2   0 -> 2   4 -> 6
     round 3   0 -> 1   2 -> 3   4 -> 5   6 -> 7
 
-Reduce is the same picture with the arrows turned round and the rounds in reverse; scatter sends with each arrow only the
-blocks of those behind it, gather brings them back. A root other than 0 renumbers the ranks: v = (rank - root) mod p.
+Reduce is the same picture with the arrows turned round and the rounds in reverse; scatter sends with each arrow only
+the blocks of those behind it, gather brings them back. A root other than 0 renumbers the
+ranks: v = (rank - root) mod p.
 
 Rounds: ceil(log2 p), the fewest there can be. But the whole vector goes along each arrow of a broadcast or reduce, so
 the root sends (or gets) n ceil(log2 p) elements: good for small messages, poor for large ones.

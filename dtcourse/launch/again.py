@@ -103,7 +103,9 @@ def _umask() -> int:
 
 
 def _is_guarded() -> int:
-    """1 where the thread lives that watches over our own collectives (wire/guard.py): it stays, and serves each group."""
+    """1 where the thread lives that watches over our own collectives (wire/guard.py): it stays,
+    and serves each group.
+    """
     return sum(thread.name == "dtcourse-guard" for thread in threading.enumerate())
 
 

@@ -33,8 +33,8 @@ from dtcourse.launch import again, rendezvous, reporting, sendable, serializatio
 
 START = 60.0  # seconds in which the ranks must have formed their group, before the function's own limit begins
 
-# The launcher's words: begin the function; take down the group and go; or go as a process does that has failed, without a word to peers.
-# AGAIN: take down the group, and stay for another launch if nothing of this one is left (again.py).
+# The launcher's words: begin the function; take down the group and go; or go as a process does that has failed, without
+# a word to peers. AGAIN: take down the group, and stay for another launch if nothing of this one is left (again.py).
 GO, LEAVE, END, AGAIN = b"go", b"leave", b"end", b"again"
 
 

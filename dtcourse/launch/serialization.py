@@ -40,8 +40,8 @@ class _Pickler(cloudpickle.Pickler):
         torch = sys.modules.get("torch")
         if torch is not None and type(obj) in (torch.Tensor, torch.nn.Parameter) and _is_plain(obj):
             return _rebuild_tensor, _reduce_tensor(obj)
-        # A module of a class of its own (torch.distributed.config) goes by name, as plain ones do. cloudpickle sends one
-        # along wherever a function has a name like it and a global that is the package.
+        # A module of a class of its own (torch.distributed.config) goes by name, as plain ones do. cloudpickle sends
+        # one along wherever a function has a name like it and a global that is the package.
         of_its_own = isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType
         if of_its_own and sys.modules.get(obj.__name__) is obj:
             return importlib.import_module, (obj.__name__,)

@@ -1,13 +1,15 @@
 """A caching allocator, replayed on the sizes that a real training step asks for.
 
-Giving memory back to CUDA waits for all running work, and asking for it takes longer than a small kernel; so PyTorch asks for large
-segments, cuts blocks out of them, and keeps what is freed for the next request. This is its algorithm (c10/cuda/CUDACachingAllocator.cpp)
-on numbers instead of memory, with its own constants: round up to 512 bytes; requests up to 1 MiB come from segments of 2 MiB,
-up to 10 MiB from 20 MiB, larger ones from their own segment rounded up to 2 MiB; take the smallest free block that fits,
-split off what is left, join free neighbours. Where the device is full, give unused segments back and try again.
+Giving memory back to CUDA waits for all running work, and asking for it takes longer than a small kernel; so PyTorch
+asks for large segments, cuts blocks out of them, and keeps what is freed for the next request. This is its algorithm
+(c10/cuda/CUDACachingAllocator.cpp) on numbers instead of memory, with its own constants: round up to 512 bytes;
+requests up to 1 MiB come from segments of 2 MiB, up to 10 MiB from 20 MiB, larger ones from their own segment rounded
+up to 2 MiB; take the smallest free block that fits, split off what is left, join free neighbours. Where the device is
+full, give unused segments back and try again.
 
-What it costs is fragmentation: bytes that are reserved and free, but in pieces too small for the request at hand. Expandable
-segments (PYTORCH_ALLOC_CONF=expandable_segments:True) avoid most of it: one segment a pool, which grows by mapping pages at its end.
+What it costs is fragmentation: bytes that are reserved and free, but in pieces too small for the request at hand.
+Expandable segments (PYTORCH_ALLOC_CONF=expandable_segments:True) avoid most of it: one segment a pool, which grows by
+mapping pages at its end.
 
     allocator = CachingAllocator(capacity=16e9)
     curve = replay(tracker.history.trace(), allocator)      # a recorded step, on any machine
@@ -67,7 +69,9 @@ class CachingAllocator:
         self._segments: dict[int, Block] = {}  # number -> first block
 
     def alloc(self, size: int) -> Block:
-        """A block of at least `size` bytes; OutOfMemory if there is no room, even after cached segments are given back."""
+        """A block of at least `size` bytes; OutOfMemory if there is no room,
+        even after cached segments are given back.
+        """
         if size < 1:
             raise ValueError(f"an allocation has at least one byte; got {size}")
         size = -(-size // ROUND) * ROUND
@@ -77,9 +81,10 @@ class CachingAllocator:
             block = self._from_device(size, small)
         if block is None:
             raise OutOfMemory(
-                f"tried to allocate {_text(size)}: of {_text(self.capacity)} there are {_text(self.reserved)} reserved, of "
-                f"which {_text(self.allocated)} are allocated and {_text(self.reserved - self.allocated)} are free in "
-                f"pieces of at most {_text(max((b.size for b in self._free), default=0))}"
+                f"tried to allocate {_text(size)}: of {_text(self.capacity)} there are {_text(self.reserved)} "
+                f"reserved, of which {_text(self.allocated)} are allocated and "
+                f"{_text(self.reserved - self.allocated)} are free in pieces of at most "
+                f"{_text(max((b.size for b in self._free), default=0))}"
             )
         block.free = False
         self._free.discard(block)
@@ -141,7 +146,9 @@ class CachingAllocator:
         return found
 
     def best_fit(self, size: int, small: bool) -> Block | None:
-        """The smallest free block of the pool with at least `size` bytes, the first of equals; None where there is none."""
+        """The smallest free block of the pool with at least `size` bytes, the first of equals;
+        None where there is none.
+        """
         fitting = [b for b in self._free if b.small == small and b.size >= size]
         return min(fitting, key=lambda b: (b.size, b.segment, b.offset), default=None)
 

@@ -2,17 +2,18 @@
 
 The softmax of a row can be computed as its scores come in, tile by tile, if two numbers of the row are kept: the
 largest score so far and the sum of exponentials. Backward computes each tile of the softmax again, from the row's
-log-sum-exp. Sources: online softmax (Milakov and Gimelshein, arXiv 1805.02867), FlashAttention (Dao et al., 2205.14135),
-FlashAttention-2 (Dao, 2307.08691), whose order of loops this is.
+log-sum-exp. Sources: online softmax (Milakov and Gimelshein, arXiv 1805.02867), FlashAttention (Dao et al.,
+2205.14135), FlashAttention-2 (Dao, 2307.08691), whose order of loops this is.
 
-Saved for backward: q, k, v, the output, and one number a query. Live besides: a few tiles, whatever the length. The plain
-form saves queries x keys probabilities for each head. The price is one matrix product more: 14 q k d FLOP and not 12.
+Saved for backward: q, k, v, the output, and one number a query. Live besides: a few tiles, whatever the length. The
+plain form saves queries x keys probabilities for each head. The price is one matrix product
+more: 14 q k d FLOP and not 12.
 
-Which tiles: 128 x 128 are the fastest on a CPU, causal, in heads of 64. On one thread they take 0.95, 1.07 and 1.21 of the
-processor time of PyTorch's fused kernel for 512, 1,024 and 2,048 tokens (benchmarks/attention_tiles.py). Smaller tiles are
-more operations (64: 0.97, 1.22, 1.39); larger ones compute more of what the mask hides (256: 1.21, 1.23, 1.28; 512: 1.90,
-1.81, 1.68). What is left: each step on a tile (maximum, exponential, sum, product) is an operation of PyTorch's, with a pass
-over memory of its own, where the fused kernel does them in one.
+Which tiles: 128 x 128 are the fastest on a CPU, causal, in heads of 64. On one thread they take 0.95, 1.07 and 1.21 of
+the processor time of PyTorch's fused kernel for 512, 1,024 and 2,048 tokens (benchmarks/attention_tiles.py). Smaller
+tiles are more operations (64: 0.97, 1.22, 1.39); larger ones compute more of what the mask hides (256: 1.21, 1.23,
+1.28; 512: 1.90, 1.81, 1.68). What is left: each step on a tile (maximum, exponential, sum, product) is an operation of
+PyTorch's, with a pass over memory of its own, where the fused kernel does them in one.
 
 Shape suffixes: L queries, S keys, E elements of a head (of q and k), V of a value; "..." is (batch,) or (batch, heads).
 """
@@ -32,7 +33,9 @@ from dtcourse.attention import attention_backward, attention_forward
 def plain_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """softmax(scale q k^T) v as one writes it down: holds all L x S scores. Arguments as `memory_efficient_attention`'s."""
+    """softmax(scale q k^T) v as one writes it down: holds all L x S scores.
+    Arguments as `memory_efficient_attention`'s.
+    """
     scale = check_inputs(q, k, v, scale)
     scores_LS = q @ k.mT * scale
     if causal:
@@ -67,7 +70,8 @@ def memory_efficient_attention(
 
 
 class MemoryEfficientAttention(torch.autograd.Function):
-    """The two passes of dtcourse/attention.py as one differentiable operation, which saves q, k, v, its output and the log-sum-exp.
+    """The two passes of dtcourse/attention.py as one differentiable operation, which saves q, k, v,
+    its output and the log-sum-exp.
 
     apply(q, k, v, causal, ...) takes the arguments of `memory_efficient_attention` by position, with the same defaults.
     """

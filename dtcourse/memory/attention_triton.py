@@ -5,8 +5,9 @@ and probabilities live in registers and shared memory only, so the slow main mem
 number a query (Dao et al., 2205.14135). Forward gives each program a block of queries; so does the backward of q, while
 the backward of k and v gives each a block of keys: no two programs write to one place (Dao, 2307.08691).
 
-Triton comes with PyTorch's CUDA builds. Elsewhere `triton_attention` says so; with TRITON_INTERPRET=1 in the environment
-before Python starts, Triton runs the same kernels on the CPU, slowly, which is how they are tested without a GPU.
+Triton comes with PyTorch's CUDA builds. Elsewhere `triton_attention` says so; with TRITON_INTERPRET=1 in the
+environment before Python starts, Triton runs the same kernels on the CPU, slowly, which is
+how they are tested without a GPU.
 
 Shape suffixes as in attention.py: L queries, S keys, E elements of a head.
 """
@@ -84,8 +85,8 @@ class TritonAttention(torch.autograd.Function):
         scale = check_kernel_inputs(q, k, v, scale)
         if q.dim() != 4 or any(x.stride(-1) != 1 for x in (q, k, v)):
             raise ValueError(
-                f"the kernels take (batch, heads, length, dim) with rows without gaps; got q {tuple(q.shape)} of strides "
-                f"{q.stride()}. triton_attention takes any"
+                f"the kernels take (batch, heads, length, dim) with rows without gaps; got q {tuple(q.shape)} of "
+                f"strides {q.stride()}. triton_attention takes any"
             )
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         logsumexp = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
@@ -227,7 +228,9 @@ def _backward_q(
     E: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_E: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The gradient of one block of queries; also its rows of delta = sum(grad_out * out), for the kernel that follows."""
+    """The gradient of one block of queries; also its rows of delta = sum(grad_out * out),
+    for the kernel that follows.
+    """
     rows = tl.program_id(0) * BLOCK_L + tl.arange(0, BLOCK_L)
     which = tl.program_id(1).to(tl.int64)
     q_tile = _load(_base(q, q_steps, which, heads), rows, q_steps[2], L, E, BLOCK_E)

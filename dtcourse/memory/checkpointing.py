@@ -177,8 +177,8 @@ class _CheckpointFrame:
                 except _StopRecomputationError:
                     return
         raise CheckpointError(
-            f"the checkpointed function saved {plural(len(self._holders), 'tensor')} in forward and {saved} in the recompute: "
-            "it must do the same both times"
+            f"the checkpointed function saved {plural(len(self._holders), 'tensor')} in forward and {saved} in the "
+            "recompute: it must do the same both times"
         )
 
     @contextmanager

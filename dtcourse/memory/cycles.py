@@ -1,10 +1,10 @@
 """Tensors that only the garbage collector frees: found, and named.
 
-Python frees an object when its last reference goes, and a tensor's memory with it, at once. Objects that refer to each other in a circle keep
-one another alive until the garbage collector comes by, and it comes after so many new *objects*, knowing nothing of their bytes:
-a gigabyte can wait behind a few hundred small ones. Typical circles: an exception kept in a variable (its traceback
-holds the frames, these hold all their tensors), an object with a bound method of itself as a hook, a tensor with an
-attribute that leads back to it.
+Python frees an object when its last reference goes, and a tensor's memory with it, at once. Objects that refer to each
+other in a circle keep one another alive until the garbage collector comes by, and it comes after so many new *objects*,
+knowing nothing of their bytes: a gigabyte can wait behind a few hundred small ones. Typical circles: an exception kept
+in a variable (its traceback holds the frames, these hold all their tensors), an object with a bound method of itself as
+a hook, a tensor with an attribute that leads back to it.
 
 PyTorch draws such circles with torch.utils.viz._cycles; here they are counted.
 """

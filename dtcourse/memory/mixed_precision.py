@@ -9,9 +9,9 @@ bfloat16 keeps 8 significant bits: a weight of 1.0 has no neighbour nearer than 
 nothing, every time. Added to a float32 copy, updates sum up until the rounded parameter moves.
 Source: Micikevicius et al., Mixed Precision Training (arXiv 1710.03740), section 3.1.
 
-Bytes per parameter with Adam: 2 parameter + 2 gradient + 4 master + 8 moments = 16, as many as float32 alone takes (ZeRO
-paper, 1910.02054, section 3.1); what halves are the activations, and the time of matrix products. During a step each
-gradient is held in float32 in place of 16 bits: 2 bytes more. No messages.
+Bytes per parameter with Adam: 2 parameter + 2 gradient + 4 master + 8 moments = 16, as many as float32 alone takes
+(ZeRO paper, 1910.02054, section 3.1); what halves are the activations, and the time of matrix products. During a step
+each gradient is held in float32 in place of 16 bits: 2 bytes more. No messages.
 """
 
 from __future__ import annotations

@@ -171,7 +171,9 @@ class offload_activations(saved_tensors_hooks):
 
 
 class _Stored:
-    """One storage's bytes on the host, and on the device from the first operation of a backward that needs it to the last."""
+    """One storage's bytes on the host, and on the device from the first operation of a
+    backward that needs it to the last.
+    """
 
     def __init__(self, buffer: _Pinned | _FileRegion, number: int, where: torch.device) -> None:
         self.buffer, self.number, self.device = buffer, number, where

@@ -63,7 +63,8 @@ def explain(error: BaseException) -> str:
         )
     lines += [
         "If it happened in forward or backward, activations are too many. In this order:",
-        "  1. a smaller micro-batch, with gradients accumulated (train_step_with_halving does it): costs nothing but speed",
+        "  1. a smaller micro-batch, with gradients accumulated (train_step_with_halving does it): costs nothing "
+        "but speed",
         "  2. bfloat16 (autocast): about half the activations",
         "  3. checkpoint(block, x), or only the core of attention: one more forward",
         "  4. offload_activations(): as much as the link to host memory carries",
@@ -165,7 +166,7 @@ def train_step_with_halving(
     size = samples if micro_batch is None else min(micro_batch, samples)
     if len(targets) != samples or size < 1:
         raise ValueError(
-            f"inputs and targets are the same samples, at least one, in micro-batches of at least one; got "
+            "inputs and targets are the same samples, at least one, in micro-batches of at least one; got "
             f"{plural(samples, 'input')}, {plural(len(targets), 'target')}, micro_batch={micro_batch}"
         )
     local: Any = getattr(

@@ -11,8 +11,8 @@ on. A gradient leaves for the host as soon as backward has it. Source: Ren et al
 Rajbhandari et al., ZeRO-Infinity (arXiv 2104.07857); the emptied storage is how PyTorch's FSDP does it.
 
 Device memory: at most two units' weights and gradients, in place of all; what is in no unit stays. Bytes in a step:
-weights in twice, gradients out once. Host memory: weights, gradients and optimizer states; on a CPU the weights there lie in
-memory-mapped temporary files, so that the system can write them to disk.
+weights in twice, gradients out once. Host memory: weights, gradients and optimizer states; on a CPU the weights there
+lie in memory-mapped temporary files, so that the system can write them to disk.
 """
 
 from __future__ import annotations
@@ -193,7 +193,9 @@ class OffloadedParameters:
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """Loads the model's state dict, parameters and buffers. ValueError, and nothing is changed, if it does not fit."""
+        """Loads the model's state dict, parameters and buffers. ValueError, and nothing is
+        changed, if it does not fit.
+        """
         there = self._model.state_dict()
         wrong = [n for n in there.keys() | state_dict.keys() if n not in there or n not in state_dict
                  or there[n].shape != state_dict[n].shape]  # fmt: skip
@@ -263,7 +265,9 @@ class _Unit:
 def _host_memory(
     like: torch.Tensor, folder: str | Path | None = None, mapped: bool = False
 ) -> torch.Tensor:
-    """Host memory of that shape and type: pinned for a GPU, else, where `mapped`, a file's that has no name any more."""
+    """Host memory of that shape and type: pinned for a GPU, else, where `mapped`,
+    a file's that has no name any more.
+    """
     if device.is_gpu(like.device) or not mapped or not like.numel():
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=device.is_gpu())
     with tempfile.NamedTemporaryFile(dir=folder) as file:

@@ -1,8 +1,8 @@
 """The alpha-beta-gamma model, with LogGP's gap: how long each algorithm takes, before it runs.
 
-What a critical path is made of is beside the algorithms, in collectives/terms.py, one function each; which there are says
-collectives/algorithms.py. Here it becomes seconds on a link, of one level or two; where two algorithms take equally long;
-a link fitted to measured times; and bus bandwidth as nccl-tests defines it (doc/PERFORMANCE.md).
+What a critical path is made of is beside the algorithms, in collectives/terms.py, one function each; which there are
+says collectives/algorithms.py. Here it becomes seconds on a link, of one level or two; where two algorithms take
+equally long; a link fitted to measured times; and bus bandwidth as nccl-tests defines it (doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ COLLECTIVES = (
 
 
 def terms(algorithm: str, collective: str, nbytes: float, ranks: int) -> Terms:
-    """The critical path of a flat algorithm. ValueError where there is no such algorithm, or it has no such collective."""
+    """The critical path of a flat algorithm. ValueError where there is no such algorithm,
+    or it has no such collective.
+    """
     flat = {name: each.terms for name, each in ALGORITHMS.items() if each.terms is not None}
     if algorithm not in flat:
         raise ValueError(f"there is no model of {algorithm!r}; there are {', '.join(flat)}")

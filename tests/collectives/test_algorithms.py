@@ -296,7 +296,8 @@ def test_drawn_cases_agree_with_gloo(ranks: int, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("ranks", [4, 5, 7])
 def test_every_algorithm_in_every_form(ranks: int) -> None:
-    """What drawing may leave out: each collective and algorithm, blocking and not, an odd size on an odd number of ranks."""
+    """What drawing may leave out: each collective and algorithm, blocking and not,
+    an odd size on an odd number of ranks."""
     every = [
         Case(c, a, (129,), "float32", "SUM", ranks - 1, strided, not strided, strided, 5)
         for (c, a), strided in itertools.product(PAIRS, [False, True])

@@ -1,4 +1,5 @@
-"""Futures of collectives on the virtual clock: callbacks run at the collective's end, whatever the machine did first."""
+"""Futures of collectives on the virtual clock: callbacks run at the collective's end,
+whatever the machine did first."""
 
 from __future__ import annotations
 

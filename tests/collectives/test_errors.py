@@ -67,7 +67,8 @@ def test_wrong_arguments_that_one_rank_can_see() -> None:
             r"4 rows cannot be split evenly over 3 ranks": lambda: pairwise.all_to_all_single(
                 x.clone(), x
             ),
-            r"input_split_sizes=\[1, 2, 3\] must be 3 sizes that add up to the tensor's 4 rows, got 3 that add up to 6": (
+            r"input_split_sizes=\[1, 2, 3\] must be 3 sizes that add up to "
+            r"the tensor's 4 rows, got 3 that add up to 6": (
                 lambda: pairwise.all_to_all_single(x.clone(), x, [2, 1, 1], [1, 2, 3])
             ),
             r"output_split_sizes=\[4\]": lambda: pairwise.all_to_all_single(

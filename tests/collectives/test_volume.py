@@ -158,7 +158,8 @@ def test_halving_and_doubling_is_two_times_log_p_messages(p: int) -> None:
 
 @pytest.mark.parametrize("p", OTHERS)
 def test_halving_and_doubling_beside_a_power_of_two(p: int) -> None:
-    """On the critical path 2 floor(log2 p) + 2 messages; a rank sends one fewer, since it receives the first of them."""
+    """On the critical path 2 floor(log2 p) + 2 messages; a rank sends one fewer,
+    since it receives the first of them."""
     q = 1 << (p.bit_length() - 1)
     n, lg = 5 * q, int(math.log2(q))
     sent = all_ranks(halving_doubling.all_reduce_volume, n, p)

@@ -1,4 +1,5 @@
-"""The caching allocator: its constants, its invariants for any trace, fragmentation, and CUDA's own where there is one."""
+"""The caching allocator: its constants, its invariants for any trace, fragmentation,
+and CUDA's own where there is one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Memory-efficient attention: the plain form's numbers and PyTorch's, at bytes that grow with the length and not its square."""
+"""Memory-efficient attention: the plain form's numbers and PyTorch's,
+at bytes that grow with the length and not its square."""
 
 from __future__ import annotations
 
@@ -105,7 +106,8 @@ def test_half_precision_is_added_up_in_float32(dtype):
     assert ours[0].dtype == dtype
     unit = torch.finfo(dtype).eps
     torch.testing.assert_close(ours[0].float(), exact[0], rtol=unit, atol=1e-5)
-    # Gradients see the rounded output once more, in delta, and another rounding of grad_out; the plain form in `dtype` is worse.
+    # Gradients see the rounded output once more, in delta, and another rounding of grad_out;
+    # the plain form in `dtype` is worse.
     plain = output_and_gradients(plain_attention, *narrow, causal=True)
     for a, b, c in zip(ours[1:], exact[1:], plain[1:], strict=True):
         error, worse = (a.float() - b).abs().max(), (c.float() - b).abs().max()

@@ -1,7 +1,7 @@
 """The Triton kernels: run by Triton's interpreter and compiled for GPUs that are not here; on a GPU where there is one.
 
-Triton is not in the lock: PyTorch's CUDA builds bring their own. `make triton` puts it into a folder of its own, for the
-fresh processes that the first two tests start.
+Triton is not in the lock: PyTorch's CUDA builds bring their own. `make triton` puts it into a folder of its own, for
+the fresh processes that the first two tests start.
 """
 
 from __future__ import annotations

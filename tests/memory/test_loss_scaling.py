@@ -21,7 +21,8 @@ def parameter(*values):
 
 
 def follow(scaler, pattern, optimizers=1, clip=False):
-    """One step an entry of `pattern`, whose values (one an optimizer) multiply the losses. What can be seen after each."""
+    """One step an entry of `pattern`, whose values (one an optimizer) multiply the losses.
+    What can be seen after each."""
     weights = [parameter(1.0, -2.0, 3.0) for _ in range(optimizers)]
     steppers = [torch.optim.SGD([w], lr=0.01, momentum=0.9) for w in weights]
     seen = []

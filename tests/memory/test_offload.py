@@ -1,4 +1,5 @@
-"""Activation offload: the same gradients, the bytes that formulas say, memory really given back, fetched ahead of use."""
+"""Activation offload: the same gradients, the bytes that formulas say, memory really given back,
+fetched ahead of use."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def test_gradients_are_the_same_bit_for_bit(prefetch):
 
 
 def test_every_storage_goes_out_once_and_comes_back_once():
-    """Saved: the batch by the first linear, each tanh's output by tanh, by the next linear, by the square at the end."""
+    """Saved: the batch by the first linear, each tanh's output by tanh, by the next linear,
+    by the square at the end."""
     offload = offload_activations()
     step(model(), torch.randn(BATCH, WIDTH), offload)
     assert offload.bytes == offload.fetched == (1 + LAYERS) * ONE

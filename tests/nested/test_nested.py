@@ -155,8 +155,23 @@ def test_what_cannot_be_opened_is_told_apart_from_what_holds_nothing():
 
 # --- put back --------------------------------------------------------------------------------------------------
 
-MAPPED = ("tensor", "list of tuples", "dict", "dict subclass", "ordered dict", "default dict", "set", "frozen set",
-          "deque", "named tuple", "dataclass", "frozen dataclass", "slots", "attribute of a list", "torch's own")  # fmt: skip
+MAPPED = (
+    "tensor",
+    "list of tuples",
+    "dict",
+    "dict subclass",
+    "ordered dict",
+    "default dict",
+    "set",
+    "frozen set",
+    "deque",
+    "named tuple",
+    "dataclass",
+    "frozen dataclass",
+    "slots",
+    "attribute of a list",
+    "torch's own",
+)
 
 
 @pytest.mark.parametrize("kind", MAPPED)

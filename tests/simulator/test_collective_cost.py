@@ -191,7 +191,8 @@ def test_a_double_tree_in_chunks_takes_about_what_the_model_says(p):
 
 
 def test_the_chunks_of_a_double_tree_follow_each_other():
-    """A program that takes its chunks in the order of a loop took 2.57 ms with one chunk per half and 3.38 with eight."""
+    """A program that takes its chunks in the order of a loop took 2.57 ms with one chunk
+    per half and 3.38 with eight."""
     network = EmulatedNetwork(latency=20e-6, bandwidth=10e9, gap=5e-6)
     link = Link(network.latency, 1 / network.bandwidth, gap=network.gap)
     n, p, counts = 4_800_000, 8, [1, 2, 4, 8, 16, 32, 64]

@@ -3,8 +3,8 @@
 # torch's stubs describe the C++ class; a Python subclass is constructed and called otherwise.
 """The methods that torch calls on a process group, each as one of our collectives.
 
-Every one that moves data is here or in process_group.py (torch_private.DATA_METHODS): what is left out would run, silently,
-on the inner group. Each makes torch's arguments plain, and says in words what the ranks must agree on.
+Every one that moves data is here or in process_group.py (torch_private.DATA_METHODS): what is left out would run,
+silently, on the inner group. Each makes torch's arguments plain, and says in words what the ranks must agree on.
 """
 
 from __future__ import annotations

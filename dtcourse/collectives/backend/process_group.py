@@ -113,7 +113,9 @@ class AlgorithmGroup(CollectiveCalls):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier whose error names the ranks that did not come within `timeout` (the group's, where none is given)."""
+        """A barrier whose error names the ranks that did not come within `timeout` (the group's,
+        where none is given).
+        """
         patience = self._timeout if timeout is None else timeout
         self._meetings += 1
         place = f"monitored_barrier/{self._meetings}"

@@ -2,11 +2,12 @@
 
 gloo offers a message's wait() and nothing else: its is_completed() stays False until somebody has waited, and a second
 wait() never returns. So each message that wait_any is asked about gets a thread, which sits in wait() and rings a bell;
-the thread spends its time inside gloo, and lets go of Python's lock there. Whoever else waits for the same message waits
-for that thread.
+the thread spends its time inside gloo, and lets go of Python's lock there. Whoever else waits for the same message
+waits for that thread.
 
 Messages are taken in the order in which they were over, not in that of the list: a peer that sends all the time cannot
-keep the others from their turn (MPI_Waitany promises less). On an emulated network, over is when it would be over there.
+keep the others from their turn (MPI_Waitany promises less). On an emulated network, over
+is when it would be over there.
 """
 
 from __future__ import annotations
@@ -122,8 +123,8 @@ def wait_any(works: Sequence[dist.Work | None]) -> int:
 
     works: from isend and irecv, of one group or of several. None, and what has been waited for already, is passed over
 
-    Raises ValueError where nothing is left to wait for, for a Work that is not from p2p, and on the virtual clock, which
-    cannot know what arrives first, for more than one.
+    Raises ValueError where nothing is left to wait for, for a Work that is not from p2p, and on the virtual clock,
+    which cannot know what arrives first, for more than one.
     """
     for index, work in enumerate(works):
         if work is not None and not isinstance(work, Pending):

@@ -1,9 +1,9 @@
 """One rank's end of a group: where its messages go out and come in. `p2p` is the way to use it.
 
 A message carries no header that says what it is, so the two ends agree on that beforehand, in its tag: a number made of
-the sender's tag, the number of elements, the dtype and the operation that it belongs to. gloo delivers a message only to
-a receive with the same number, so ten floats never land in a buffer for twelve, nor a broadcast's in an all_reduce: where
-ranks disagree they wait, and guard.py finds out why. (gloo itself ends the process when a message is longer than
+the sender's tag, the number of elements, the dtype and the operation that it belongs to. gloo delivers a message only
+to a receive with the same number, so ten floats never land in a buffer for twelve, nor a broadcast's in an all_reduce:
+where ranks disagree they wait, and guard.py finds out why. (gloo itself ends the process when a message is longer than
 its buffer, and says nothing when it is shorter. NCCL has no tags: there, such mistakes stay the user's.)
 """
 

@@ -1,12 +1,12 @@
 """The Future of a collective on an emulated clock: what waits for it, or runs when it is there, does so at its time.
 
-A Future's callback (`then`: a communication hook of DDP decompresses there) runs in the worker's thread if the collective
-is still under way, and at once in the caller's if it is done. Which of the two depends on the real machine, so here it
-makes no difference: callbacks run on a lane of their own, which begins when the collective has ended, and what they
-compute is not counted, as nothing is that the group's worker does.
+A Future's callback (`then`: a communication hook of DDP decompresses there) runs in the worker's thread if the
+collective is still under way, and at once in the caller's if it is done. Which of the two depends on the real machine,
+so here it makes no difference: callbacks run on a lane of their own, which begins when the collective has ended, and
+what they compute is not counted, as nothing is that the group's worker does.
 
-A callback that calls a collective itself (PowerSGD's) takes its place among the group's collectives when the machine comes
-to it, so there the times are not the same twice; nor is the order of such collectives in PyTorch.
+A callback that calls a collective itself (PowerSGD's) takes its place among the group's collectives when the machine
+comes to it, so there the times are not the same twice; nor is the order of such collectives in PyTorch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The checks of lesson 14: activations by formula, a run's memory, a scaler for several ranks, 16 bits with one rounding, what to give up."""
+"""The checks of lesson 14: activations by formula, a run's memory, a scaler for several ranks,
+16 bits with one rounding, what to give up.
+"""
 
 # In the order of the notebook.
 EXERCISES = (

@@ -47,7 +47,8 @@ def check_one_rounding(answer: Answer) -> None:
             got = run[rank]
             require(
                 isinstance(got, torch.Tensor) and got.shape == (n,) and got.dtype == torch.bfloat16,
-                f"with {plural(ranks, 'rank')} and {n} numbers, x should still be {n} bfloat16 numbers. Sum in place: x.copy_(...).",
+                f"with {plural(ranks, 'rank')} and {n} numbers, x should still be {n} bfloat16 numbers. Sum in "
+                "place: x.copy_(...).",
             )
             off = ((got.double() - exact).abs() / unit).max().item()
             require(
@@ -56,12 +57,14 @@ def check_one_rounding(answer: Answer) -> None:
             )
             require(
                 off <= 0.5 + 1e-3,
-                f"with {plural(ranks, 'rank')} and {n} numbers, rank {rank} is up to {off:.3g} units in the last place from the exact sum; one "
-                "rounding makes at most 0.5. Where else is something rounded to bfloat16 (or left out)?",
+                f"with {plural(ranks, 'rank')} and {n} numbers, rank {rank} is up to {off:.3g} units in the last "
+                "place from the exact sum; one rounding makes at most 0.5. Where else is something rounded to "
+                "bfloat16 (or left out)?",
             )
             require(
                 torch.equal(got, run[0]),
-                f"with {plural(ranks, 'rank')}, rank {rank} and rank 0 hold different bits: after an all-reduce all are the same.",
+                f"with {plural(ranks, 'rank')}, rank {rank} and rank 0 hold different bits: after an all-reduce all "
+                "are the same.",
             )
 
 
@@ -78,7 +81,8 @@ def check_bytes(answer: Answer) -> None:
             sent = run.traffic.bytes_sent(rank=rank)
             require(
                 sent <= budget,
-                f"with {plural(ranks, 'rank')} and {n} numbers, rank {rank} sends {sent:,} bytes; a bfloat16 ring sends {budget:,}. "
+                f"with {plural(ranks, 'rank')} and {n} numbers, rank {rank} sends {sent:,} bytes; a bfloat16 ring "
+                f"sends {budget:,}. "
                 + (
                     "Is it float32 that travels?"
                     if sent <= 2.1 * budget and sent > 1.6 * budget

@@ -77,7 +77,10 @@ def best(device: Device) -> tuple[float, Choice]:
 def _require(answer: Answer, devices: tuple[Device, ...], hint: str) -> None:
     for device, got in zip(devices, answer.call(_chosen, devices), strict=True):
         capacity, parameters, ranks, samples, layers, *_ = device
-        where = f"{capacity / GB:g} GB, {parameters / 1e9:g} billion parameters, {ranks} ranks, {samples} samples, {layers} layers"
+        where = (
+            f"{capacity / GB:g} GB, {parameters / 1e9:g} billion parameters, {ranks} ranks, {samples} samples, "
+            f"{layers} layers"
+        )
         right = isinstance(got, (list, tuple)) and [type(n) for n in got] == [int, int, bool]
         require(
             right,
@@ -86,14 +89,15 @@ def _require(answer: Answer, devices: tuple[Device, ...], hint: str) -> None:
         micro, recomputed, sharded = got
         require(
             micro > 0 and samples % micro == 0 and 0 <= recomputed <= layers,
-            f"{where}: {tuple(got)!r} is not possible. Micro-batches are equal parts of the samples, and 0 to {layers} layers are "
+            f"{where}: {tuple(got)!r} is not possible. Micro-batches are equal parts of the samples, and 0 to "
+            f"{layers} layers are "
             "recomputed.",
         )
         need = needed(device, (micro, recomputed, sharded))
         require(
             need <= capacity,
-            f"{where}: {tuple(got)!r} takes {need / GB:.2f} GB, which does not fit. Which states does every rank still hold in full, and "
-            "what does the layer that is recomputed just now take?",
+            f"{where}: {tuple(got)!r} takes {need / GB:.2f} GB, which does not fit. Which states does every rank "
+            "still hold in full, and what does the layer that is recomputed just now take?",
         )
         taken, (least, _) = seconds(device, (micro, recomputed, sharded)), best(device)
         require_near_best(where, got, taken * 1e3, least * 1e3, "ms", hint)

@@ -146,12 +146,13 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
     said = answer.call(_said, [run for run, _ in tried])
     for ((steps, reserved, capacity), right), got in zip(tried, said, strict=True):
         require_diagnosis(
-            f"A run of {len(steps)} steps, with at most {max(_peaks(steps)):,} bytes alive and {max(reserved):,} reserved of {capacity:,}",
+            f"A run of {len(steps)} steps, with at most {max(_peaks(steps)):,} bytes alive and {max(reserved):,} "
+            f"reserved of {capacity:,}",
             got,
             right,
             hint,
-            "What stays there is right: weights, the optimizer's states from the first step on, and each step's gradients until the "
-            "next step (the last one's until the end).",
+            "What stays there is right: weights, the optimizer's states from the first step on, and each step's "
+            "gradients until the next step (the last one's until the end).",
             example=("kept", 2),
         )
 
@@ -162,7 +163,8 @@ def check_kept(answer: Answer) -> None:
     _require(
         answer,
         "kept",
-        "Which storages are never freed, and in which step is the first of them born? The first step leaves the optimizer's states.",
+        "Which storages are never freed, and in which step is the first of them born? The first step leaves the "
+        "optimizer's states.",
     )
 
 
@@ -172,7 +174,8 @@ def check_cycles(answer: Answer) -> None:
     _require(
         answer,
         "cycles",
-        "These storages are freed, steps after they were born. How long does the longest wait take? (The last ones still wait.)",
+        "These storages are freed, steps after they were born. How long does the longest wait take? (The last ones "
+        "still wait.)",
     )
 
 

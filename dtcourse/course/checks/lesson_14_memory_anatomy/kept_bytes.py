@@ -103,7 +103,7 @@ def check_kept_bytes(answer: Answer) -> None:
         )  # type: ignore[call-overload]
         require(
             got == saved.bytes,
-            f"B={batch}, S={sequence}, D={width}, {heads} heads, {kv_heads} for keys and values, F={hidden}: autograd keeps "
-            f"{saved.bytes:,} bytes, and you say {got:,}, which is {abs(off):g} numbers a token too "
+            f"B={batch}, S={sequence}, D={width}, {heads} heads, {kv_heads} for keys and values, F={hidden}: "
+            f"autograd keeps {saved.bytes:,} bytes, and you say {got:,}, which is {abs(off):g} numbers a token too "
             f"{'many' if off > 0 else 'few'}. {hint}",
         )

@@ -67,7 +67,9 @@ def _expected(
 
 
 def _gradients(ranks: int, steps: int = 40) -> list[torch.Tensor]:
-    """Small whole numbers, so that sums are exact; now and then one rank has a number that only a small scale can bear."""
+    """Small whole numbers, so that sums are exact; now and then one rank has a number that
+    only a small scale can bear.
+    """
     gradients = [torch.randint(-8, 9, (steps, 40)).float() for _ in range(ranks)]
     for step in sorted(random.sample(range(2, steps - 2), 6)):
         gradients[random.randrange(ranks)][step, random.randrange(40)] = 2.0**112
@@ -89,8 +91,8 @@ def check_together(answer: Answer) -> None:
             said = [run[rank][1][step] for rank in range(ranks)]
             require(
                 len(set(said)) == 1,
-                f"{plural(ranks, 'rank')}, step {step}: some ranks stepped and others did not ({said}), so the model's parts are no longer of "
-                "one step. How does a rank learn of another's overflow?",
+                f"{plural(ranks, 'rank')}, step {step}: some ranks stepped and others did not ({said}), so the "
+                "model's parts are no longer of one step. How does a rank learn of another's overflow?",
             )
             largest = max(g[step].abs().max().item() for g in gradients)
             require(
@@ -112,8 +114,8 @@ def check_scales(answer: Answer) -> None:
             before = "a skipped" if step and not stepped[step - 1] else "a good"
             require(
                 False,
-                f"step {step}, after {before} step: the scale should be {right:g}, and is {got:g}. Halve after an overflow; double "
-                "after growth_interval good steps in a row: which event sets that count to zero?",
+                f"step {step}, after {before} step: the scale should be {right:g}, and is {got:g}. Halve after an "
+                "overflow; double after growth_interval good steps in a row: which event sets that count to zero?",
             )
 
 
@@ -126,12 +128,13 @@ def check_weights(answer: Answer) -> None:
         require(
             torch.equal(run[rank][2], weights[rank]),
             f"rank {rank}'s weights are not those of the steps that were taken, with unscaled gradients "
-            f"(largest difference {(run[rank][2] - weights[rank]).abs().max():.3g}). What does the optimizer see as gradient?",
+            f"(largest difference {(run[rank][2] - weights[rank]).abs().max():.3g}). What does the optimizer see as "
+            "gradient?",
         )
         budget = 64 * len(gradients[0])
         sent = run.traffic.bytes_sent(rank=rank)
         require(
             sent <= budget,
-            f"rank {rank} sent {sent:,} bytes in {len(gradients[0])} steps; {budget:,} are allowed. What do the others need to know: "
-            "the gradients, or one thing about them?",
+            f"rank {rank} sent {sent:,} bytes in {len(gradients[0])} steps; {budget:,} are allowed. What do the "
+            "others need to know: the gradients, or one thing about them?",
         )

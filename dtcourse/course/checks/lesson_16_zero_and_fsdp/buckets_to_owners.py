@@ -16,7 +16,8 @@ BUCKETS = Exercise(
     lesson="16",
     title="ZeRO-2: buckets to their owners",
     takes=("buckets_to_owners",),
-    target="mean gradients on their owner to 1e-5, None elsewhere; as few buckets as fit; one under way, beside backward",
+    target="mean gradients on their owner to 1e-5, None elsewhere; as few buckets as fit; one under way, beside "
+    "backward",
     forbidden=(
         "torch.nn.parallel",
         "torch.distributed.fsdp",
@@ -61,7 +62,9 @@ class _Noted:
 def _to_owners(
     buckets_to_owners: Any, weights: list[torch.Tensor], batch: Any, owners: list[int]
 ) -> tuple[list[Any], list[Any]]:
-    """Gradients after the last backward, and what happened in it, in order: ("ready", i, bytes), ("send" or "wait", k, bytes)."""
+    """Gradients after the last backward, and what happened in it, in order: ("ready", i, bytes),
+    ("send" or "wait", k, bytes).
+    """
     import torch.distributed as dist
 
     model, log, numbers = _model(weights), [], count()
@@ -118,8 +121,8 @@ def _waited(where: str, log: list[Any]) -> None:
     sent, waited = ({k for kind, k, _ in log if kind == what} for what in ("send", "wait"))
     require(
         sent <= waited,
-        f"{where}: {plural(len(sent - waited), 'message')} of {len(sent)} are never waited for. What is in a tensor that is still under "
-        "way, and who says when it has arrived?",
+        f"{where}: {plural(len(sent - waited), 'message')} of {len(sent)} are never waited for. What is in a tensor "
+        "that is still under way, and who says when it has arrived?",
     )
 
 
@@ -134,14 +137,14 @@ def check_bucket_gradients(answer: Answer) -> None:
             got = run[owner][0][i]
             require(
                 got is not None,
-                f"On {plural(ranks, 'rank')}, rank {owner} owns trained parameter {i} and has no gradient of it after finish(). "
-                "Where did it go?",
+                f"On {plural(ranks, 'rank')}, rank {owner} owns trained parameter {i} and has no gradient of it "
+                "after finish(). Where did it go?",
             )
             require_close(
                 got,
                 expected,
-                f"On {plural(ranks, 'rank')}, the gradient of trained parameter {i} on its owner, rank {owner}, is not that of one process "
-                "on the whole batch: it",
+                f"On {plural(ranks, 'rank')}, the gradient of trained parameter {i} on its owner, rank {owner}, is "
+                "not that of one process on the whole batch: it",
                 1e-5,
                 "Is it the sum or the mean, of all ranks, and does each parameter get its own piece of the bucket?",
             )
@@ -158,8 +161,8 @@ def check_bucket_freed(answer: Answer) -> None:
             left = [i for i, g in enumerate(run[rank][0]) if g is not None and owners[i] != rank]
             require(
                 not left,
-                f"On {plural(ranks, 'rank')}, rank {rank} still has gradients of {len(left)} trained parameters that others own. Who needs "
-                "them?",
+                f"On {plural(ranks, 'rank')}, rank {rank} still has gradients of {len(left)} trained parameters "
+                "that others own. Who needs them?",
             )
 
 
@@ -175,8 +178,9 @@ def check_bucket_count(answer: Answer) -> None:
             sent = [nbytes for kind, _, nbytes in log if kind == "send"]
             require(
                 sent == right,
-                f"On {plural(ranks, 'rank')}, rank {rank} sends messages of {sent} bytes; with buckets of {BUCKET_BYTES} bytes the rule "
-                f"makes {right}. When does a bucket close: at another owner, and when the next gradient does not fit?",
+                f"On {plural(ranks, 'rank')}, rank {rank} sends messages of {sent} bytes; with buckets of "
+                f"{BUCKET_BYTES} bytes the rule makes {right}. When does a bucket close: at another owner, and when "
+                "the next gradient does not fit?",
             )
 
 
@@ -196,12 +200,14 @@ def check_bucket_overlap(answer: Answer) -> None:
         elif kind == "send":
             require(
                 ready <= closes[k],
-                f"Message {k} is sent when {ready} gradients are ready; its bucket closes with gradient {closes[k]}. Does it leave in "
+                f"Message {k} is sent when {ready} gradients are ready; its bucket closes with gradient "
+                f"{closes[k]}. Does it leave in "
                 "backward, as soon as it is closed?",
             )
             require(
                 under_way is None,
-                f"Message {k} is sent while message {under_way and under_way[0]} is under way. How many buckets hold memory at one moment then?",
+                f"Message {k} is sent while message {under_way and under_way[0]} is under way. How many buckets "
+                "hold memory at one moment then?",
             )
             under_way = (k, ready)
         elif kind == "wait" and under_way is not None and under_way[0] == k:

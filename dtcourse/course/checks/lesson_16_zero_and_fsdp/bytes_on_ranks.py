@@ -56,8 +56,8 @@ def _compare_bytes(answer: Answer, cases: list[Case], hint: str) -> None:
         right = _right_bytes(*case)
         require(
             got == right,
-            f"Parameters of {sizes} elements on {plural(ranks, 'rank')}, stage {stage}, {each} bytes an element (weight, gradient, "
-            f"optimizer): you say {got}, and it is {right}. {hint}",
+            f"Parameters of {sizes} elements on {plural(ranks, 'rank')}, stage {stage}, {each} bytes an element "
+            f"(weight, gradient, optimizer): you say {got}, and it is {right}. {hint}",
         )
 
 
@@ -84,7 +84,8 @@ def check_dealt_out(answer: Answer) -> None:
     _compare_bytes(
         answer,
         cases,
-        "In what order are the parameters dealt out, and who gets the next one? A rank's bytes are those of its own ones.",
+        "In what order are the parameters dealt out, and who gets the "
+        "next one? A rank's bytes are those of its own ones.",
     )
 
 

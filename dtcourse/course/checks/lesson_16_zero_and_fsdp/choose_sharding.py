@@ -80,8 +80,9 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
     for cluster, got in zip(clusters, answer.call(_chosen, clusters), strict=True):
         parameters, nodes, per_node, room, compute, inside, between, host = cluster
         where = (
-            f"{parameters / 1e9:g} billion parameters, {plural(nodes, 'node')} of {per_node}, {room / 1e9:g} GB on each, {compute:g} s of compute; GB/s: "
-            f"{inside / 1e9:g} inside, {between / 1e9:g} between, {host / 1e9:g} to the host"
+            f"{parameters / 1e9:g} billion parameters, {plural(nodes, 'node')} of {per_node}, {room / 1e9:g} GB on "
+            f"each, {compute:g} s of compute; GB/s: {inside / 1e9:g} inside, {between / 1e9:g} between, "
+            f"{host / 1e9:g} to the host"
         )
         require(
             isinstance(got, (list, tuple)) and len(got) == 3 and tuple(got) in CHOICES,
@@ -90,8 +91,8 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
         need = needed(cluster, tuple(got))
         require(
             need <= room,
-            f"{where}: {tuple(got)!r} needs {need / 1e9:.1f} GB of states on each GPU. What does each stage shard, over how many ranks, and "
-            "what leaves for the host?",
+            f"{where}: {tuple(got)!r} needs {need / 1e9:.1f} GB of states on each GPU. What does each stage shard, "
+            "over how many ranks, and what leaves for the host?",
         )
         taken, (least, _) = seconds(cluster, tuple(got)), best(cluster)
         require_near_best(where, got, taken, least, "s", hint)
@@ -103,7 +104,8 @@ def check_inside(answer: Answer) -> None:
     _require(
         answer,
         INSIDE,
-        "What travels between the nodes, sharded over all and sharded inside the node? Is the lowest stage that fits the fastest?",
+        "What travels between the nodes, sharded over all and sharded inside the node? Is the lowest stage that "
+        "fits the fastest?",
     )
 
 

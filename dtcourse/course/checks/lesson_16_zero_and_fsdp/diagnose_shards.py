@@ -79,7 +79,8 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
             got,
             right,
             hint,
-            "Every part takes the step that one process would take, clipped by the norm of the whole mean gradient, but for rounding.",
+            "Every part takes the step that one process would take, clipped by the norm of the whole mean gradient, "
+            "but for rounding.",
             example=("own gradient", 2),
         )
 

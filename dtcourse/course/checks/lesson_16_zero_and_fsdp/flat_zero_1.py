@@ -15,7 +15,8 @@ FLAT = Exercise(
     lesson="16",
     title="ZeRO-1 on equal parts",
     takes=("flat_zero_1",),
-    target="one process's parameters to 1e-6; Adam states of 8 bytes per element of the part; 2 (p - 1) parts sent per rank",
+    target="one process's parameters to 1e-6; Adam states of 8 bytes per element "
+    "of the part; 2 (p - 1) parts sent per rank",
     forbidden=(
         "torch.distributed.optim",
         "torch.distributed.fsdp",
@@ -77,9 +78,10 @@ def check_flat_parameters(answer: Answer) -> None:
                 require_close(
                     got,
                     expected,
-                    f"{kind} on {plural(ranks, 'rank')}: after {STEPS} steps parameter {i} on rank {rank} is not what one process has "
-                    "that steps with the mean gradient: it",
-                    hint="Is it the mean, does each rank update its own run of the flat vector, and do all get the new values?",
+                    f"{kind} on {plural(ranks, 'rank')}: after {STEPS} steps parameter {i} on rank {rank} is not "
+                    "what one process has that steps with the mean gradient: it",
+                    hint="Is it the mean, does each rank update its own run of the flat vector, and do all get the "
+                    "new values?",
                 )
 
 
@@ -92,9 +94,9 @@ def check_flat_states(answer: Answer) -> None:
         for rank in range(ranks):
             require(
                 run[rank][1] == 8 * part,
-                f"{N} elements on {plural(ranks, 'rank')} are parts of {part}, which is {8 * part} bytes of Adam states. The optimizer of "
-                f"rank {rank} holds {run[rank][1]}. Of what does it know: whole parameters, or one run of the flat vector, with "
-                "its padding?",
+                f"{N} elements on {plural(ranks, 'rank')} are parts of {part}, which is {8 * part} bytes of Adam "
+                f"states. The optimizer of rank {rank} holds {run[rank][1]}. Of what does it know: whole "
+                "parameters, or one run of the flat vector, with its padding?",
             )
 
 
@@ -112,6 +114,7 @@ def check_flat_traffic(answer: Answer) -> None:
             sent = run.traffic.bytes_sent(rank=rank)
             require(
                 sent == exact,
-                f"In {STEPS} steps rank {rank} of {ranks} sends {sent:,} bytes; {exact:,} are enough. Which collective leaves each rank "
-                "with its part of a sum and nothing else, and which one gives every part to all?",
+                f"In {STEPS} steps rank {rank} of {ranks} sends {sent:,} bytes; {exact:,} are enough. Which "
+                "collective leaves each rank with its part of a sum and nothing else, and which one gives every "
+                "part to all?",
             )

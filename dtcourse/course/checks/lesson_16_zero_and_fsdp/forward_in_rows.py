@@ -16,7 +16,8 @@ ROWS = Exercise(
     lesson="16",
     title="Rows, and the next weight on its way",
     takes=("forward_in_rows",),
-    target="one process's output to 1e-6 for any rows; (p - 1) parts sent per layer; two whole weights; 1.01 times the least time",
+    target="one process's output to 1e-6 for any rows; (p - 1) parts sent per layer; two whole weights; 1.01 times the "
+    "least time",
     forbidden=(
         "torch.distributed.fsdp",
         "torch.distributed.tensor",
@@ -82,7 +83,8 @@ def check_rows_output(answer: Answer) -> None:
             require_close(
                 run[rank][0],
                 right,
-                f"Weights with {widths[1:]} rows on {plural(ranks, 'rank')}: the output on rank {rank} is not that of one process: it",
+                f"Weights with {widths[1:]} rows on {plural(ranks, 'rank')}: the output on rank {rank} is not that "
+                "of one process: it",
                 1e-6,
                 "Is each weight whole, in rank order, without its padding, when its layer computes?",
             )
@@ -98,8 +100,9 @@ def check_rows_traffic(answer: Answer) -> None:
             sent = run.traffic.bytes_sent(rank=rank)
             require(
                 sent == exact,
-                f"Weights with {widths[1:]} rows on {plural(ranks, 'rank')}: rank {rank} sends {sent:,} bytes, and one all-gather per "
-                f"layer of parts of ceil(rows / p) rows sends {exact:,}. What does your collective carry besides?",
+                f"Weights with {widths[1:]} rows on {plural(ranks, 'rank')}: rank {rank} sends {sent:,} bytes, and "
+                f"one all-gather per layer of parts of ceil(rows / p) rows sends {exact:,}. What does your "
+                "collective carry besides?",
             )
 
 
@@ -117,8 +120,9 @@ def check_rows_time(answer: Answer) -> None:
         alone = len(weights) * (gather + seconds)
         require(
             took <= 1.01 * least,
-            f"A gather takes {1e3 * gather:.2f} ms and a layer {1e3 * seconds:.2f}: {len(weights)} layers take {1e3 * took:.2f} ms, where "
-            f"{1e3 * least:.2f} are enough, and one after the other is {1e3 * alone:.2f}. When does the next weight's gather start, and "
+            f"A gather takes {1e3 * gather:.2f} ms and a layer {1e3 * seconds:.2f}: {len(weights)} layers take "
+            f"{1e3 * took:.2f} ms, where {1e3 * least:.2f} are enough, and one after the other is "
+            f"{1e3 * alone:.2f}. When does the next weight's gather start, and "
             "who waits for it, and when?",
         )
 
@@ -134,7 +138,8 @@ def check_rows_memory(answer: Answer) -> None:
         most = 2 * weight + weight // 2 + 8 * SAMPLES * 64 * 4
         require(
             more <= most,
-            f"Beside its shards rank {rank} holds {more:,} bytes at one moment; two whole weights are {2 * weight:,}, and half of one and "
-            "the activations are allowed besides. When is the last weight let go, how many are under way, and does putting "
-            "parts together copy them?",
+            f"Beside its shards rank {rank} holds {more:,} bytes at one moment; two whole weights are "
+            f"{2 * weight:,}, and half of one and "
+            "the activations are allowed besides. When is the last weight let go, how many are under way, and does "
+            "putting parts together copy them?",
         )

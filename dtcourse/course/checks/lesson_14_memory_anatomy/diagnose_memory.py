@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dtcourse.course.judging import Answer, Exercise, require_diagnosis
 from dtcourse.memory.allocator import CachingAllocator
 from dtcourse.models import MLP
 from dtcourse.profiling.memory_tracker import MemoryTracker
+from dtcourse.torch_private import fake_tensors
 
 DIAGNOSE = Exercise(
     "diagnose_memory",
@@ -55,7 +55,7 @@ def _tracked(kind: str, width: int, most: int, where: int) -> Steps:
     """Training steps of an MLP with Adam, on fake tensors, with a mistake."""
     kept: list[torch.Tensor] = []
     marks: list[int] = []
-    with FakeTensorMode():
+    with fake_tensors():
         model = MLP((width, 2 * width, 2 * width, 64))
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         with MemoryTracker(model, optimizer) as tracker:

@@ -107,8 +107,8 @@ class Check:
 class Exercise:
     """One exercise: what it is called, what it takes from the notebook, its target in numbers, its checks.
 
-    forbidden: modules and functions that do what is asked, such as "torch.utils.checkpoint"; an answer that names one of
-               them is refused (forbidden.py)
+    forbidden: modules and functions that do what is asked, such as "torch.utils.checkpoint"; an answer that names one
+               of them is refused (forbidden.py)
     """
 
     name: str
@@ -235,7 +235,8 @@ class Report:
         good, total = sum(verdict.passed for verdict in self.verdicts), len(self.exercise.checks)
         lines = [f"  - {one.title} (not tried)" for one in left]
         lines += [
-            f"  0 of {plural(v.check.points, 'point')} for '{v.check.title}' as long as this does not hold: {'; '.join(lacks)}."
+            f"  0 of {plural(v.check.points, 'point')} for '{v.check.title}' as long as this does not hold: "
+            f"{'; '.join(lacks)}."
             for v in self.verdicts
             if v.passed and (lacks := self._lacks(v.check))
         ]

@@ -1,8 +1,8 @@
 """How much an answer may take: memory, processes, disk. Some of it the system refuses, all of it is watched.
 
-What the system refuses holds at once, but for one process at a time (`hold`). Threads of the judge watch all processes of
-an answer together, and end them where they are too many or too large. That needs no control group, which few containers
-and no ordinary user may make, and it binds root's answers too.
+What the system refuses holds at once, but for one process at a time (`hold`). Threads of the judge watch all processes
+of an answer together, and end them where they are too many or too large. That needs no control group, which few
+containers and no ordinary user may make, and it binds root's answers too.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def patience(seconds: float) -> float:
 
 
 def hold(memory: int, tasks: int | None) -> None:
-    """In the answer's process, before its code runs: limits that the system holds, for it and for all that it starts."""
+    """In the answer's process, before its code runs: limits that the system holds,
+    for it and for all that it starts.
+    """
     import resource
 
     limits = {"CORE": 0, "FSIZE": LARGEST_FILE}

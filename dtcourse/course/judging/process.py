@@ -1,4 +1,6 @@
-"""The process in which an answer runs, from the judge's side: start it, speak with it, watch it, end it and its children."""
+"""The process in which an answer runs, from the judge's side: start it, speak with it, watch it,
+end it and its children.
+"""
 
 from __future__ import annotations
 

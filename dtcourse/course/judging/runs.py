@@ -135,14 +135,14 @@ def _waiting(error: Any, names: str, world_size: int, limit: float) -> str:
     # By their stacks, not by names: an answer may be called all_gather, and loop.
     stacks = [failure.details for failure in error.failures if failure.details]
     why = (
-        "They wait for each other: every receive needs its send, and all ranks call the same collectives in the same order."
+        "They wait for each other: every receive needs its send, and all ranks call the same collectives in the "
+        "same order."
         if stacks and all(map(deadlock.waits_for_a_rank, stacks))
         else "Does a loop in it ever end?"
     )
     return (
-        f"{names} had not returned after {limit:g} s on {plural(world_size, 'rank')}; the ranks were still waiting or working:\n"
-        + "\n".join(places)
-        + f"\n{why}"
+        f"{names} had not returned after {limit:g} s on {plural(world_size, 'rank')}; the ranks were still waiting "
+        f"or working:\n" + "\n".join(places) + f"\n{why}"
     )
 
 

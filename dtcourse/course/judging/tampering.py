@@ -1,9 +1,9 @@
 """Whether an answer has changed what measures it, seen in its own rank.
 
-Bytes, messages, memory and times are counted by modules of the course, in the process that runs the answer. Which of them
-takes part is nobody's list: it is every module of the course that is loaded there, the check's own among them, and the
-system's clock. What they hold is compared before and after; of what is loaded in between, a function that the course's
-own files do not hold was put there by the answer.
+Bytes, messages, memory and times are counted by modules of the course, in the process that runs the answer. Which of
+them takes part is nobody's list: it is every module of the course that is loaded there, the check's own among them, and
+the system's clock. What they hold is compared before and after; of what is loaded in between, a function that the
+course's own files do not hold was put there by the answer.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ NEAR = 1.01  # times what the best choice takes
 def require_diagnosis(
     case: str, got: Any, right: tuple[str, Any], hint: str, healthy: str, example: tuple[str, Any]
 ) -> None:
-    """That `got`, what is wrong and where, is `right`. The sentence gives `hint`, or `healthy` where all is right there.
+    """That `got`, what is wrong and where, is `right`. The sentence gives `hint`,
+    or `healthy` where all is right there.
 
     case: what was looked at, as "A run of 3 ranks"
     """

@@ -1,4 +1,6 @@
-"""The checks of lesson 07: a position for any number of ranks, batches by tokens, a cache of all ranks, a diagnosis, a choice."""
+"""The checks of lesson 07: a position for any number of ranks, batches by tokens, a cache of all
+ranks, a diagnosis, a choice.
+"""
 
 # In the order of the notebook.
 EXERCISES = (

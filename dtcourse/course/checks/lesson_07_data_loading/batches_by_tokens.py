@@ -120,8 +120,9 @@ def check_balance(answer: Answer) -> None:
         trend = torch.corrcoef(torch.stack([longest, torch.arange(len(steps)).float()]))[0, 1]
         require(
             abs(trend) < 0.6,
-            f"Lengths go one way over the epoch (correlation {trend:.2f}): first all short sequences, then all long ones. "
-            "That is not the data's mixture any more. What can be shuffled without changing a batch?",
+            f"Lengths go one way over the epoch (correlation {trend:.2f}): "
+            "first all short sequences, then all long ones. That is not the data's mixture any more. What can be "
+            "shuffled without changing a batch?",
         )
         loads = torch.tensor(
             [[max(lengths[i] for i in batch) * len(batch) for batch in step] for step in steps]
@@ -129,6 +130,6 @@ def check_balance(answer: Answer) -> None:
         waiting = (1 - loads.mean(1) / loads.max(1).values).mean().item()
         require(
             waiting <= 0.015,
-            f"On {plural(size, 'rank')} {waiting:.2%} of the time is spent waiting for the rank with most tokens; at most 1.5% is "
-            "allowed. Which batches should stand in one step?",
+            f"On {plural(size, 'rank')} {waiting:.2%} of the time is spent waiting for the rank with most tokens; "
+            "at most 1.5% is allowed. Which batches should stand in one step?",
         )

@@ -82,8 +82,9 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
     for cluster, got in zip(clusters, answer.call(_chosen, clusters), strict=True):
         samples, ranks, most, epochs, room, larger, latency, read, decode, compute = cluster
         where = (
-            f"{samples:,} samples, {epochs} epochs, {ranks} ranks of at most {most} workers, room for {room:,} files (a decoded one is "
-            f"{larger} times as large); seconds: {latency:g} per open, {read:g} to read, {decode:g} to decode, {compute:g} to compute"
+            f"{samples:,} samples, {epochs} epochs, {ranks} ranks of at most {most} workers, room for {room:,} "
+            f"files (a decoded one is {larger} times as large); seconds: {latency:g} per open, {read:g} to read, "
+            f"{decode:g} to decode, {compute:g} to compute"
         )
         require(
             isinstance(got, (list, tuple)) and [type(n) for n in got] == [int, int, str],
@@ -91,8 +92,8 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
         )
         require(
             tuple(got) in choices(cluster),
-            f"{where}: {tuple(got)!r} is not possible. Workers are 1 to {most}, a shard has 1, 2, 4, ... or 4,096 samples, and 'files' or "
-            "'decoded' are kept.",
+            f"{where}: {tuple(got)!r} is not possible. Workers are 1 to {most}, a shard has 1, 2, 4, ... or 4,096 "
+            "samples, and 'files' or 'decoded' are kept.",
         )
         taken, (least, _) = seconds(cluster, tuple(got)), best(cluster)
         require(
@@ -105,13 +106,22 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
 @CHOOSE.check("where opening costs", points=3)
 def check_opens(answer: Answer) -> None:
     """Large shards, and as many for each reader."""
-    _require(answer, OPENS, "How many opens does the busiest reader make, and how many shards has it more than the others?")  # fmt: skip
+    _require(
+        answer,
+        OPENS,
+        "How many opens does the busiest reader make, and how many shards has it more than the others?",
+    )
 
 
 @CHOOSE.check("where decoding costs", points=3)
 def check_decoding(answer: Answer) -> None:
     """Decoded samples take room, and save the most."""
-    _require(answer, DECODING, "What does an epoch after the first one still have to do, with files kept and with decoded samples? And how much of it has the busiest reader?")  # fmt: skip
+    _require(
+        answer,
+        DECODING,
+        "What does an epoch after the first one still have to do, with files kept and with decoded samples? And how "
+        "much of it has the busiest reader?",
+    )
 
 
 @CHOOSE.check("where reading costs", points=3)

@@ -78,8 +78,8 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
             got,
             right,
             hint,
-            "Fewer samples than there are ranks may be read twice, or left out, or be one rank's last: parts of equal length, or each "
-            "sample once, cannot be had otherwise.",
+            "Fewer samples than there are ranks may be read twice, or left out, or be one rank's last: parts of "
+            "equal length, or each sample once, cannot be had otherwise.",
             example=("own order", 2),
         )
 
@@ -113,4 +113,8 @@ def check_own(answer: Answer) -> None:
 @DIAGNOSE.check("the same random numbers on all ranks", points=2)
 def check_angles(answer: Answer) -> None:
     """Other samples, turned by the same angles."""
-    _require(answer, "same angles", "Each rank reads its own samples. What do all ranks do to their first one, and to their second?")  # fmt: skip
+    _require(
+        answer,
+        "same angles",
+        "Each rank reads its own samples. What do all ranks do to their first one, and to their second?",
+    )

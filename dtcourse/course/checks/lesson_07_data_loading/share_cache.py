@@ -16,7 +16,8 @@ SHARE = Exercise(
     lesson="07",
     title="A cache in the memories of all ranks",
     takes=("SharedCache",),
-    target="from epoch 2 on, reads of exactly the samples that the ranks' memories together cannot hold; one message of its bytes per hit",
+    target="from epoch 2 on, reads of exactly the samples that the ranks' memories together cannot hold; one message "
+    "of its bytes per hit",
     forbidden=("dtcourse.data", "torch.utils.data"),
 )
 
@@ -56,8 +57,8 @@ def _run(answer: Answer, ranks: int, each: int, capacity: int, epochs: int = 3) 
     wrong = sum(wrong for _, wrong in run)
     require(
         not wrong,
-        f"{wrong} of {total * epochs} times another sample came back than the one that was asked for. Whose message does a rank receive, "
-        "and under which key does it keep it?",
+        f"{wrong} of {total * epochs} times another sample came back than the one that was asked for. Whose message "
+        "does a rank receive, and under which key does it keep it?",
     )
     sent = sum(run.traffic.bytes_sent(rank=rank) for rank in range(ranks))
     return [sum(reads[epoch] for reads, _ in run) for epoch in range(epochs)], sent
@@ -72,7 +73,8 @@ def check_right(answer: Answer) -> None:
         least = total - ranks * capacity
         require(
             min(reads[1:]) >= least,
-            f"{plural(ranks, 'rank')} with room for {capacity} of {total} samples each: {min(reads[1:])} reads in one epoch, and {least} are "
+            f"{plural(ranks, 'rank')} with room for {capacity} of {total} samples each: {min(reads[1:])} reads in "
+            f"one epoch, and {least} are "
             "the fewest that there can be. How many do you keep?",
         )
 
@@ -86,8 +88,9 @@ def check_reads(answer: Answer) -> None:
         most = total - ranks * capacity
         require(
             max(reads[1:]) <= most,
-            f"{plural(ranks, 'rank')} with room for {capacity} of {total} samples each: {max(reads[1:])} reads in an epoch after the first, "
-            f"where {most} are enough. Which other rank may have the sample in its memory, and is anything thrown out that comes again?",
+            f"{plural(ranks, 'rank')} with room for {capacity} of {total} samples each: {max(reads[1:])} reads in "
+            f"an epoch after the first, where {most} are enough. Which other rank may have the sample in its "
+            "memory, and is anything thrown out that comes again?",
         )
 
 
@@ -103,6 +106,6 @@ def check_bytes(answer: Answer) -> None:
     allowed = (hits + ranks * capacity) * nbytes + calls * ranks * ASKING
     require(
         sent <= allowed,
-        f"{plural(ranks, 'rank')} sent {sent:,} bytes for {hits} hits of {nbytes:,} bytes; {allowed:,} are allowed. Who gets a sample that "
-        "one rank wants?",
+        f"{plural(ranks, 'rank')} sent {sent:,} bytes for {hits} hits of {nbytes:,} bytes; {allowed:,} are allowed. "
+        "Who gets a sample that one rank wants?",
     )

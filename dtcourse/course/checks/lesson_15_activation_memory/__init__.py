@@ -1,4 +1,6 @@
-"""The checks of lesson 15: checkpoints in halves, attention in a window, the best cuts of an unequal chain, a diagnosis, a choice."""
+"""The checks of lesson 15: checkpoints in halves, attention in a window, the best cuts of an unequal chain,
+a diagnosis, a choice.
+"""
 
 # In the order of the notebook.
 EXERCISES = (

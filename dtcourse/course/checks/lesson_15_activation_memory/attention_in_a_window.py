@@ -15,7 +15,8 @@ WINDOW = Exercise(
     lesson="15",
     title="Attention in a sliding window, forward and backward",
     takes=("window_attention",),
-    target="output and gradients to 1e-9; kept: output and 1 number per query; peak at 768 keys under 1 MiB; no tile that nobody sees",
+    target="output and gradients to 1e-9; kept: output and 1 number per query; peak at 768 keys under 1 MiB; no tile "
+    "that nobody sees",
     forbidden=(
         "torch.nn.functional.scaled_dot_product_attention",
         "torch.nn.functional.multi_head_attention_forward",
@@ -68,10 +69,11 @@ def _qkv(leading: tuple[int, ...], L: int, E: int, size: float = 1.0) -> list[Te
 
 # In the order in which mistakes show: the gradient of v needs the probabilities alone.
 HINTS = {
-    "output": "Which keys does the first query of a tile see, and which the last? And when a new maximum comes, what happens to the sum and "
-    "to the weighted values so far?",
+    "output": "Which keys does the first query of a tile see, and which the last? And when a new maximum comes, what "
+    "happens to the sum and to the weighted values so far?",
     "v.grad": "Are these the probabilities of the forward pass: exp(score - log-sum-exp), with the same mask?",
-    "q.grad": "What becomes of the gradient of the probabilities on its way through the softmax (delta), and where is the scale?",
+    "q.grad": "What becomes of the gradient of the probabilities on its "
+    "way through the softmax (delta), and where is the scale?",
     "k.grad": "Which queries see this block of keys, and where is the scale?",
 }
 
@@ -91,8 +93,8 @@ def _right(answer: Answer, tensors: list[Tensor], window: int, block: int) -> No
         )
         require(
             mine.isfinite().all(),
-            f"{which}{name} has infinities or NaN. Relative to what are the exponentials taken, and what is the largest score of a query "
-            "that sees no key of its first tile?",
+            f"{which}{name} has infinities or NaN. Relative to what are the exponentials taken, and what is the "
+            "largest score of a query that sees no key of its first tile?",
         )
         error = (mine - right).abs().max().item()
         require(error < 1e-9, f"{which}{name} is off by {error:.2g}. {hint}")
@@ -143,8 +145,8 @@ def check_bytes(answer: Answer) -> None:
     )
     require(
         peak < 1 << 20,
-        f"At the worst moment {peak:,} bytes are alive beyond the inputs; 1 MiB is allowed, and the scores alone would be "
-        f"{scores:,}. Is a tile gone before the next one is made, in backward too?",
+        f"At the worst moment {peak:,} bytes are alive beyond the inputs; 1 MiB is allowed, and the scores alone "
+        f"would be {scores:,}. Is a tile gone before the next one is made, in backward too?",
     )
 
 
@@ -166,6 +168,7 @@ def check_tiles(answer: Answer) -> None:
     allowed = 14 * E * block * block * tiles
     require(
         done <= 1.02 * allowed,
-        f"{length} queries, window {window}, block {block}: {done:,} operations; {allowed:,} are enough for the {tiles} tiles in which "
-        f"somebody sees something (of {causal} on and below the diagonal). Which keys are too old for all queries of a block?",
+        f"{length} queries, window {window}, block {block}: {done:,} operations; {allowed:,} are enough for the "
+        f"{tiles} tiles in which somebody sees something (of {causal} on and below the diagonal). Which keys are "
+        "too old for all queries of a block?",
     )

@@ -80,11 +80,13 @@ def _compare(answer: Answer, layers: int, needed: bool = True) -> Any:
     missing = [i for i, g in enumerate(got[1][:-1]) if g is None or not g.any()]
     require(
         not missing,
-        f"{which}: the weights of layers {missing} have no gradient. They are not among the inputs; which backward gives them theirs?",
+        f"{which}: the weights of layers {missing} have no gradient. They are not among the inputs; which backward "
+        "gives them theirs?",
     )
     require(
         (got[1][-1] is None) == (not needed),
-        f"{which}: the input requires {'a' if needed else 'no'} gradient, and got {'one' if got[1][-1] is not None else 'none'}.",
+        f"{which}: the input requires {'a' if needed else 'no'} gradient, and got "
+        f"{'one' if got[1][-1] is not None else 'none'}.",
     )
     for i, (mine, theirs) in enumerate(zip(got[1], right[1], strict=True)):
         if theirs is None:
@@ -92,8 +94,8 @@ def _compare(answer: Answer, layers: int, needed: bool = True) -> Any:
         whose = "the input" if i == layers else f"layer {i}'s weight"
         require(
             (mine - theirs).abs().max() < 1e-12,
-            f"{which}: the gradient of {whose} is off by {(mine - theirs).abs().max():.2g}. Which random numbers does each layer draw when "
-            "it runs again, and does each gradient come once?",
+            f"{which}: the gradient of {whose} is off by {(mine - theirs).abs().max():.2g}. Which random numbers "
+            "does each layer draw when it runs again, and does each gradient come once?",
         )
     return got, right
 
@@ -116,8 +118,8 @@ def check_batch(answer: Answer) -> None:
         _compare(answer, 6, needed=False)
     except CheckFailed as failed:
         raise CheckFailed(
-            f"{failed} (The input is a batch here: it requires no gradient, and the weights do. autograd leaves an operation out none of "
-            "whose inputs requires a gradient: what could you give it?)"
+            f"{failed} (The input is a batch here: it requires no gradient, and the weights do. autograd leaves an "
+            "operation out none of whose inputs requires a gradient: what could you give it?)"
         ) from None
 
 
@@ -131,12 +133,13 @@ def check_stream(answer: Answer) -> None:
     got, right = _compare(answer, 8)
     require(
         torch.equal(got[2], right[2]),
-        "After forward, the next random numbers are others than without checkpoints. Reading the state should not change it.",
+        "After forward, the next random numbers are others than without checkpoints. Reading the state should not "
+        "change it.",
     )
     require(
         torch.equal(got[3], right[3]),
-        "After backward, the next random numbers are others than without checkpoints: the generator was left where a second run had put "
-        "it. What would the next step's dropout draw?",
+        "After backward, the next random numbers are others than without checkpoints: the generator was left where "
+        "a second run had put it. What would the next step's dropout draw?",
     )
 
 
@@ -153,13 +156,14 @@ def check_peak(answer: Answer) -> None:
     held, allowed = peak / x.nbytes, math.log2(layers) + BESIDES
     require(
         held <= allowed,
-        f"At the peak {held:.1f} tensors of the input's size are alive, besides the input; {allowed:.0f} are allowed. The inputs of "
-        f"{math.isqrt(layers)} segments would be {math.isqrt(layers)}, with a segment's activations besides. Which inputs does a half need "
-        "while backward is in it, and do a layer's activations go before the next layer's come?",
+        f"At the peak {held:.1f} tensors of the input's size are alive, besides the input; {allowed:.0f} are "
+        f"allowed. The inputs of {math.isqrt(layers)} segments would be {math.isqrt(layers)}, with a segment's "
+        "activations besides. Which inputs does a half need while backward is in it, and do a layer's activations "
+        "go before the next layer's come?",
     )
     most = layers * (math.log2(layers) + 2)
     require(
         runs <= most,
-        f"Layers ran {runs} times in all; {most:.0f} are allowed for {layers} layers. How often does each layer run, if every input is "
-        "found from the nearest one that is kept?",
+        f"Layers ran {runs} times in all; {most:.0f} are allowed for {layers} layers. How often does each layer "
+        "run, if every input is found from the nearest one that is kept?",
     )  # fmt: skip

@@ -15,7 +15,8 @@ CHOOSE = Exercise(
 )
 
 # samples, blocks, bytes per sample and block: of the input, of attention's core, of the rest; bytes that are free;
-# seconds of a block's forward: per micro-batch, per sample; the core's share of the latter; bytes per second of the link
+# seconds of a block's forward: per micro-batch, per sample; the core's share of the
+# latter; bytes per second of the link
 Device = tuple[int, int, float, float, float, float, float, float, float, float]
 MiB = float(1 << 20)
 LARGE: tuple[Device, ...] = (
@@ -77,8 +78,9 @@ def _require(answer: Answer, devices: tuple[Device, ...], hint: str) -> None:
     for device, got in zip(devices, answer.call(_chosen, devices), strict=True):
         samples, blocks, inputs, core, rest, free, launch, sample, share, link = device
         where = (
-            f"{samples} samples, {blocks} blocks that keep {inputs / MiB:g} + {core / MiB:g} + {rest / MiB:g} MiB, {free / MiB:,g} MiB free, "
-            f"{launch:g} s per micro-batch and {sample:g} s per sample ({share:g} of it the core), {link / 1e9:g} GB/s"
+            f"{samples} samples, {blocks} blocks that keep {inputs / MiB:g} + {core / MiB:g} + {rest / MiB:g} MiB, "
+            f"{free / MiB:,g} MiB free, {launch:g} s per micro-batch and {sample:g} s per sample ({share:g} of it "
+            f"the core), {link / 1e9:g} GB/s"
         )
         require(
             isinstance(got, (list, tuple)) and [type(n) for n in got] == [int, str, int],
@@ -86,14 +88,15 @@ def _require(answer: Answer, devices: tuple[Device, ...], hint: str) -> None:
         )
         require(
             tuple(got) in choices(device),
-            f"{where}: {tuple(got)!r} is not possible. micro divides {samples}, the way is 'keep', 'core' or 'block', and 0 to {blocks} "
+            f"{where}: {tuple(got)!r} is not possible. micro divides {samples}, the way is 'keep', 'core' or "
+            f"'block', and 0 to {blocks} "
             "blocks are moved.",
         )
         peak, taken = bytes_and_seconds(device, tuple(got))
         require(
             peak <= free,
-            f"{where}: {tuple(got)!r} takes {peak / MiB:,.0f} MiB. What does a block hold while it is run again, and how many moved blocks "
-            "are still under way?",
+            f"{where}: {tuple(got)!r} takes {peak / MiB:,.0f} MiB. What does a block hold while it is run again, "
+            "and how many moved blocks are still under way?",
         )
         require_near_best(where, got, taken, best(device)[0], "s", hint)
 
@@ -101,7 +104,11 @@ def _require(answer: Answer, devices: tuple[Device, ...], hint: str) -> None:
 @CHOOSE.check("where there is much memory", points=2)
 def check_large(answer: Answer) -> None:
     """Large micro-batches, and little that runs twice."""
-    _require(answer, LARGE, "What does a micro-batch cost besides its samples, and what does running twice cost? Which of the two is less?")  # fmt: skip
+    _require(
+        answer,
+        LARGE,
+        "What does a micro-batch cost besides its samples, and what does running twice cost? Which of the two is less?",
+    )
 
 
 @CHOOSE.check("where there is little", points=3)
@@ -117,4 +124,8 @@ def check_short(answer: Answer) -> None:
 @CHOOSE.check("where copies hide", points=3)
 def check_link(answer: Answer) -> None:
     """A fast link: as many blocks as hide."""
-    _require(answer, LINK, "How many blocks' copies hide behind the forward pass, and what does that save in recomputing?")  # fmt: skip
+    _require(
+        answer,
+        LINK,
+        "How many blocks' copies hide behind the forward pass, and what does that save in recomputing?",
+    )

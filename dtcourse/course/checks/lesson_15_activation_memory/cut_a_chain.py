@@ -64,7 +64,8 @@ def check_starts(answer: Answer) -> None:
     for (kept, _), starts in zip(chains, answer.call(_cuts, chains), strict=True):
         require(
             starts[:1] == [0] and starts == sorted(set(starts)) and starts[-1] < len(kept),
-            f"For {len(kept)} layers it returns {starts}. It should be the first layer of each segment: 0 first, then rising.",
+            f"For {len(kept)} layers it returns {starts}. It should be the first layer of each segment: 0 first, "
+            "then rising.",
         )
 
 
@@ -78,8 +79,8 @@ def check_equal(answer: Answer) -> None:
         got, least = _peak(kept, inputs, starts), _least(kept, inputs)
         require(
             got == least,
-            f"{n} equal layers in {len(starts)} segments: {got // 5} layers' bytes at the peak, and {least // 5} would do. "
-            f"What is the square root of {n}?",
+            f"{n} equal layers in {len(starts)} segments: {got // 5} layers' bytes at the peak, and {least // 5} "
+            f"would do. What is the square root of {n}?",
         )
 
 
@@ -92,6 +93,7 @@ def check_unequal(answer: Answer) -> None:
         got, least = _peak(kept, inputs, starts), _least(kept, inputs)
         require(
             got == least,
-            f"Layers that keep {kept} with inputs of {inputs}: cut at {starts} the peak is {got}, and {least} can be had. If "
-            "you knew how large the largest segment may be, how would you choose the cuts with the cheapest inputs?",
+            f"Layers that keep {kept} with inputs of {inputs}: cut at {starts} the peak is {got}, and {least} can "
+            "be had. If you knew how large the largest segment may be, how would you choose the cuts with the "
+            "cheapest inputs?",
         )

@@ -20,8 +20,8 @@ DIAGNOSE = Exercise(
 )
 
 RIGHT = (
-    "Two runs of a block may differ by rounding. A frozen block before which nothing trains has no gradient, and nothing to run again "
-    "for. One batch moves a running mean by a tenth of the way to the batch's."
+    "Two runs of a block may differ by rounding. A frozen block before which nothing trains has no gradient, and "
+    "nothing to run again for. One batch moves a running mean by a tenth of the way to the batch's."
 )
 Diagnosis = tuple[str, int | None]
 Record = list[dict[str, Any]]  # by block
@@ -138,7 +138,11 @@ def check_mask(answer: Answer) -> None:
 @DIAGNOSE.check("statistics that moved twice", points=3)
 def check_moved(answer: Answer) -> None:
     """0.9 times the old mean and 0.1 times the batch's, and then once more."""
-    _require(answer, "moved twice", "What is a running mean after one batch, by the formula, and after the same batch twice?")  # fmt: skip
+    _require(
+        answer,
+        "moved twice",
+        "What is a running mean after one batch, by the formula, and after the same batch twice?",
+    )
 
 
 @DIAGNOSE.check("a block that is not in the graph", points=2)
@@ -152,4 +156,8 @@ def check_cut(answer: Answer) -> None:
 @DIAGNOSE.check("a block that is not checkpointed", points=2)
 def check_kept(answer: Answer) -> None:
     """Its gradient is right, and its activations are kept."""
-    _require(answer, "not recomputed", "Which block ran once, although it trains? Its activations were kept.")  # fmt: skip
+    _require(
+        answer,
+        "not recomputed",
+        "Which block ran once, although it trains? Its activations were kept.",
+    )

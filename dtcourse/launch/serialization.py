@@ -42,8 +42,8 @@ class _Pickler(cloudpickle.Pickler):
             return _rebuild_tensor, _reduce_tensor(obj)
         # A module of a class of its own (torch.distributed.config) goes by name, as plain ones do. cloudpickle sends
         # one along wherever a function has a name like it and a global that is the package.
-        of_its_own = isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType
-        if of_its_own and sys.modules.get(obj.__name__) is obj:
+        named = isinstance(obj, types.ModuleType) and sys.modules.get(obj.__name__) is obj
+        if named and type(obj) is not types.ModuleType:
             return importlib.import_module, (obj.__name__,)
         return super().reducer_override(obj)
 

@@ -106,9 +106,8 @@ def memory(
 
 def main() -> None:
     """Runs the comparison, prints one line a quantity and writes the results file."""
-    os.environ.setdefault(
-        "KINETO_LOG_LEVEL", "99"
-    )  # the profiler's own lines would fill the screen
+    # the profiler's own lines would fill the screen
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     parser = training.parser(__doc__, RESULTS, "--pairs", ranks=[2, 4])
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS)
     parser.add_argument("--keep", action="store_true", help="reshard_after_forward=False in both")

@@ -191,9 +191,8 @@ def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimi
     p = model.parameters()
     if name == "SGD":
         return torch.optim.SGD(p, lr=lr, momentum=0.9)
-    if (
-        name == "LARS"
-    ):  # biases and batch norm take lr itself: trust says how the others stand to them
+    # biases and batch norm take lr itself: trust says how the others stand to them
+    if name == "LARS":
         return LARS(p, lr=lr, momentum=0.9, trust=0.01)
     return LAMB(p, lr=lr) if name == "LAMB" else torch.optim.AdamW(p, lr=lr, weight_decay=0.0)
 
@@ -338,9 +337,8 @@ def study(
     torch.set_num_threads(1)
     results, start = load(path, settings), time.monotonic()
     for name, lr, run in jobs(settings, names, seeds, results):
-        if (
-            results["runs"].get(name, {}).get("lr") == lr
-        ):  # another grid may have chosen another rate
+        # another grid may have chosen another rate
+        if results["runs"].get(name, {}).get("lr") == lr:
             continue
         if budget is not None and time.monotonic() - start > budget:
             return False

@@ -361,9 +361,8 @@ def steps_timed(
     factors = slower(pace, dist.get_world_size(), settings.timed)[:, dist.get_rank()].tolist()
     for name in names:
         ddp = name == "synchronous"
-        layers = (
-            LAYERS if ddp else 1
-        )  # nothing is sent while backward runs, but all of it in gossip
+        # nothing is sent while backward runs, but all of it in gossip
+        layers = LAYERS if ddp else 1
         stand_in = StandIn(WORKLOADS[model_name], settings.scale, layers)
         model, optimizer = wrapped(name, stand_in, settings)
 

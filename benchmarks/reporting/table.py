@@ -21,9 +21,8 @@ def ratios(report: dict[str, Any], name: str) -> Iterator[tuple[str, dict[str, A
         inner = f"{name}, {key}" if name else key
         if "ratio" in value:
             yield inner, value
-        elif (
-            "times_as_long_as_dtcourse" in value
-        ):  # benchmarks/launch.py: how much longer the others take
+        # benchmarks/launch.py: how much longer the others take
+        elif "times_as_long_as_dtcourse" in value:
             yield f"against {key}", {"ratio": 1 / value["times_as_long_as_dtcourse"]}
         else:
             yield from ratios(value, inner)

@@ -269,9 +269,8 @@ def _trees_below(root: int, group: Any) -> list[Node]:
 
 
 def _below(tree: Sequence[Node], root: int, ranks: int) -> list[Node]:
-    actual = [
-        (root + 1 + v) % ranks for v in range(ranks - 1)
-    ]  # the others, in order, from the root's right
+    # the others, in order, from the root's right
+    actual = [(root + 1 + v) % ranks for v in range(ranks - 1)]
     nodes = [Node(None, ())] * ranks
     for v, node in enumerate(tree):
         up = root if node.parent is None else actual[node.parent]

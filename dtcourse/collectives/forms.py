@@ -183,9 +183,8 @@ def all_gather_single(steps: Steps) -> Call:
             with in_place(output_tensor, read=False) as vector:
                 blocks_of(vector, bounds)[p2p.rank(group)].copy_(flat(input_tensor))
                 steps(vector, bounds, group, **options)
-            torch.autograd.graph.increment_version(
-                output_tensor
-            )  # gloo copies into it, which counts
+            # gloo copies into it, which counts
+            torch.autograd.graph.increment_version(output_tensor)
 
         agree = checks.signature("all_gather_single", input_tensor)
         return run("all_gather", group, job, async_op, [output_tensor], agree)

@@ -164,9 +164,8 @@ def double_tree_terms(
         filling = 2 * hops - 6 - min(chunks - 1, 4) if p > 2 else 0
     else:  # the trees are of all ranks but the root, which is one hop above
         hops, halves = double_tree.root_level(p - 1) + 1, 2
-        alone = (
-            p > 2 and 1 << (hops - 1) == p - 1
-        )  # the topmost of these has one child, and is a hop for nothing
+        # the topmost of these has one child, and is a hop for nothing
+        alone = p > 2 and 1 << (hops - 1) == p - 1
         filling = 2 * max(hops - 2, 0) + alone
     way = Terms(hops, halves * n / 2 + filling * piece, 0, halves * chunks + filling)
     return {

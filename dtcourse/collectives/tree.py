@@ -80,9 +80,8 @@ def reduce_steps(x: torch.Tensor, root: int, reduction: Reduction, group: Any) -
     """1. Receive from the children and combine, nearest first. 2. Send to the parent."""
     v, ranks = _number(root, group)
     combines = parent(v) is not None and children(v, ranks)
-    _reduce_in_place(
-        x.clone() if combines else x, root, reduction, group
-    )  # only the root's x may change
+    # only the root's x may change
+    _reduce_in_place(x.clone() if combines else x, root, reduction, group)
 
 
 def _reduce_in_place(x: torch.Tensor, root: int, reduction: Reduction, group: Any) -> None:

@@ -167,9 +167,8 @@ class PriorityDataParallel(Wrapper):
                 if parameter not in reducer.place:  # frozen
                     continue
                 bucket = reducer.buckets[reducer.place[parameter][0]]
-                i = reducer.layer_of[
-                    parameter
-                ]  # of a shared parameter, the first layer that holds it
+                # of a shared parameter, the first layer that holds it
+                i = reducer.layer_of[parameter]
                 urgency[i] = min(urgency[i], called[user])
                 if bucket not in self._needed_by.setdefault(user, []):
                     self._needed_by[user].append(bucket)

@@ -193,9 +193,8 @@ def _own(
     """
     sending: list[Work] = []
     rank, size = p2p.rank(group), p2p.size(group)
-    in_turn = sorted(
-        workers, key=lambda w: (w - rank) % size
-    )  # or all would send to the same one first
+    # or all would send to the same one first
+    in_turn = sorted(workers, key=lambda w: (w - rank) % size)
     arriving = _received(mine, workers, group)
     for i, chunk in enumerate(mine):
         before(i)

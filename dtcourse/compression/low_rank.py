@@ -210,9 +210,8 @@ def orthonormal(columns: Tensor) -> Tensor:
     parallel, and counts the same direction twice.
     """
     tiny = torch.finfo(columns.dtype).tiny
-    columns = columns / columns.abs().max().clamp_min(
-        tiny
-    )  # squares of large or small numbers have no number
+    # squares of large or small numbers have no number
+    columns = columns / columns.abs().max().clamp_min(tiny)
     if columns.shape[1] == 1:
         return columns / columns.norm().clamp_min(tiny)
     return torch.linalg.qr(columns).Q

@@ -242,8 +242,7 @@ def run(
         )
     except PapermillExecutionError as failure:
         error = f"cell {failure.cell_index + 1}: {failure.ename}: {failure.evalue}"
-    except (
-        Exception
-    ) as failure:  # a dead kernel or a time limit: whatever it was, the next notebook still runs
+    # a dead kernel or a time limit: whatever it was, the next notebook still runs
+    except Exception as failure:
         error = f"{type(failure).__name__}: {failure}"
     return Executed(time.perf_counter() - start, copy, error)

@@ -183,9 +183,8 @@ class Port:
             place += 1
         if not seconds:
             return start
-        if (
-            place > 0 and self._ends[place - 1] == start
-        ):  # it follows on at once: one busy time, not two
+        # it follows on at once: one busy time, not two
+        if place > 0 and self._ends[place - 1] == start:
             self._ends[place - 1] = start + seconds
         else:
             self._starts.insert(place, start)

@@ -100,9 +100,8 @@ def dispatch(
         front = _to_front(axis, len(shape) + 1)
         blocks = blocks.permute(*front).exchange(groups[axis]).permute(*_inverse(front))
     before.append(blocks.sizes)
-    blocks = blocks.permute(
-        len(shape), *range(len(shape))
-    )  # by expert, then by the rank they came from
+    # by expert, then by the rank they came from
+    blocks = blocks.permute(len(shape), *range(len(shape)))
     return blocks.rows_RD, blocks.sizes.flatten(1).sum(1), Way(tuple(groups), tuple(before))
 
 

@@ -39,9 +39,8 @@ class NoiseScale:
     signal: float = 0.0  # running mean of |G|^2
     noise: float = 0.0  # running mean of tr(S)
     steps: int = 0
-    _small: list[torch.Tensor] = field(
-        default_factory=list, repr=False
-    )  # squares of this step's buckets
+    # squares of this step's buckets
+    _small: list[torch.Tensor] = field(default_factory=list, repr=False)
     _big: list[torch.Tensor] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
@@ -64,9 +63,8 @@ class NoiseScale:
         sent = dist.all_reduce(gradients, group=self.group, async_op=True).get_future()
 
         def note(future: torch.futures.Future[Any]) -> torch.Tensor:
-            self._big.append(
-                _square_norm([gradients])
-            )  # appending is safe where buckets end together
+            # appending is safe where buckets end together
+            self._big.append(_square_norm([gradients]))
             return gradients
 
         return sent.then(note)

@@ -76,9 +76,8 @@ class Watch:
     def __init__(self) -> None:
         self.patience = STILL  # seconds without a move
         self._since: dict[_Key, tuple[_Thread, float]] = {}  # each thread as it is, and since when
-        self._first: dict[
-            _Key, _Thread
-        ] = {}  # each as it was when the last main thread fell asleep
+        # each as it was when the last main thread fell asleep
+        self._first: dict[_Key, _Thread] = {}
         self._event_loops: set[_Key] = set()
 
     def still(self, pids: Sequence[int]) -> list[Still] | None:

@@ -115,9 +115,8 @@ class Ranks:
             where = {r: failures.where(s) for r, s in self._dump_stacks().items()}
             for index, place in where.items():
                 interrupt.add_note(f"rank {index} {failures.readable(place)}")
-            raise interrupt.with_traceback(
-                None
-            ) from None  # it says where the ranks were, not where we were
+            # it says where the ranks were, not where we were
+            raise interrupt.with_traceback(None) from None
         if self.failures and not self.goes_on:
             failure = failures.rank_failure(list(self.failures.values()), self.world_size)
             raise failure from failure.failures[0].exception

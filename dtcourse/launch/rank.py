@@ -62,9 +62,8 @@ def main(channel: Connection, output: Connection, stacks: Connection) -> None:
     _end_with(parent_process())
     _redirect(output)
     faulthandler.enable(stacks.fileno())  # a crash leaves its stack
-    faulthandler.register(
-        signal.SIGUSR1, stacks.fileno(), all_threads=True
-    )  # and so does a question
+    # and so does a question
+    faulthandler.register(signal.SIGUSR1, stacks.fileno(), all_threads=True)
 
     lock = threading.Lock()
 

@@ -166,9 +166,8 @@ def launching(world_size: int, interrupts: Interrupts) -> Iterator[None]:
             _running, counted = _running + 1, True
             _launches += 1
             if not keeps() or len(_kept) < world_size:
-                if (
-                    _launches > 1
-                ):  # a script that launches once would pay for a template, for nothing
+                # a script that launches once would pay for a template, for nothing
+                if _launches > 1:
                     template.start_early()
                 if not template.refresh():
                     _discard_all()

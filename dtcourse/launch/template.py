@@ -255,9 +255,8 @@ def connect(descriptors: list[int]) -> tuple[int, int]:
             raise ConnectionRefusedError("there is no template")
         try:
             return _template.server.connect_to_new_process(descriptors)  # type: ignore[attr-defined]
-        except (
-            OSError
-        ) as error:  # with FileNotFoundError, its socket is gone from the folder of temporary files
+        # with FileNotFoundError, its socket is gone from the folder of temporary files
+        except OSError as error:
             _serves, _template.is_ready, _template.has_failed = False, False, True
             raise ConnectionRefusedError("the template does not answer") from error
 

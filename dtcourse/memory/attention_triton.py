@@ -30,9 +30,8 @@ try:
     import triton.language as tl
 
     kernel = triton.jit
-    LOG2_E = tl.constexpr(
-        1 / math.log(2)
-    )  # exp(x) = exp2(x log2(e)): the hardware has the power of two
+    # exp(x) = exp2(x log2(e)): the hardware has the power of two
+    LOG2_E = tl.constexpr(1 / math.log(2))
 except ImportError:  # the kernels below are then plain functions that nobody calls
     triton = None
 
@@ -111,9 +110,8 @@ class TritonAttention(torch.autograd.Function):
         given = q, k, v, grad_out, logsumexp, delta
         strides = _steps(q), _steps(k), _steps(v)
         with _at(q):
-            _backward_q[_grid(q, meta["BLOCK_L"])](
-                *given, out, grad_q, *strides, **meta
-            )  # and delta
+            # and delta
+            _backward_q[_grid(q, meta["BLOCK_L"])](*given, out, grad_q, *strides, **meta)
             _backward_kv[_grid(k, meta["BLOCK_S"])](*given, grad_k, grad_v, *strides, **meta)
         return grad_q, grad_k, grad_v, None, None
 
@@ -167,9 +165,8 @@ def tile_side(width: int, dtype: torch.dtype, shared_memory: int) -> int:
     side = min(64, 8192 // width)
     if dtype == torch.float32:
         side //= 2
-    if (
-        shared_memory < 100_000 and width > 64
-    ):  # Turing has 64 KiB, all that came later 99 KiB or more
+    # Turing has 64 KiB, all that came later 99 KiB or more
+    if shared_memory < 100_000 and width > 64:
         side //= 2
     return max(16, side)
 

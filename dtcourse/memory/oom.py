@@ -169,9 +169,8 @@ def train_step_with_halving(
             "inputs and targets are the same samples, at least one, in micro-batches of at least one; got "
             f"{plural(samples, 'input')}, {plural(len(targets), 'target')}, micro_batch={micro_batch}"
         )
-    local: Any = getattr(
-        model, "no_sync", None
-    )  # a data-parallel wrapper's, so that attempts send nothing
+    # a data-parallel wrapper's, so that attempts send nothing
+    local: Any = getattr(model, "no_sync", None)
     if local is not None and group is None:
         group = getattr(model, "process_group", None)
     before = device.random_state(), [b.detach().clone() for b in model.buffers()]

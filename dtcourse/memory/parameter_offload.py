@@ -67,9 +67,8 @@ class OffloadedParameters:
             _Unit(i, m, [self._weights[p] for p in m.parameters()]) for i, m in enumerate(modules)
         ]
         self._stream = device.SideStream(everything[0].device)
-        self._arriving: list[
-            tuple[_Weight, torch.Tensor]
-        ] = []  # gradients on their way to the host
+        # gradients on their way to the host
+        self._arriving: list[tuple[_Weight, torch.Tensor]] = []
         self._in_backward = False
         for unit in self._units:
             unit.module.register_forward_pre_hook(self._pre_forward_hook(unit), with_kwargs=True)
@@ -224,9 +223,8 @@ class _Weight:
         return bytes_of(self.full.untyped_storage())
 
     def empty(self) -> None:
-        self.parameter.data = self.full.new_empty(
-            0
-        )  # whoever touches it now gets an error, not someone's memory
+        # whoever touches it now gets an error, not someone's memory
+        self.parameter.data = self.full.new_empty(0)
         self.full.untyped_storage().resize_(0)
 
 

@@ -139,9 +139,8 @@ class Interactive:
         self.values = {name: widget.value for name, widget in self.widgets.items()}
         try:
             picture = self.draw(**self.values)
-        except (
-            ValueError
-        ) as error:  # a combination that makes no sense: say so, keep the last picture
+        # a combination that makes no sense: say so, keep the last picture
+        except ValueError as error:
             self._error.value = f"<b>{type(error).__name__}</b>: {_escape(str(error))}"
             return
         self._error.value = ""

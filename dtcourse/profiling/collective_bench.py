@@ -39,9 +39,8 @@ def sweep(
     ranks = dist.get_world_size()
     rows = []
     for nbytes in sizes:
-        elements = max(
-            ranks, nbytes // 4 // ranks * ranks
-        )  # a whole number of elements for each rank
+        # a whole number of elements for each rank
+        elements = max(ranks, nbytes // 4 // ranks * ranks)
         call = _call(collective, elements)
         times = []
         for i in range(warmup + repeats):

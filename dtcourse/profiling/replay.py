@@ -85,12 +85,9 @@ def _match(timeline: Timeline) -> list[tuple[Event, Event]]:
             sends[event.rank, detail["peer"], detail["tag"], detail["elements"]].append(event)
         elif event.name == "recv":
             receives[detail["peer"], event.rank, detail["tag"], detail["elements"]].append(event)
+    # messages of one kind between two ranks keep their order
     pairs = [
-        pair
-        for key, posted in sends.items()
-        for pair in zip(
-            posted, receives[key], strict=True
-        )  # messages of one kind between two ranks keep their order
+        pair for key, posted in sends.items() for pair in zip(posted, receives[key], strict=True)
     ]
     # In the order of arrival: where a rank takes messages one after the other, its order is the algorithm's.
     return sorted(pairs, key=lambda pair: (pair[1].end, pair[1].rank))

@@ -81,9 +81,8 @@ class Hooks:
             output = nested.map_tensors(partial(_cast, unit.mp_policy.output_dtype), output)
         closed: list[Any] = []
         results = [t for t in nested.tensors(output, closed) if t.grad_fn is not None]
-        before = (
-            self._held_before.pop() if self._held_before else []
-        )  # another hook may have failed before ours
+        # another hook may have failed before ours
+        before = self._held_before.pop() if self._held_before else []
         results += [
             t
             for t, node in _tensors_held_by(self.own_modules)

@@ -72,16 +72,14 @@ class Schedule:
                 if other is not unit and other.module in inside:
                     self.progress[other].ancestors.add(unit)
                     self.progress[unit].is_innermost = False
-        self._known_orders: dict[
-            Unit, list[Unit]
-        ] = {}  # the order of a forward, by its outermost unit
+        # the order of a forward, by its outermost unit
+        self._known_orders: dict[Unit, list[Unit]] = {}
         self._running: list[Unit] = []  # whose forward is running
         self._forward_order: list[Unit] = []  # the order of the forward that is running
         # In which units' forwards ended: backward asks for them from the end.
         self._post_forward_order: list[Unit] = []
-        self._next_in_backward: dict[
-            Unit, Unit
-        ] = {}  # whose parameters backward needs after a unit's
+        # whose parameters backward needs after a unit's
+        self._next_in_backward: dict[Unit, Unit] = {}
         self._next_unit: Unit | None = None  # gathered, or to be gathered, ahead of its use
         # Backward is through with them, but for gradients that may still come.
         self._passed_by_backward: list[Unit] = []

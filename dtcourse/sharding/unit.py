@@ -74,9 +74,8 @@ class Unit:
             False  # gathered by unshard(): only the user, or a forward, frees it
         )
         self._all_gathers: list[tuple[GatheredParameters, Any, torch.Tensor, torch.Tensor]] = []
-        self.gathered_versions: list[
-            int
-        ] = []  # which versions of the shards are, or were last, the whole
+        # which versions of the shards are, or were last, the whole
+        self.gathered_versions: list[int] = []
 
     def _from_rank_0(
         self, group: GatheredParameters, parameters: Sequence[torch.Tensor]

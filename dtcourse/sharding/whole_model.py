@@ -36,9 +36,8 @@ def materialise(
             if buffer is not None and buffer.is_meta:
                 own_buffers(module)[attribute] = torch.empty_like(buffer, device=where)
         if any(p in empty for p in own):
-            if not hasattr(
-                module, "reset_parameters"
-            ):  # on all ranks alike, or some would wait for ever
+            # on all ranks alike, or some would wait for ever
+            if not hasattr(module, "reset_parameters"):
                 raise ValueError(
                     f"{name or 'the module'} ({type(module).__name__}) is on the meta device and has no "
                     "reset_parameters to give its parameters values: add one, or build the model on the CPU"

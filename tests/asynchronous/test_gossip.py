@@ -114,9 +114,8 @@ def test_on_ranks_too():
     assert all(each == any_start[0] for each in any_start), "measured alike on every rank"
     for t, distance in enumerate(any_start[0]):
         assert distance <= any_start[0][0] * (1 / 3) ** t * (1 + 1e-12)
-    for t, distance in enumerate(
-        slow[0]
-    ):  # an eigenvector of 1/3; |x|^2 is 10 on two of four ranks
+    # an eigenvector of 1/3; |x|^2 is 10 on two of four ranks
+    for t, distance in enumerate(slow[0]):
         assert distance == pytest.approx(math.sqrt(5.0) / 3**t, rel=1e-12)
     assert one_peer[0][1] > 1e-3 * one_peer[0][0]
     assert one_peer[0][2] < 1e-12

@@ -314,12 +314,10 @@ def memory():
             with MemoryTracker(model, optimizer.optimizer, inputs=[x]) as tracker:
                 model(x).sum().backward()
                 optimizer.step()
-                for _ in range(
-                    1000
-                ):  # gloo's threads let go of what they have sent when they come to it
-                    total = (
-                        sum(tracker.history.curve().values()) - 3 * SIZE
-                    )  # parameters, gradients, x
+                # gloo's threads let go of what they have sent when they come to it
+                for _ in range(1000):
+                    # parameters, gradients, x
+                    total = sum(tracker.history.curve().values()) - 3 * SIZE
                     if total[-1] < FORMULAS[name][0] * SIZE + SMALL:
                         break
                     time.sleep(0.01)

@@ -356,9 +356,8 @@ def test_sums_have_the_same_bits_on_all_ranks_and_in_every_run() -> None:
             len({run[r][module][i] for run in (first, second) for r in range(4) for i in (0, 1)})
             == 1
         )
-    assert (
-        len({first[0][m][0] for m in first[0]}) > 1
-    )  # orders differ between algorithms, so this could fail
+    # orders differ between algorithms, so this could fail
+    assert len({first[0][m][0] for m in first[0]}) > 1
 
 
 def test_average_is_the_sum_divided_once() -> None:

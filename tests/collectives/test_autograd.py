@@ -47,9 +47,8 @@ def largest_error(name: str, library: str) -> tuple[float, float, bool]:
     function = functions[name]
     random = torch.Generator().manual_seed(rank)
     x = torch.randn(rows, 2, dtype=torch.float64, generator=random)
-    x = (
-        x.t().contiguous().t().requires_grad_()
-    )  # a transposed layout: gradients have strides as well
+    # a transposed layout: gradients have strides as well
+    x = x.t().contiguous().t().requires_grad_()
 
     def loss_here(x: torch.Tensor) -> torch.Tensor:
         y = function(x)

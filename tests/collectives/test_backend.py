@@ -306,9 +306,8 @@ def _all(folder):
     import warnings
 
     warnings.simplefilter("ignore")
-    torch.set_default_dtype(
-        torch.float64
-    )  # then a different order of summation shows in the 15th digit
+    # then a different order of summation shows in the 15th digit
+    torch.set_default_dtype(torch.float64)
     results = {}
     for name, program in PROGRAMS.items():
         arguments = [folder] if name == "checkpoint" else []

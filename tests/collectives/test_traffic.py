@@ -257,9 +257,8 @@ def test_counts_agree_with_what_the_systems_connections_received(backend):
     counted = total.bytes_sent()
     assert counted == 2 * 5 * 8_000_000  # two ranks send 2 (p-1)/p of it each, which is all of it
     received = sum(received for _, received in run)
-    assert (
-        counted <= received < 1.001 * counted
-    )  # nothing is counted that did not travel, nor left out
+    # nothing is counted that did not travel, nor left out
+    assert counted <= received < 1.001 * counted
 
 
 @pytest.mark.parametrize("backend", ["gloo", "ring", "double_tree"])

@@ -29,9 +29,8 @@ def test_no_other_mix_is_faster(n, k, speed):
     for i in range(101 if k else 1):
         assert best <= push_pull_seconds(1.0, 1.0, n, k, speed, at_servers=i / 100) + 1e-12
     if n > 1 and k * speed >= n:
-        assert best == pytest.approx(
-            1.0
-        )  # all at the servers, and a worker's own bytes are all there is
+        # all at the servers, and a worker's own bytes are all there is
+        assert best == pytest.approx(1.0)
     elif n > 1 and speed == 1.0:
         assert best == pytest.approx(2 * n * (n - 1) / (n * n + k * n - 2 * k))  # the paper's
 

@@ -60,9 +60,8 @@ def test_bytes_are_the_formulas_and_a_message_says_the_same_as_its_payload(name,
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_share_is_divided_before_it_is_rounded(dtype):
-    x = torch.cat(
-        [vector(1001), torch.tensor([3e5, -3e5])]
-    )  # which float16 has once it is divided alone
+    # which float16 has once it is divided alone
+    x = torch.cat([vector(1001), torch.tensor([3e5, -3e5])])
     half = HalfPrecision(dtype)
     (share,) = half.compress_share(x, 7).wire
     assert torch.equal(share, half.compress(x / 7).wire[0]) and share.isfinite().all()

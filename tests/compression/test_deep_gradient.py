@@ -192,9 +192,8 @@ def bytes_sent():
         optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
         state = DeepGradientState(optimizer, ratio=0.02, clip_norm=clip)
         net.register_comm_hook(state, deep_gradient_hook)
-        net(
-            batch(0, p)[rank].to(dtype)
-        ).square().mean().backward()  # buckets are built again after it
+        # buckets are built again after it
+        net(batch(0, p)[rank].to(dtype)).square().mean().backward()
         net(batch(0, p)[rank].to(dtype)).square().mean().backward()
         ratios = []
         with traffic.counting() as counted:

@@ -54,9 +54,8 @@ def test_its_numbers_are_qsgds(levels, n):
 
 
 def test_the_longest_codes_fit_what_it_says_they_may_take():
-    x = torch.tensor([3.0, -4.0]).repeat(
-        500
-    )  # in buckets of one number: all of them the largest level
+    # in buckets of one number: all of them the largest level
+    x = torch.tensor([3.0, -4.0]).repeat(500)
     for levels in (1, 7, 127):
         coded = EliasQSGD(levels, bucket=1)
         payload = coded.compress(x)

@@ -97,9 +97,8 @@ def test_what_an_answer_may_do(user, tmp_path):
     assert found["room"] == [bubblewrap.SCRATCH] * 2
     assert set(found["capabilities"]) == {"0" * 16}
     assert found["home"] == "/tmp"
-    if (
-        user == "as we are"
-    ):  # our ordinary user is root in disguise, to whom the kernel's files belong
+    # our ordinary user is root in disguise, to whom the kernel's files belong
+    if user == "as we are":
         assert found["kernel"] == "PermissionError Permission denied"
     if user == "an ordinary user" and found["namespaces"] is not None:
         assert found["namespaces"] != 0  # in one of its own it could mount what it likes

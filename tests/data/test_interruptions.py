@@ -410,11 +410,10 @@ def test_png_files_in_imagenets_layout_through_the_same_loader(tmp_path):
         loader = ResumableLoader(images, sampler, 3, num_workers=1)
         if state:
             loader.load_state_dict(state)
+        # range first: no batch too many
         seen = [
             (x.sum().item(), int(y))
-            for _, (xs, ys) in zip(
-                range(steps), loader, strict=False
-            )  # range first: no batch too many
+            for _, (xs, ys) in zip(range(steps), loader, strict=False)
             for x, y in zip(xs, ys, strict=True)
         ]
         return seen, loader.state_dict()

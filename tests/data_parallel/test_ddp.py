@@ -282,9 +282,8 @@ def test_a_parameter_used_on_one_rank_only():
         return model.module.sometimes.bias.grad.clone()
 
     for gradient in launch(step, 2, True):
-        assert torch.allclose(
-            gradient, torch.full((3,), 1.0)
-        )  # 2 samples on one rank, none on the other
+        # 2 samples on one rank, none on the other
+        assert torch.allclose(gradient, torch.full((3,), 1.0))
     with pytest.raises(RankFailure, match=r"no gradient to sometimes.weight, sometimes.bias"):
         launch(step, 2, False)
 

@@ -24,9 +24,8 @@ def test_a_port_takes_one_message_at_a_time_and_fills_holes():
     port = Port()
     assert port.occupy(10, 5) == 10
     assert port.occupy(12, 5) == 15  # behind the first
-    assert (
-        port.occupy(0, 5) == 0
-    )  # asked for later, though it is there earlier: there is room before
+    # asked for later, though it is there earlier: there is room before
+    assert port.occupy(0, 5) == 0
     assert port.occupy(0, 6) == 20  # from 5 to 10 there is not
     assert port.occupy(3, 5) == 5
     assert port.occupy(7, 0) == 10  # a message of no time still has to find the port free

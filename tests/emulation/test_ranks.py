@@ -88,11 +88,10 @@ WORK = {
 }
 PRODUCT = 2 * 32 * 64 * 64  # FLOPs of 32 rows by a matrix of 64 x 64
 # FLOPs per rank on p ranks, by hand.
+# forward, the first again (the last's output is not needed), backward
 FLOPS = {
     "attention": lambda p: (2 + 5) * 2 * (2 * 2 * 16 * 16 * 32),
-    "checkpointed": lambda p: (
-        (2 + 1 + 4) * PRODUCT
-    ),  # forward, the first again (the last's output is not needed), backward
+    "checkpointed": lambda p: (2 + 1 + 4) * PRODUCT,
     "checkpointed, reentrant": lambda p: (2 + 2 + 4) * PRODUCT,
     "tensor-parallel MLP": lambda p: (2 * 2 + 2 * 2 + 2) * PRODUCT // p,  # x needs no gradient
     "fully_shard with AdamW": lambda p: (2 + 3) * PRODUCT,

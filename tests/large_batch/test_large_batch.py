@@ -403,9 +403,8 @@ def test_noise_scale_of_a_known_distribution():
         for _ in range(1200):
             true = torch.zeros(10)
             true[0] = 2.0
-            local = (
-                true + torch.randn(10, generator=generator) * (10.0 / 4) ** 0.5
-            )  # variance 10 a value, batch 4
+            # variance 10 a value, batch 4
+            local = true + torch.randn(10, generator=generator) * (10.0 / 4) ** 0.5
             averaged = local.clone()
             dist.all_reduce(averaged)
             averaged /= dist.get_world_size()

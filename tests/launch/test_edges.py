@@ -445,9 +445,8 @@ def test_the_ground_floor_imports_only_what_the_package_itself_depends_on():
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
             imported |= {name.partition(".")[0]: file.name for name in names}
-    for name in (
-        imported.keys() - sys.stdlib_module_names - {"dtcourse", "IPython"}
-    ):  # IPython: only where it runs
+    # IPython: only where it runs
+    for name in imported.keys() - sys.stdlib_module_names - {"dtcourse", "IPython"}:
         assert name in depends_on, f"{imported[name]} imports {name}"
 
 

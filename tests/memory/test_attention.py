@@ -132,9 +132,8 @@ def test_scores_whose_exponentials_overflow():
 
 
 def test_inputs_that_are_views_with_other_strides():
-    x = torch.randn(
-        2, 20, 3, 4, dtype=torch.double
-    )  # batch, length, heads, dim: as a projection leaves it
+    # batch, length, heads, dim: as a projection leaves it
+    x = torch.randn(2, 20, 3, 4, dtype=torch.double)
     q, k, v = (x.transpose(1, 2).detach().requires_grad_() for _ in range(3))
     ours = output_and_gradients(memory_efficient_attention, q, k, v, causal=True, block_q=8)
     assert_same(ours, output_and_gradients(sdpa, q, k, v, causal=True), atol=1e-12)

@@ -76,9 +76,8 @@ def _interpreted(cases):
         errors.append(
             [(a.float() - b).abs().max().item() for a, b in zip(ours, right, strict=True)]
         )
-    views = torch.randn(
-        2, 20, 3, 4
-    )  # batch, length, heads, dim: rows of a head do not follow each other
+    # batch, length, heads, dim: rows of a head do not follow each other
+    views = torch.randn(2, 20, 3, 4)
     ours, right = (
         output_and_gradients(f, [views.transpose(1, 2)] * 3, causal=True)
         for f in (triton_attention, plain_attention)

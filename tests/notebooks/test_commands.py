@@ -71,9 +71,8 @@ def environment(course: Path, **more: str) -> dict[str, str]:
         "PET_LOCAL_ADDR": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
     }
-    return (
-        clean | more
-    )  # PET_LOCAL_ADDR is torchrun's --local-addr: this machine's name may lead nowhere
+    # PET_LOCAL_ADDR is torchrun's --local-addr: this machine's name may lead nowhere
+    return clean | more
 
 
 def shell(course: Path, command: str, **more: str) -> subprocess.Popen[str]:

@@ -87,9 +87,8 @@ def test_make_clean_would_not_touch_the_environment_or_a_students_work():
 def test_make_lab_opens_jupyterlab_on_lesson_01(tmp_path):
     if not (ROOT / ".venv" / "dtcourse-ready").exists():
         pytest.skip("this environment was not made by `make env`, and a test does not install")
-    home = (
-        tmp_path / "course"
-    )  # a copy of lesson 01: its reader's own would be made in this checkout
+    # a copy of lesson 01: its reader's own would be made in this checkout
+    home = tmp_path / "course"
     (home / "lessons").mkdir(parents=True)
     shutil.copy(ROOT / "lessons" / "01-why-distributed.ipynb", home / "lessons")
     opened, log = tmp_path / "opened", tmp_path / "log"

@@ -154,9 +154,8 @@ def still_running(seconds: float) -> list[str]:
 
 def tells_what_it_knew(out: str) -> None:
     """Of HANGS and a second file, cut short in the test that hangs."""
-    assert (
-        out.splitlines()[-1] == "3 passed, 2 failed, 0 skipped"
-    )  # the one that hung is the second
+    # the one that hung is the second
+    assert out.splitlines()[-1] == "3 passed, 2 failed, 0 skipped"
     assert 'assert 10.75 < 10.5, "milliseconds"' in out.split("\n== ")[1]  # when it happened
     failed = part(out, "failed")
     assert "unit       tests/test_hangs.py::test_fails\n" in failed

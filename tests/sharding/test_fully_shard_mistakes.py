@@ -341,9 +341,8 @@ def test_gradients_of_parts_go_by_all_that_goes_element_by_element():
     def step():
         built = backwarded(FullyShardedDataParallel)
         norm = built.clip_grad_norm_(0.5)
-        nn.utils.clip_grads_with_norm_(
-            built.parameters(), 0.25, norm.clamp(max=0.5)
-        )  # of a known norm
+        # of a known norm
+        nn.utils.clip_grads_with_norm_(built.parameters(), 0.25, norm.clamp(max=0.5))
         nn.utils.clip_grad_value_(built.parameters(), 0.2)
         gradients = full_gradients(built)
         p = built[0].weight

@@ -17,9 +17,8 @@ def script(study):
 
 @pytest.mark.slow
 def test_it_measures_stops_and_goes_on(script, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(
-        str(Path(script.__file__).parent)
-    )  # its ranks import it by its name
+    # its ranks import it by its name
+    monkeypatch.syspath_prepend(str(Path(script.__file__).parent))
     path = tmp_path / "results.json"
     settings = script.Settings(ranks=2, steps=4, every=2, samples=40, width=8, scale=2048)
     little = {"names": KEPT, "models": ["ResNet-50"], "links": [1, 100]}

@@ -82,9 +82,8 @@ def test_bytes_and_panels_are_the_formula():
     for (sent, messages), _, back, _ in launch(cost, 4, backend="ring"):
         assert (sent, messages) == (x + w, 2), "each block once to its neighbour"
         assert back == 2 * (x + w)
-    for _, peak, _, backward_peak in launch(
-        cost, 4
-    ):  # the ring's reductions are tensors, too; gloo's are not
+    # the ring's reductions are tensors, too; gloo's are not
+    for _, peak, _, backward_peak in launch(cost, 4):
         assert peak == (x + w + y) + (x + w), "what is held, and one panel of each operand"
         # x, W, y and dy are there, then dx, x's panel, dW and the part of another rank's dW.
         assert backward_peak == (x + w + 2 * y) + x + x + w + w

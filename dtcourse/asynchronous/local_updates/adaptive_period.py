@@ -61,9 +61,8 @@ class AdaComm:
 
     def step(self, loss: torch.Tensor | float) -> None:
         """Takes the loss of the step that the optimizer has just taken. All ranks call it, after each step."""
-        if (
-            self.optimizer.is_synchronous
-        ):  # post-local SGD: the first interval begins with the local steps
+        # post-local SGD: the first interval begins with the local steps
+        if self.optimizer.is_synchronous:
             self.next_choice = self.optimizer.steps + self.interval
             return
         self._losses.append(float(loss))

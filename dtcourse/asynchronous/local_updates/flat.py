@@ -39,9 +39,8 @@ def write_back(buckets: Sequence[Bucket]) -> None:
 def average(buckets: Sequence[Bucket], group: Group = None) -> None:
     """Replaces what the buckets hold by its mean over the ranks: bit for bit the same on all of them."""
     size = dist.get_world_size(group)
-    for (
-        bucket
-    ) in buckets:  # divided first: the sum of many ranks' float16 numbers may have no float16
+    # divided first: the sum of many ranks' float16 numbers may have no float16
+    for bucket in buckets:
         bucket.buffer().div_(size)
     sent = [dist.all_reduce(bucket.buffer(), group=group, async_op=True) for bucket in buckets]
     for work in sent:

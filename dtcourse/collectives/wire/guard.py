@@ -145,9 +145,8 @@ class Guard:
             try:
                 self._inner.recv([nothing], peer, _CLOSING_TAG).wait(timedelta(milliseconds=1))
             except RuntimeError as error:
-                if "imed out" in str(
-                    error
-                ):  # which closes all of them; one that was broken says otherwise
+                # which closes all of them; one that was broken says otherwise
+                if "imed out" in str(error):
                     return
 
     # --- finding out who disagrees ---

@@ -101,9 +101,8 @@ def decode(coded: Tensor, n: int) -> Tensor:
     jump[:-1] += lengths[ahead]
     jump.clamp_(max=num_bits)
     begins = torch.zeros(1, dtype=torch.int64, device=coded.device)
-    while (
-        len(begins) < n
-    ):  # twice as many codes: those that begin as far behind each one as all of these are long
+    # twice as many codes: those that begin as far behind each one as all of these are long
+    while len(begins) < n:
         begins = torch.cat([begins, jump[begins]])
         jump = jump[jump]
     return values[ahead[begins[:n]]]

@@ -54,9 +54,8 @@ def in_this_notebook(exercise: Exercise) -> str:
     cells = [{"cell_type": "code", "source": source} for source in _latest(typed)]
     try:
         return found(take({"cells": cells}, exercise.takes), exercise.forbidden)
-    except (
-        CheckFailed
-    ):  # the functions come from elsewhere, or are refused for more where points are given
+    # the functions come from elsewhere, or are refused for more where points are given
+    except CheckFailed:
         return ""
 
 

@@ -34,9 +34,8 @@ def marks(step: Callable[..., Any]) -> Marks:
     found = [name for name in list(sys.modules) if _counts(name, step)]
     known = {name: marks for name, marks in _remembered.items() if name not in _SET_BY_LAUNCH}
     before = {name: known.get(name) or _marks_of(name) for name in found}
-    _remembered.update(
-        before
-    )  # a rank that is kept for another launch is to be then what it is now
+    # a rank that is kept for another launch is to be then what it is now
+    _remembered.update(before)
     return before
 
 
@@ -44,9 +43,8 @@ def changed(before: Marks, step: Callable[..., Any]) -> list[str]:
     """The names of what is not as it was, a few of them."""
     different = []
     for name, known in before.items():
-        if (
-            now := _marks_of(name)
-        ) != known:  # or there is more of it: a name bound at its first use
+        # or there is more of it: a name bound at its first use
+        if (now := _marks_of(name)) != known:
             different += [f"{name}.{key}" for key, mark in known.items() if now.get(key) != mark]
     for name in list(sys.modules):
         if name not in before and _counts(name, step):

@@ -18,9 +18,8 @@ CHOOSE = Exercise(
     target="at most 1.01 times the fewest bytes, on 14 changes",
 )
 
-Marks = tuple[
-    str, str, str
-]  # the axis that cuts the rows, the columns, and the one that has summands
+# the axis that cuts the rows, the columns, and the one that has summands
+Marks = tuple[str, str, str]
 Change = tuple[str, Marks, Marks, tuple[tuple[str, int], ...]]
 ONE = (("x", 8),)
 TWO, WIDE = (("x", 4), ("y", 2)), (("x", 2), ("y", 8))

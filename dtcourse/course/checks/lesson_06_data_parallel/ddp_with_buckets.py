@@ -180,9 +180,8 @@ def check_messages(answer: Answer) -> None:
             "collective calls a step. When is a bucket full? And does a frozen parameter need a place in one?",
         )
         trained = [p for p in _NETS["net"]().parameters() if p.requires_grad]
-        least = (
-            2 * 2 * sum(8 * p.numel() for p in trained)
-        )  # two steps, 2 (p - 1) times for all ranks
+        # two steps, 2 (p - 1) times for all ranks
+        least = 2 * 2 * sum(8 * p.numel() for p in trained)
         sent = run.traffic.bytes_sent()
         require(
             sent == least,

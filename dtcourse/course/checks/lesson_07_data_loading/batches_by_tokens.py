@@ -63,9 +63,8 @@ def _require_whole_steps(steps: list[list[list[int]]], size: int, words: str) ->
 @TOKENS.check("each sequence once, one batch a rank and step, never above the budget", points=3)
 def check_tokens(answer: Answer) -> None:
     """The same on every rank, whatever its random state."""
-    cases = _cases(
-        (1, 3, 4, 7, 11)
-    )  # a last step that is full by chance in all of them is most unlikely
+    # a last step that is full by chance in all of them is most unlikely
+    cases = _cases((1, 3, 4, 7, 11))
     for (lengths, budget, size), (steps, others) in zip(
         cases, answer.call(_batches, cases, seeds()), strict=True
     ):

@@ -108,9 +108,8 @@ def _step(word: str, m: int, tied: bool, ranks: int | None = None, schedule: str
     expected = _gradients(model, batch, 1, tied, 1)
     gradients = _gradients(model, batch, m, tied and word != TIED, m if word == SUMMED else 1)
     for gradient in gradients.values():
-        gradient += (
-            1e-6 * gradient.abs().max() * torch.randn_like(gradient)
-        )  # another order of sums
+        # another order of sums
+        gradient += 1e-6 * gradient.abs().max() * torch.randn_like(gradient)
     names = ("first.weight", "last.weight") if tied else ()
     return Step(word, ranks, m, schedule, _timeline(make(ranks, m)), gradients, expected, names)
 

@@ -55,10 +55,8 @@ class GatheredParameters:
         reduce_dtype: torch.dtype | None,
         device: torch.device,
     ) -> None:
-        self.num_ranks, self.rank = (
-            dist.get_world_size(shard_groups.shard),
-            dist.get_rank(shard_groups.shard),
-        )
+        self.num_ranks = dist.get_world_size(shard_groups.shard)
+        self.rank = dist.get_rank(shard_groups.shard)
         self.mesh = shard_groups.mesh
         self.dtype, self.device = named[0][1].dtype, device
         floating = self.dtype.is_floating_point

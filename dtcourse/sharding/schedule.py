@@ -135,10 +135,8 @@ class Schedule:
         elif not unit.unsharded_by_user:
             unit.use_sharded_views()
         if unseen and torch.is_grad_enabled():
-            self.progress[unit].has_unsent_gradients, self.progress[unit].tells_its_end = (
-                True,
-                False,
-            )
+            self.progress[unit].has_unsent_gradients = True
+            self.progress[unit].tells_its_end = False
         if backward_will_come:
             if unit in self._post_forward_order:
                 self._post_forward_order.remove(unit)
@@ -154,12 +152,8 @@ class Schedule:
 
     def _begin_forward(self) -> None:
         """A new forward of the whole. What an earlier one left gathered may be older than the optimizer's last step."""
-        self._forward_order, self._post_forward_order, self._next_unit, self._passed_by_backward = (
-            [],
-            [],
-            None,
-            [],
-        )
+        self._forward_order, self._post_forward_order = [], []
+        self._next_unit, self._passed_by_backward = None, []
         self._callback_queued = False
         for reduction in self._reductions:  # of a backward that failed half-way
             reduction.wait_for_reduce_scatter()

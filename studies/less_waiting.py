@@ -17,8 +17,7 @@ seconds of synchronous training on an emulated cluster's virtual clock.
 
    runs["gradients | PACE | METHOD | SEED"] =
        losses     {rate: [loss on images held out, after every so many gradients have come, dropped ones too]}; None
-       from
-                  where it is no number any more. A look is after Settings.every gradients
+                  from where it is no number any more. A look is after Settings.every gradients
        times      [units of time at each look]
        updates    [updates made by each look]
        staleness  {staleness: how many applied gradients had it}

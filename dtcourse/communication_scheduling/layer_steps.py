@@ -2,7 +2,7 @@
 
 torch's optimizers go through param_groups and leave out what has no gradient. So a layer's step is the optimizer's own,
 with the groups cut down to that layer for as long as it takes: its state stays in optimizer.state, where checkpoints
-look for it. What counts is what the groups said when step() was called: a scheduler has moved the rates on since then.
+look for it. What counts is what the groups said when step() was called: a scheduler has changed lr since then.
 
 That is right only where a parameter's step depends on nothing but its own gradient and state. An optimizer that clips
 by the norm of all gradients, or counts its calls, would do something else without a word. So it is tried first, on two
@@ -48,7 +48,7 @@ class LayerSteps:
     def note(
         self, buckets: Iterable[Bucket], skipped: set[Any], gradient: Callable[[Any], Tensor]
     ) -> None:
-        """optimizer.step() was called: from here on each bucket has a step due, at the rates of this moment.
+        """optimizer.step() was called: from here on each bucket has a step due, at the learning rates of this moment.
 
         skipped: parameters that take none;  gradient: where a parameter's will be
         """
@@ -98,7 +98,7 @@ def step_of_groups(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group's rates as they are now, without its parameters. A rate may be a tensor, which changes in place."""
+    """A group's options as they are now, without its parameters. `lr` may be a tensor, which changes in place."""
     return {
         name: value.clone() if isinstance(value, Tensor) else value
         for name, value in group.items()

@@ -50,14 +50,14 @@ class _Memory:
 
 @dataclass
 class LazyAggregation:
-    """What the hook remembers: model.register_comm_hook(LazyAggregation(lr), lazy_hook), plain SGD at that rate.
+    """What the hook remembers: model.register_comm_hook(LazyAggregation(lr), lazy_hook), plain SGD with that lr.
 
     learning_rate: the optimizer's, or a function that returns it
     threshold:     the paper's xi, the same for each of the steps; 0: as without it
     history:       the paper's D, in steps
 
     num_senders: how many ranks have sent, for each bucket in turn
-    Raises ValueError for a rate, threshold or history that is none; and where the model has changed.
+    Raises ValueError for a learning rate, threshold or history that is none; and where the model has changed.
     """
 
     learning_rate: float | Callable[[], float]
@@ -100,8 +100,8 @@ class LazyAggregation:
         else:
             memory.moved.append(float((parameters - memory.before).square().sum()))
             memory.before.copy_(parameters)
-            rate = self.learning_rate() if callable(self.learning_rate) else self.learning_rate
-            limit = self.threshold * sum(memory.moved) / rate**2
+            lr = self.learning_rate() if callable(self.learning_rate) else self.learning_rate
+            limit = self.threshold * sum(memory.moved) / lr**2
         change = gradient - memory.sent
         sends = float(change.square().sum()) > limit
         said = on_any_rank([sends and r == rank for r in range(p)], self.group, gradient.device)

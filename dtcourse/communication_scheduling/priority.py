@@ -50,7 +50,7 @@ class PriorityDataParallel(Wrapper):
     find_unused_parameters: as there
 
     After optimizer.step() parameters have no .grad, as if zero_grad() had followed, and their new values only when
-    their layer runs again, or after synchronize(). The rates that count are those at step().
+    their layer runs again, or after synchronize(). The learning rates that count are those at step().
 
     Raises ValueError for an optimizer that cannot step one layer at a time, or that has not all of the module's
     parameters; later for gradients that are changed between backward and step, and for a layer whose parameters are

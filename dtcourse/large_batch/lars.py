@@ -1,16 +1,16 @@
 """LARS, layer-wise adaptive rate scaling (You, Gitman and Ginsburg, arXiv 1708.03888).
 
 One learning rate for all layers fails for large batches, because the ratio of a layer's weights to its gradients
-differs by orders of magnitude between layers: a rate that suits one tears another apart. LARS gives each layer
+differs by orders of magnitude between layers: one that suits a layer tears another apart. LARS gives each layer
 
-    local rate = trust * |w| / (|g| + decay * |w|)
-    velocity   = momentum * velocity + lr * local rate * (g + decay * w)
-    w          = w - velocity
+    local_lr = trust * |w| / (|g| + decay * |w|)
+    velocity = momentum * velocity + lr * local_lr * (g + decay * w)
+    w        = w - velocity
 
 so that without momentum a step moves a layer by at most lr * trust of its own length, whatever its gradient.
 Biases and normalisation parameters (one-dimensional) take plain SGD without decay, as the authors' code has it: their
-norms say little. The velocity holds the rate, as the paper has it: a change of rate acts on what comes, not on
-what is under way (timm and apex multiply later; at a constant rate the two are the same).
+norms say little. The velocity holds the learning rate, as the paper has it: a change of it acts on what comes, not on
+what is under way (timm and apex multiply later; with a constant one the two are the same).
 
 Memory: one more vector of the parameters' size. A layer's norms are over the whole layer: where weights are sharded
 over ranks, sum the squares over the ranks first, as clipping.py does.
@@ -66,12 +66,12 @@ class LARS(Optimizer):
 
     def _update(self, w: torch.Tensor, g: torch.Tensor, group: dict[str, Any]) -> None:
         decay = group["weight_decay"]
-        local_rate: float | torch.Tensor = 1.0
+        local_lr: float | torch.Tensor = 1.0
         if w.dim() > 1 or group["adapt_one_dimensional"]:
-            local_rate = trust_ratio(w, g, decay, group["trust"], group["eps"])
+            local_lr = trust_ratio(w, g, decay, group["trust"], group["eps"])
         else:
             decay = 0.0
-        update = (g + decay * w) * (group["lr"] * local_rate)
+        update = (g + decay * w) * (group["lr"] * local_lr)
         state = self.state[w]
         velocity = state.setdefault("momentum_buffer", torch.zeros_like(w))
         velocity.mul_(group["momentum"]).add_(update)

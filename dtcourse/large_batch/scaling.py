@@ -6,7 +6,7 @@ The effective batch is ranks x micro-batch x accumulation steps. k times the bat
                                 (Goyal et al., arXiv 1706.02677)
     square root  lr * sqrt(k)   keeps the variance of a step; common for Adam (Krizhevsky, arXiv 1404.5997)
 
-Both fail at the start, when the weights change fast, so the rate grows gradually over the first epochs; and both fail
+Both fail at the start, when the weights change fast, so it grows gradually over the first epochs; and both fail
 beyond a batch that depends on the problem (noise_scale.py).
 """
 
@@ -50,11 +50,11 @@ def _ratio(base_batch: int, batch: int) -> float:
 
 
 class GradualWarmup(LRScheduler):
-    """Raises every group's rate linearly from `start_factor` of it to all of it in `steps` steps, then hands over.
+    """Raises every group's learning rate linearly from `start_factor` of it to all of it in `steps` steps.
 
-    optimizer's rates are the ones to reach. after: a scheduler of the same optimizer to step once the rate is there
-    (build it first; its steps count from then on). Goyal et al. start from the rate of one worker: start_factor =
-    1 / ranks. With 0 the first step moves nothing.
+    optimizer:    its learning rates are the ones to reach
+    start_factor: Goyal et al. start from the learning rate of one worker, 1 / ranks. With 0 the first step is none
+    after:        a scheduler of the same optimizer, built before this one, whose steps count from then on
     """
 
     def __init__(
@@ -67,14 +67,16 @@ class GradualWarmup(LRScheduler):
         if steps < 1:
             raise ValueError(f"a warm-up takes at least one step; got {steps}")
         if not 0.0 <= start_factor <= 1.0:
-            raise ValueError(f"start_factor is a share of the rate, 0 to 1; got {start_factor}")
+            raise ValueError(
+                f"start_factor is a share of the learning rate, 0 to 1; got {start_factor}"
+            )
         if after is not None and after.optimizer is not optimizer:
             raise ValueError("`after` is a schedule of another optimizer: build it on this one")
         self.steps, self.start_factor, self.after = steps, start_factor, after
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """The rates of this step, one a group."""
+        """The learning rates of this step, one per group."""
         done = min(1.0, self.last_epoch / self.steps)
         factor = self.start_factor + (1.0 - self.start_factor) * done
         return [base * factor for base in self.base_lrs]
@@ -101,10 +103,10 @@ class GradualWarmup(LRScheduler):
 
 
 class BatchSchedule(LRScheduler):
-    """Grows the batch instead of lowering the rate (Smith et al., arXiv 1711.00489).
+    """Grows the batch instead of lowering the learning rate (Smith et al., arXiv 1711.00489).
 
-    The noise of SGD grows with rate / batch, so twice the batch stands for half the rate. Where `maximum` stops the
-    batch, the optimizer's rate falls by what is missing; before that it stays as it is.
+    The noise of SGD grows with lr / batch, so twice the batch stands for half of lr. Where `maximum` stops the
+    batch, the learning rate falls by what is missing; before that it stays as it is.
 
     milestones: steps at which the batch is multiplied by `factor`; maximum: the largest batch, over all ranks.
     `schedule.accumulation(ranks, micro_batch)` says how many micro-batches make the batch of this step.
@@ -135,7 +137,7 @@ class BatchSchedule(LRScheduler):
         return self.wanted if self.maximum is None else min(self.wanted, self.maximum)
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """The rates of this step, one a group: lower by what the batch could not grow."""
+        """The learning rates of this step, one per group: lower by what the batch could not grow."""
         return [base * self.batch / self.wanted for base in self.base_lrs]
 
     def accumulation(self, ranks: int, micro_batch: int) -> int:

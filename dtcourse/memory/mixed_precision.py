@@ -49,7 +49,7 @@ class MasterWeights(Optimizer):
         self._inner: Any = None  # the optimizer over the masters
         super().__init__(params, {})  # checks the parameters and sorts them into groups
         self._inner = optimizer_class([self._over_masters(g) for g in self.param_groups], **kwargs)
-        # From here on "the" groups and state are the inner optimizer's: a scheduler that sets a rate sets it there.
+        # From here on "the" groups and state are the inner optimizer's: a scheduler that sets lr sets it there.
         self.param_groups, self.state = self._inner.param_groups, self._inner.state
         self.defaults = self._inner.defaults
 

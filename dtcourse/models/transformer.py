@@ -43,9 +43,9 @@ class TransformerConfig:
     norm: "layer" or "rms"
     mlp: "gelu" or "swiglu"
     experts: MLPs of width d_ff in each block, of which a token goes through top_k and no token is dropped; 0: one, for
-             all
-        tokens. shared_experts: that many times d_ff beside them for every token. balancing: the weight of the gates'
-        loss
+        all tokens
+    shared_experts: that many times d_ff beside them for every token
+    balancing: the weight of the gates' loss
     """
 
     vocab: int = 256

@@ -4,8 +4,8 @@ DistributedDataParallel can be told of them in three ways:
 
     (nothing)                    trust that all are used; one that is not raises an error that names it
     find_unused_parameters=True  after each forward, walk the graph from the output to the parameters that it depends
-    on;
-                                 in each backward, one more all-reduce: what is unused here may be used on another rank
+                                 on; in each backward, one more all-reduce: what is unused here may be used on another
+                                 rank
     static_graph=True            see in the first backward which gradients come, and how often;
     promise that no later one differs
 

@@ -6,7 +6,7 @@ free:
 
     backward-input, if its gradient is there       others wait for it
     else a forward, if there is room for it        it fills the bubble before the first backward, and feeds the next
-    ranks
+                                                   ranks
     else a backward-weight                         it fills any other gap, and gives room back
 
 Four choices are open, and which is best is found by trying: how many forwards a rank takes in before its first

@@ -27,14 +27,12 @@ class Times:
     """Seconds of one micro-batch.
 
     forward, backward_input, backward_weight: of all that a rank holds: one number for all ranks, one per rank, or one
-                                              per
-        stage. Of the first two an action of a stage takes 1/v, where the rank holds v stages; one per stage is as it
-        is.
+                per stage. Of the first two an action of a stage takes 1/v, where the rank holds v stages; one per stage
+                is as it is
     transfer:   from the end of an action to the earliest start of the one that needs it on another rank. Both ranks can
                 work meanwhile, or the sender cannot (`sender_waits`)
     optimizer:  after a rank's last action; with `barrier`, after everybody's. Without a flush (PipeDream) it follows
-                each
-        backward instead, once its gradient has left, with 1/v of this where the rank holds v stages
+                each backward instead, once its gradient has left, with 1/v of this where the rank holds v stages
     """
 
     forward: float | Sequence[float] = 1.0

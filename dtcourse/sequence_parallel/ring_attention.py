@@ -62,8 +62,7 @@ def ring_attention(
     causal: a query sees the keys up to its own place in the whole sequence
     scale: of the scores; None is 1 / sqrt(dim)
     documents: (batch, tokens) integers, this rank's: tokens see those of their own document. Equal ids are neighbours
-               in the
-        sequence; -1 is padding, whose output is 0
+               in the sequence; -1 is padding, whose output is 0
     block_q, block_k: the tiles inside a block
 
     Returns (batch, heads, tokens, dim of v) in q's dtype. Raises ValueError, with the shapes, where they do not fit.

@@ -49,8 +49,7 @@ def ulysses_attention(
     k, v: the same, or with fewer heads, each of which neighbouring query heads share; v may have another dim
     causal, scale: as ring_attention's
     kernel: attention of the whole sequence, (q, k, v) -> output, for some of the heads; it decides about masks and
-            scale.
-        None is F.scaled_dot_product_attention with `causal` and `scale`
+            scale. None is F.scaled_dot_product_attention with `causal` and `scale`
 
     Returns (batch, heads, tokens, dim of v). Raises ValueError, with the numbers, where heads do not divide.
     """

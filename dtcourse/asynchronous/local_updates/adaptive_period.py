@@ -7,10 +7,10 @@
     adacomm.step(loss)                       # after each step, with this rank's loss
 
 The error of local SGD falls as fast as that of SGD at first, and then stops at a floor that grows with the period. So
-at the end of each interval the period is chosen anew, from the loss F now and at the start (and the rate):
+at the end of each interval the period is chosen anew, from the loss F now and at the start (and the learning rate):
 
-    H = ceil( sqrt( rate_0 / rate * F / F_0 ) * H_0 )
-    H = floor( H_before / 2 )  where that would not be shorter, though the rate is what it was before; at least 1
+    H = ceil( sqrt( lr_0 / lr * F / F_0 ) * H_0 )
+    H = floor( H_before / 2 )  where that would not be shorter, though lr is what it was before; at least 1
 
 Source: Wang and Joshi (SysML 2019, arXiv 1810.08313), section 4. There an interval is T_0 seconds on the clock; here
 it is a number of steps, which no two ranks count differently. All ranks take the mean of their losses, so all choose
@@ -50,7 +50,7 @@ class AdaComm:
         self.optimizer, self.interval, self.shrink = optimizer, interval, shrink
         self.periods = [optimizer.period]
         self.first_loss: float | None = None
-        self.first_rate = self.rate = self._rate_now()
+        self.first_lr = self.lr = self._lr_now()
         self.next_choice = optimizer.steps + interval
         self._losses: list[float] = []
         check_agreed(
@@ -81,15 +81,15 @@ class AdaComm:
 
     def _choose(self) -> None:
         assert self.first_loss is not None, "the first step has set it"
-        before, rate = self.optimizer.period, self._rate_now()
+        before, lr = self.optimizer.period, self._lr_now()
         ratio = self._mean_loss() / self.first_loss
-        if rate and self.first_rate:  # a warm-up begins at 0
-            ratio *= self.first_rate / rate
+        if lr and self.first_lr:  # a warm-up begins at 0
+            ratio *= self.first_lr / lr
         # A loss that is no number says nothing about the period.
         wanted = math.ceil(math.sqrt(ratio) * self.periods[0]) if 0 <= ratio < math.inf else before
-        if wanted >= before and rate == self.rate:
+        if wanted >= before and lr == self.lr:
             wanted = math.floor(self.shrink * before)
-        self.rate = rate
+        self.lr = lr
         self.optimizer.period = max(1, wanted)
         self.periods.append(self.optimizer.period)
 
@@ -104,18 +104,18 @@ class AdaComm:
         total, count = sums.tolist()
         return total / count
 
-    def _rate_now(self) -> float:
+    def _lr_now(self) -> float:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def state_dict(self) -> dict[str, Any]:
         """What has been chosen so far, and what the next choice will look at."""
-        kept = ("first_loss", "first_rate", "rate", "next_choice")
+        kept = ("first_loss", "first_lr", "lr", "next_choice")
         lists = {"periods": list(self.periods), "losses": list(self._losses)}
         return {**{name: getattr(self, name) for name in kept}, **lists}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from there."""
-        for name in ("first_loss", "first_rate", "rate", "next_choice"):
+        for name in ("first_loss", "first_lr", "lr", "next_choice"):
             setattr(self, name, state_dict[name])
         self.periods = list(state_dict["periods"])
         self._losses = list(state_dict["losses"])

@@ -8,9 +8,9 @@
     delta  = x - 1/p sum_r x_r                         after every H of them: a gradient, in effect, over H steps
     x     <- Nesterov(x, delta);  x_r <- x
 
-An outer step of rate 1 without momentum takes the mean: local SGD. Momentum carries on what the rounds before agreed
-on, so that H may be far larger: the paper trains language models on islands that the internet joins, with H = 500,
-outer rate 0.7 and momentum 0.9. The inner optimizer's state stays on its rank.
+An outer step of learning rate 1 without momentum takes the mean: local SGD. Momentum carries on what the rounds before
+agreed on, so that H may be far larger: the paper trains language models on islands that the internet joins, with
+H = 500, outer learning rate 0.7 and momentum 0.9. The inner optimizer's state stays on its rank.
 Source: Douillard et al. (arXiv 2311.08105), algorithm 1.
 
 Bytes that all ranks together send in a step, N bytes of parameters (ring): 2 (p - 1) (N + 32) / H, with 32 bytes of

@@ -3,9 +3,9 @@
     optimizer = LocalSGD(model, torch.optim.SGD(model.parameters(), lr=0.1), period=8)
 
 The model stays as it is and the inner optimizer makes each rank's own steps; the method is what happens besides. The
-wrapper is a torch.optim.Optimizer, so rate schedules, gradient scalers and zero_grad work on it. What can go wrong
-silently is asked here: workers with different settings never meet, or meet with models of different age; a parameter
-that was replaced since the wrapper was made is trained by nobody.
+wrapper is a torch.optim.Optimizer, so schedulers of the learning rate, gradient scalers and zero_grad work on it. What
+can go wrong silently is asked here: workers with different settings never meet, or meet with models of different age; a
+parameter that was replaced since the wrapper was made is trained by nobody.
 
 A rank's parameters, and its optimizer's state, are its own between meetings: each rank saves its own state dicts.
 """

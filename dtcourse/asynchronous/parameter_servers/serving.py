@@ -156,7 +156,7 @@ class FlatServer:
     # --- what a rule calls --------------------------------------------------------------------------------------
 
     def apply(self, workers: Collection[int], weight: float, rate_factor: float = 1.0) -> None:
-        """One step of the optimizer with weight * (the sum of these workers' gradients), and so much of its rate."""
+        """One step of the optimizer with weight * (the sum of these workers' gradients), at rate_factor * its lr."""
         with events.span("update", "compute"), torch.no_grad():
             for i, bucket in enumerate(self._buckets):
                 first, *others = [self._gradients[w][i] for w in workers]
@@ -168,12 +168,12 @@ class FlatServer:
                     bucket.parameters(), bucket.gradients(), strict=True
                 ):
                     parameter.grad = gradient
-        rates = [group["lr"] for group in self.optimizer.param_groups]
+        learning_rates = [group["lr"] for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
             group["lr"] = group["lr"] * rate_factor
         self.optimizer.step()
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        for group, lr in zip(self.optimizer.param_groups, learning_rates, strict=True):
+            group["lr"] = lr
         staleness = tuple(self.version - self.pulled[w] for w in workers)
         self.version += 1
         self._record("apply", tuple(workers), staleness)

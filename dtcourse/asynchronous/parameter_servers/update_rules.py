@@ -12,7 +12,7 @@ Synchronous gradients are stale by 0; with p equal workers asynchronous ones by 
 An optimizer with a memory (momentum, Adam) remembers p small updates then, not one.
 
 A stale gradient points from where the model was. `inverse_staleness` makes its learning rate smaller (Zhang et al.,
-arXiv 1511.05950, section 3.2: the rate divided by the staleness).
+arXiv 1511.05950, section 3.2: the learning rate divided by the staleness).
 """
 
 from __future__ import annotations

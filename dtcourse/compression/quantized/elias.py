@@ -4,9 +4,10 @@ so that the many zeros take a bit each.
 Elias's recursive code (omega; the paper's appendix A) says whole numbers from 1 on,
 in a prefix code that knows no largest one:
 
-    1: 0        2: 10 0     4: 10 100 0     8: 11 1000 0     16: 10 100 10000 0      each group is how long the next one
-    is
+    1: 0        2: 10 0     4: 10 100 0     8: 11 1000 0     16: 10 100 10000 0
                 3: 11 0     5: 10 101 0     9: 11 1001 0     ...
+
+Each group says how long the next one is.
 
 As in the paper's dense regime each number of the vector is its level plus 1 in that code, and its sign where it is not
 0. With few levels most are 0. Of numbers with a normal distribution QSGD(7) takes 4.06 bits each, with its norms, and

@@ -9,8 +9,8 @@ Adam divides by the root of v, a mean of squared gradients. A compressed gradien
 Adam is given breaks it, with error feedback too. Hence two stages:
 
     warm-up      Adam with the mean of all ranks' gradients, uncompressed; at its end v is frozen
-    compression  m_i = b1 m + (1 - b1) g_i on each rank i;  m = mean of the m_i, compressed on both ways with error
-    feedback;
+    compression  m_i = b1 m + (1 - b1) g_i on each rank i;
+                 m = mean of the m_i, compressed on both ways with error feedback;
                  w = w - lr m_hat / (sqrt(v_hat) + eps)
 
 With v frozen a step is linear in m, so what error feedback sends late is only late. The bias corrections are Adam's:

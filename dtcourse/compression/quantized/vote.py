@@ -48,8 +48,7 @@ class MajorityVote:
     """For compression_hook: gradients become 1 or -1, so that SGD takes signSGD's step.
 
     group: the ranks that vote, the model's. SGD's momentum adds up what was voted; each rank's own momentum before the
-           vote
-    (Signum) would be another method.
+           vote (Signum) would be another method.
     """
 
     def __init__(self, group: Group = None) -> None:

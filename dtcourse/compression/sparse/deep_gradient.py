@@ -10,8 +10,7 @@ and momentum SGD is still momentum SGD.
 Each rank keeps a velocity u and what it has not yet sent, v, of its own gradients g:
 
     momentum correction     u = m u + g;  v = v + u      the velocity is what adds up, not the gradient: a number that
-                            is sent
-                                                          after 100 steps has the momentum of those steps in it
+                            is sent after 100 steps has the momentum of those steps in it
     selection               the largest k of v in each layer travel, and are 0 afterwards
     factor masking          u is 0 there too: else momentum goes on pushing where the step is over
     local clipping          g is clipped before it adds up, to the part that one of p ranks has in a gradient of norm

@@ -1,8 +1,9 @@
 """What runs inside a rank: take the function off the wire, form the group, call it, send back what it returned.
 
 The rank keeps its connections open after it has answered, until the launcher says leave: a rank that left early would
-look, to those still at work, like one that had crashed. Where launches keep their ranks (again.py), it then waits for
-the next one as a spare does.
+look, to those still at work, like one that had crashed. When it leaves, its connections end with its process: gloo,
+asked to destroy a group, closes them one after the other and waits for its own thread at each, up to 10 ms. NCCL is
+asked, and so is whatever group there is where launches keep their ranks (again.py) and the rank waits for the next one.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from dtcourse.launch import again, rendezvous, reporting, sendable, serializatio
 
 START = 60.0  # seconds in which the ranks must have formed their group, before the function's own limit begins
 
-# The launcher's words: begin the function; take down the group and go; or go as a process does that has failed, without
-# a word to peers. AGAIN: take down the group, and stay for another launch if nothing of this one is left (again.py).
+# The launcher's words: begin the function; go, since all ranks have answered; or go as a process does that has failed,
+# without a word to peers. AGAIN: take down the group, and stay for another launch if nothing of this one is left
+# (again.py).
 GO, LEAVE, END, AGAIN = b"go", b"leave", b"end", b"again"
 
 
@@ -121,9 +123,8 @@ def _serve(channel: Connection, say: Callable[[str, Any], None], lock: Any) -> b
             payload.send(channel)
             payload.close()
     word = channel.recv_bytes()
-    if word not in (LEAVE, AGAIN):
-        return False
-    _leave_group()
+    if word == AGAIN or (word == LEAVE and _has_used_gpu()):
+        _leave_group()
     if word != AGAIN or condition is None:
         return False
     del deserialize, function, args, kwargs, value, answer, packed, payload
@@ -259,6 +260,12 @@ def _computing(settings: Settings) -> Any:
     return (
         nullcontext() if settings.emulated is None else settings.emulated.computing(settings.rank)
     )
+
+
+def _has_used_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_initialized()
 
 
 def _leave_group() -> None:

@@ -153,6 +153,26 @@ def test_what_is_printed_while_leaving_is_shown(capfd):
     assert "rank 0 | goodbye" in capfd.readouterr().out.splitlines()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="NCCL is asked to take its group down")
+def test_a_group_ends_with_its_ranks_and_is_not_closed_one_connection_after_the_other(capfd):
+    """gloo waits up to 10 ms for each, which was half of a launch."""
+
+    def reduce():
+        def destroy(*_):
+            print("destroyed")
+
+        dist.destroy_process_group = destroy
+        total = torch.tensor([1.0])
+        work = dist.all_reduce(total, async_op=True)
+        work.wait()
+        return total.item(), os.getpid()
+
+    found = list(launch(reduce, 3))
+    assert [total for total, _ in found] == [3.0] * 3
+    assert "destroyed" not in capfd.readouterr().out
+    assert not {pid for _, pid in found} & set(psutil.pids())
+
+
 def test_streamed_parts_of_lines_do_not_mix(capfd):
     def talk():
         for piece in ("one", " line", " of ", "mine\n"):

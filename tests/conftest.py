@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items if SLOWNESS > 1 else ():  # for the others tools/test.py gives the limit
         if limit := item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(limit.args[0] * SLOWNESS), append=False)
+    for item in items:
+        if reason := why_it_waits(item):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def why_it_waits(item: pytest.Item) -> str:
+    """Why a test marked `stands_on` is not tried in this run; empty where it is, as where it is asked for by name.
+
+    It proves nothing new where neither it nor what it stands on has changed. Then one of three is tried, by the
+    commit, for what else may have changed around it (tests/course/rotation.py).
+    """
+    marker = item.get_closest_marker("stands_on")
+    by_name = any(".py" in argument for argument in item.config.args)
+    if marker is None or by_name or item.config.option.keyword:
+        return ""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    from tests.course import rotation
+
+    # A module that is marked as a whole, since its tests share what is slow, takes its turn as a whole.
+    number = zlib.crc32((item.nodeid if marker in item.own_markers else item.path.name).encode())
+    own = (item.path.relative_to(ROOT).as_posix(), "requirements.lock", *marker.args)
+    if not rotation.waits(number, own):
+        return ""
+    return (
+        f"{item.path.stem}: not its turn (one of {rotation.TURNS}), and nothing that it stands on has changed in "
+        f"{rotation.LATELY} commits (DTCOURSE_MUTANTS=all tries all)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,7 +11,19 @@ import pytest
 
 from dtcourse.course import notebook as nbfile
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(420),
+    pytest.mark.stands_on(
+        "tests/browser/",
+        "lessons/06-data-parallel.ipynb",
+        "dtcourse/cli/",
+        "dtcourse/course/jupyter/",
+        "dtcourse/course/lab.py",
+        "dtcourse/course/workspace.py",
+    ),
+]
 
 LESSON = "06-data-parallel"
 MENUS = (

@@ -13,7 +13,12 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(420),
+    pytest.mark.stands_on("tests/browser/", "lessons/01-why-distributed.ipynb", "dtcourse/plots/"),
+]
 
 LESSON = "01-why-distributed.ipynb"
 PICTURE = """id => {

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.course import rotation
+
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(420)]
 
 KINDS = ("lessons", "solutions", "exercises")
@@ -47,7 +49,20 @@ def test_a_lesson_with_a_kernel_saved_by_keyboard_is_as_it_was(lab, until):
 
 def test_every_committed_notebook_is_as_jupyterlab_writes_it(lab):
     different = {}
-    for path in sorted(path for kind in KINDS for path in (lab.home / kind).glob("*.ipynb")):
+    notebooks = sorted(path for kind in KINDS for path in (lab.home / kind).glob("*.ipynb"))
+    own = (
+        "tests/browser/",
+        "dtcourse/course/jupyter/",
+        "dtcourse/course/normalise.py",
+        "requirements.lock",
+    )
+    waiting = [
+        path
+        for number, path in enumerate(notebooks)
+        if rotation.waits(number, (*own, path.relative_to(lab.home).as_posix()))
+    ]
+    print(f"Not their turn, and unchanged: {sorted(path.name for path in waiting)}")
+    for path in sorted({*notebooks} - {*waiting}):
         before = path.read_text(encoding="utf-8")
         name = path.relative_to(lab.home).as_posix()
         lab.open(name, kernel=False)

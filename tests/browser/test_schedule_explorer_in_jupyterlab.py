@@ -10,7 +10,12 @@ from typing import Any
 import nbformat
 import pytest
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(420),
+    pytest.mark.stands_on("tests/browser/", "dtcourse/plots/", "dtcourse/pipeline_parallel/"),
+]
 
 CELL = """from dtcourse import plots
 from dtcourse.pipeline_parallel import explore

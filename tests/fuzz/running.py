@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import os
 import pickle
 import tempfile
@@ -39,21 +40,22 @@ tried: collections.Counter[str] = collections.Counter()  # what became of the ex
 # --- in the ranks -----------------------------------------------------------------------------------------------
 
 
-def work_through(examples: list[tuple[int, Example]], folder: Path) -> None:
+def work_through(
+    examples: list[tuple[int, Example]], folder: Path, patience: timedelta = PATIENCE
+) -> None:
     """Trains each. Outcomes go into files: if a rank dies of an example, those before it are kept."""
     warnings.simplefilter("ignore")
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.group.WORLD.get_group_store()  # type: ignore[union-attr]
     # A group that one rank destroys while another forms it never stands.
-    together(store, "begun", b"")
+    together(store, "begun")
     dist.destroy_process_group()
     for number, (name, program) in examples:
+        # A group for each: where a rank leaves one, the others hear of it only when nothing there holds the group any
+        # more, and models of earlier examples may.
         here = dist.PrefixStore(f"example {number}", store)
-        if not dist.is_initialized():
-            dist.init_process_group(
-                "gloo", rank=rank, world_size=size, store=here, timeout=PATIENCE
-            )
-            together(here, "formed", b"")
+        dist.init_process_group("gloo", rank=rank, world_size=size, store=here, timeout=patience)
+        together(here, "formed")
         (folder / f"{number}.{rank}.begun").touch()
         outcome: Outcome
         try:
@@ -61,25 +63,28 @@ def work_through(examples: list[tuple[int, Example]], folder: Path) -> None:
         except Exception as error:
             dist.destroy_process_group()  # at once: the others may wait for this rank
             outcome = f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}"
+        if not dist.is_initialized():
+            gc.collect()  # the model holds the group, in a circle
         (folder / f"{number}.{rank}").write_bytes(pickle.dumps(outcome))
-        mine = b"fine" if dist.is_initialized() else b"raised"
-        if b"raised" in together(here, "end", mine) and dist.is_initialized():
+        together(here, "end")
+        if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def together(store: dist.Store, place: str, mine: bytes) -> list[bytes]:
-    """What all ranks say at one place."""
-    store.set(f"{place} {os.environ['RANK']}", mine)
+def together(store: dist.Store, place: str) -> None:
+    """Returns when all ranks are at one place."""
+    store.set(f"{place} {os.environ['RANK']}", b"")
     names = [f"{place} {rank}" for rank in range(int(os.environ["WORLD_SIZE"]))]
     store.wait(names, 2 * PATIENCE)
-    return [store.get(name) for name in names]
 
 
 # --- here -------------------------------------------------------------------------------------------------------
 
 
-def outcomes_of(examples: list[Example], ranks: int) -> list[list[Outcome]]:
-    """Each example's outcomes, by rank."""
+def outcomes_of(
+    examples: list[Example], ranks: int, patience: timedelta = PATIENCE
+) -> list[list[Outcome]]:
+    """Each example's outcomes, by rank. Ranks that wait for each other do so for `patience`."""
     left = list(enumerate(examples))
     outcomes: list[list[Outcome]] = [[] for _ in examples]
     with tempfile.TemporaryDirectory() as name:
@@ -87,7 +92,7 @@ def outcomes_of(examples: list[Example], ranks: int) -> list[list[Outcome]]:
         while left:
             died: Exception | None = None
             try:
-                launch(work_through, ranks, left, folder, backend="gloo", timeout=LIMIT)
+                launch(work_through, ranks, left, folder, patience, backend="gloo", timeout=LIMIT)
             except (RankFailure, RankTimeout) as failure:
                 died = failure
             for number, _ in left:
@@ -102,7 +107,7 @@ def outcomes_of(examples: list[Example], ranks: int) -> list[list[Outcome]]:
     return outcomes
 
 
-def complaints(examples: list[Example], ranks: int) -> list[str]:
+def complaints(examples: list[Example], ranks: int, patience: timedelta = PATIENCE) -> list[str]:
     """What is wrong with each; nothing where it is right, refused as it should be, or not for the technique."""
     said = ["" for _ in examples]
     fitting: list[tuple[int, Truth]] = []
@@ -112,7 +117,7 @@ def complaints(examples: list[Example], ranks: int) -> list[str]:
             tried["not for the technique"] += 1
         else:
             fitting.append((number, truth))
-    outcomes = outcomes_of([examples[number] for number, _ in fitting], ranks)
+    outcomes = outcomes_of([examples[number] for number, _ in fitting], ranks, patience)
     for (number, truth), by_rank in zip(fitting, outcomes, strict=True):
         said[number] = complaint(examples[number], truth, by_rank)
     return said

@@ -3,14 +3,18 @@
 A lesson runs as its reader has it: the copy that `dtcourse start` makes, in a my/ beside lessons/.
 
 One other number for each notebook and change keeps CI in its budget. Which one rotates with the
-commit, and from notebook to notebook, so that all of them come up. DTCOURSE_WORLD_SIZES=2,3 tries
-both on every notebook; DTCOURSE_WORLD_SIZES=all tries 2, 3 and 4 (`make test-all`).
+commit, and from notebook to notebook, so that all of them come up. A notebook that has not changed
+lately, nor a package that few but it import, takes turns with the others: one of three is run (nbval
+runs each with its own number). DTCOURSE_WORLD_SIZES=2,3 tries both on every notebook;
+DTCOURSE_WORLD_SIZES=all tries 2, 3 and 4 (`make test-all`).
 Executed copies stay in build/executed/ for a look.
 """
 
 from __future__ import annotations
 
+import collections
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -23,6 +27,7 @@ from dtcourse.course import workspace
 from tests.notebooks.grammar import wrong_in
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+LESSONS = ROOT / "lessons"
 ALTERNATES = (2, 3)
 EVERY = (2, 3, 4)
 
@@ -61,6 +66,36 @@ def commit_hash() -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+IMPORTED = re.compile(
+    r"^\s*(?:from|import) dtcourse\.(\w+)|^\s*from dtcourse import ([\w, ]+)", re.M
+)
+
+
+def stands_on(notebooks: list[Path]) -> dict[Path, list[str]]:
+    """For each notebook its own file, its scripts, and the course's packages that at most half of all import.
+
+    What nearly all import (launch, emulation, models) has tests of its own; a lesson's technique is the lesson's.
+    """
+    packages: dict[Path, set[str]] = {}
+    for path in notebooks:
+        code = "\n".join(cell["source"] for cell in nbfile.code_cells(nbfile.read(path)))
+        names = {
+            name.strip()
+            for one, several in IMPORTED.findall(code)
+            for name in (one or several).split(",")
+        }
+        packages[path] = {name for name in names if (ROOT / "dtcourse" / name).is_dir()}
+    count = collections.Counter(name for names in packages.values() for name in names)
+    return {
+        path: [
+            path.relative_to(ROOT).as_posix(),
+            f"lessons/scripts/{path.name[:2]}_",
+            *(f"dtcourse/{name}/" for name in sorted(names) if count[name] <= len(notebooks) / 2),
+        ]
+        for path, names in packages.items()
+    }
+
+
 def plan() -> list:
     """Each (notebook, number of ranks) of this run."""
     wish, commit = os.environ.get("DTCOURSE_WORLD_SIZES", ""), commit_hash()
@@ -69,8 +104,14 @@ def plan() -> list:
         for folder in ("lessons", "solutions")
         for path in sorted((ROOT / folder).glob("*.ipynb"))
     ]
+    own = stands_on([path for path in notebooks if path.parent == LESSONS])
     return [
-        pytest.param(notebook, size, id=f"{notebook.parent.name}/{notebook.stem}-{size}-ranks")
+        pytest.param(
+            notebook,
+            size,
+            id=f"{notebook.parent.name}/{notebook.stem}-{size}-ranks",
+            marks=pytest.mark.stands_on(*own[notebook]) if notebook in own and not wish else (),
+        )
         for position, notebook in enumerate(notebooks)
         for size in world_sizes(own_world_size(notebook), position, wish, commit)
     ]
@@ -132,6 +173,14 @@ def test_one_change_tries_one_size_on_each_notebook_and_both_over_the_notebooks(
     sizes = [world_sizes(4, position, "", "0123abcd") for position in range(4)]
     assert [len(each) for each in sizes] == [1, 1, 1, 1]
     assert {size for each in sizes for size in each} == {2, 3}
+
+
+def test_a_lesson_stands_on_its_technique_and_not_on_what_all_import():
+    found = {path.name[:2]: own for path, own in stands_on(sorted(LESSONS.glob("*.ipynb"))).items()}
+    assert "dtcourse/sharding/" in found["16"] and "lessons/16-zero-and-fsdp.ipynb" in found["16"]
+    assert "dtcourse/sharding/" not in found["08"]
+    assert "lessons/scripts/06_" in found["06"] and list(LESSONS.glob("scripts/06_*"))
+    assert not any("dtcourse/launch/" in own for own in found.values())
 
 
 def test_a_wish_overrides_the_rotation():

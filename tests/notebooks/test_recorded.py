@@ -77,6 +77,9 @@ def test_a_lesson_whose_slurm_does_not_come_up_says_why_and_shows_what_slurm_wou
 @pytest.mark.notebooks
 @pytest.mark.slow
 @pytest.mark.slurm
+@pytest.mark.stands_on(
+    "lessons/26-clusters.ipynb", "dtcourse/launch/cluster/", "dtcourse/course/recorded.py"
+)
 def test_a_lesson_runs_on_the_reader_s_own_cluster_but_for_what_needs_idle_nodes(
     tmp_path, monkeypatch
 ):

@@ -18,8 +18,9 @@ class Project:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         tools = sorted(path.relative_to(ROOT) for path in ROOT.glob("tools/*.py"))
-        for name in (Path("pyproject.toml"), Path("tests/conftest.py"), *tools):
-            (folder / name).parent.mkdir(exist_ok=True)
+        others = ("pyproject.toml", "tests/conftest.py", "tests/course/rotation.py")
+        for name in (*map(Path, others), *tools):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
 
     def write(self, name: str, text: str) -> None:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from tests.course import rotation
+
+ROOT = Path(__file__).resolve().parents[2]
 
 # Most of the time goes into starting pytest again and again, which a busy machine stretches.
 pytestmark = pytest.mark.timeout(1200)
@@ -23,7 +29,8 @@ def test_starts_something(tmp_path):
 @pytest.mark.slow
 def test_a_process_left_behind_is_found_named_and_ended(project):
     project.write("test_leaks.py", LEAKS.format(seconds=61.25))
-    done = project.run(sys.executable, "-m", "pytest", "-q", "tests")
+    # It is waited for: as long as on a machine ten times as fast, since it would not leave in ten times that either.
+    done = project.run(sys.executable, "-m", "pytest", "-q", "tests", DTCOURSE_TEST_SLOWNESS="0.1")
     assert done.returncode == 1
     assert "left processes behind" in done.stdout
     assert "time.sleep(61.25)" in done.stdout
@@ -60,3 +67,40 @@ def test_a_misspelt_marker_is_an_error(project):
     )
     done = project.run(sys.executable, "-m", "pytest", "-q", "tests")
     assert done.returncode == 2 and "timming" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("changed", "arguments", "tried"),
+    [
+        (["README.md"], ["tests"], 1),
+        (["README.md", "tools/a.py"], ["tests"], 3),
+        (["tests/repository/test_conftest.py"], ["tests"], 3),
+        (["requirements.lock"], ["tests"], 3),
+        (["README.md"], ["tests/repository/test_conftest.py"], 3),
+        (None, ["tests"], 3),  # what has changed cannot be told
+    ],
+)
+def test_what_stands_on_unchanged_files_takes_turns(
+    request, monkeypatch, changed, arguments, tried
+):
+    [conftest] = [
+        one for one in request.config.pluginmanager.get_plugins() if hasattr(one, "why_it_waits")
+    ]
+    monkeypatch.delenv("DTCOURSE_MUTANTS", raising=False)
+    monkeypatch.setattr(rotation, "changed", lambda: changed)
+    marker = pytest.mark.stands_on("tools/").mark
+    item = SimpleNamespace(
+        own_markers=[marker],
+        nodeid="tests/repository/test_conftest.py::test_something",
+        path=ROOT / "tests" / "repository" / "test_conftest.py",
+        get_closest_marker=lambda name: marker if name == "stands_on" else None,
+        config=SimpleNamespace(args=arguments, option=SimpleNamespace(keyword="")),
+    )
+    said = []
+    for commit in ("0000000a", "0000000b", "0000000c"):
+        monkeypatch.setattr(rotation, "_git", lambda *words, commit=commit: commit)
+        said.append(conftest.why_it_waits(item))
+    assert said.count("") == tried
+    assert all("test_conftest: not its turn (one of 3)" in one for one in said if one)
+    monkeypatch.setenv("DTCOURSE_MUTANTS", "all")
+    assert conftest.why_it_waits(item) == ""

@@ -234,6 +234,7 @@ def test_the_second_call_does_nothing_and_needs_no_python_on_path(first_install)
 
 
 @pytest.mark.slow
+@pytest.mark.stands_on("Makefile", "tools/setup", "tools/environment.py")
 def test_changes_are_noticed(checkout):
     """One environment through everything that can happen to it, since each fresh one costs seconds."""
     checkout.python()
@@ -275,6 +276,7 @@ def test_changes_are_noticed(checkout):
 
 
 @pytest.mark.slow
+@pytest.mark.stands_on("Makefile", "tools/setup", "tools/environment.py")
 def test_a_killed_installation_is_not_mistaken_for_done(checkout):
     checkout.python()
     process = subprocess.Popen(
@@ -304,6 +306,7 @@ def test_a_killed_installation_is_not_mistaken_for_done(checkout):
 
 
 @pytest.mark.slow
+@pytest.mark.stands_on("Makefile", "tools/setup", "tools/environment.py")
 def test_pip_args_go_to_torch_alone_and_are_remembered(checkout):
     checkout.python()
     elsewhere = checkout.top.parent / "elsewhere"

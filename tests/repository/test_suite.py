@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 # Most of the time goes into starting pytest again and again, which a busy machine stretches.
 pytestmark = pytest.mark.timeout(1200)
+stands_on_the_tools = pytest.mark.stands_on("tools/", "tests/conftest.py", "pyproject.toml")
 
 
 def write_notebook(path: Path, source: str, output: str) -> None:
@@ -67,6 +68,7 @@ def test_fails():
 
 
 @pytest.mark.slow
+@stands_on_the_tools
 def test_the_stages_add_up_and_a_failure_shows(project):
     project.write("test_mixed.py", MIXED.format(x=4))
     write_notebook(project.folder / "lessons" / "01-a.ipynb", "print(1 + 1)", "2\n")
@@ -168,6 +170,7 @@ def tells_what_it_knew(out: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "workers"), [("SIGINT", 0), ("SIGTERM", 1)])
+@stands_on_the_tools
 def test_asked_to_end_it_ends_all_that_it_started_and_tells_what_it_knew(project, name, workers):
     sign, seconds = project.folder / "hangs", 71.5 + workers
     project.write("test_hangs.py", HANGS.format(seconds=seconds, sign=sign))
@@ -190,6 +193,7 @@ def test_asked_to_end_it_ends_all_that_it_started_and_tells_what_it_knew(project
 
 
 @pytest.mark.slow
+@stands_on_the_tools
 def test_a_stage_at_its_limit_is_ended_and_the_next_one_runs(project):
     sign = project.folder / "hangs"
     project.write("test_hangs.py", HANGS.format(seconds=75.5, sign=sign))
@@ -230,6 +234,7 @@ def test_after():
 
 
 @pytest.mark.slow
+@stands_on_the_tools
 def test_a_worker_that_dies_costs_the_test_it_was_in_and_no_other(project):
     project.write("test_crashes.py", CRASHES)
     done = stages(project, "unit", workers=1)
@@ -269,6 +274,27 @@ def tool(monkeypatch):
     monkeypatch.setitem(sys.modules, "tools_test", module)  # dataclasses look there
     spec.loader.exec_module(module)
     return module
+
+
+def test_solutions_that_nothing_has_changed_take_turns_and_lessons_do_not(tool, monkeypatch):
+    from tests.course import rotation
+
+    monkeypatch.delenv("DTCOURSE_MUTANTS", raising=False)
+    names = [f"{kind}/{n:02}-x.ipynb" for kind in ("lessons", "solutions") for n in range(1, 7)]
+    monkeypatch.setattr(rotation, "changed", lambda: ["dtcourse/course/checks/lesson_02_x/a.py"])
+    tried = []
+    for commit in ("00000000", "00000001", "00000002"):
+        monkeypatch.setattr(rotation, "_git", lambda *words, commit=commit: commit)
+        some, words = tool.in_turn(names)
+        assert {*names[:6], "solutions/02-x.ipynb"} <= {*some}
+        left_out = [name for name in names if name not in some]
+        assert words.startswith(f"; not their turn: solutions {left_out[0][10:12]}, ")
+        tried += [name for name in some if name[:1] == "s" and "02" not in name]
+    assert sorted(tried) == [
+        name for name in names[6:] if "02" not in name
+    ]  # each once in three commits
+    monkeypatch.setattr(rotation, "changed", lambda: None)
+    assert tool.in_turn(names) == (names, "")
 
 
 def test_a_stage_has_more_time_on_a_slower_machine(tool):

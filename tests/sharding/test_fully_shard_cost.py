@@ -175,6 +175,8 @@ def test_a_rank_holds_16_bytes_a_parameter_over_the_ranks(shard, world_size):
     is computed, not allowed for."""
 
     def step():
+        gc.collect()
+        gc.freeze()  # what was there before is not looked through again and again, and is in no difference
         start = all_tensor_bytes()
         model = sharded(
             shard, layers(), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32)

@@ -16,6 +16,7 @@ def script(study):
 
 
 @pytest.mark.slow
+@pytest.mark.stands_on("studies/", "dtcourse/asynchronous/", "dtcourse/compression/")
 def test_it_measures_stops_and_goes_on(script, tmp_path, monkeypatch):
     # its ranks import it by its name
     monkeypatch.syspath_prepend(str(Path(script.__file__).parent))

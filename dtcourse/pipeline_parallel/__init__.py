@@ -18,7 +18,8 @@ batch.py           one micro-batch's forward and backward in a stage, and what i
 performer.py       what a rank of a pipeline has: stages, messages, and proof that they fit the schedule
 engine.py          performs any schedule on ranks; weights are updated after it
 pipedream.py       the engine without a flush: updates after each backward, versions of weights
-recorded.py        a run's events, step by step, beside the simulator's
+recorded.py        a run's events, step by step, beside the simulator's: cost and bubble
+pairs.py           a forward and a backward at once: what DualPipe's order is made for
 search.py          the zero-bubble paper's heuristic: a schedule for given times and memory
 explore.py         schedules, times and memory to play with
 """

@@ -29,3 +29,35 @@ def steps(timeline: Timeline) -> list[Timeline]:
         if before:
             found[max(before)].append(event)
     return [Timeline(found[number]) for number in sorted(found)]
+
+
+def cost(step: Timeline) -> float:
+    """Seconds from a rank's first action to the end of its last one, of the rank where that is longest: what
+    `Simulation.cost` is of a simulated step. The optimizer's events do not count.
+
+    step: one of `steps`, of a schedule with a flush
+
+    Raises ValueError if there is no action in it.
+    """
+    return max(max(e.end for e in one) - min(e.start for e in one) for one in _by_rank(step))
+
+
+def bubble_rate(step: Timeline) -> float:
+    """The part of `cost` in which the busiest rank does not work: what `Simulation.bubble_rate` is of a simulated step.
+
+    step: one of `steps`, of a schedule with a flush
+
+    Raises ValueError if there is no action in it.
+    """
+    return 1 - max(sum(e.seconds for e in one) for one in _by_rank(step)) / cost(step)
+
+
+def _by_rank(step: Timeline) -> list[list[Event]]:
+    """The actions of each rank that has any."""
+    actions = [e for e in step if "stage" in e.detail]
+    if not actions:
+        raise ValueError(
+            f"{step!r} holds no action of a pipeline: take one of steps(run.timeline), "
+            "from a launch with record=True."
+        )
+    return [[e for e in actions if e.rank == rank] for rank in sorted({e.rank for e in actions})]

@@ -139,6 +139,8 @@ def waits_for_a_rank(stack: str) -> bool:
 
 
 _GUARD = re.compile(r'dtcourse/collectives/[\w/]+\.py", line \d+ in _loop\b')
+# An exercise's peers of the answer: they call communication as an answer does.
+_CHECKS = "/dtcourse/course/checks/"
 _COMMUNICATION = re.compile(r"/torch/distributed/|/torch/autograd/|/dtcourse/collectives/")
 # A compiled function that the user's own line calls has no frame.
 _CALL = re.compile(
@@ -151,7 +153,7 @@ def _waits(frames: list[tuple[str, int, str]], in_lock: bool) -> bool:
     if not frames or "sleep" in frames[0][2]:
         return False
     file, line, _ = frames[0]
-    if not failures.is_library(file):
+    if not failures.is_library(file) or _CHECKS in file:
         text = linecache.getline(file, line)
         return bool(_CALL.search(text)) if text else in_lock
     for file, _, _ in frames:

@@ -3,6 +3,7 @@ ranks that wait for anything else never."""
 
 from __future__ import annotations
 
+import linecache
 import os
 import subprocess
 import sys
@@ -101,6 +102,18 @@ def test_a_deadlock_is_found_before_its_limit(function, backend):
         early(function, 3, backend=backend)
     assert time.monotonic() - start < LIMIT / 2
     assert "had returned" in caught.value.waiting[0] or "wait" in str(caught.value)
+
+
+def test_what_an_exercise_itself_waits_for_is_waited_for(monkeypatch):
+    """Its check has ranks of its own beside the answer's, and a work's wait() has no frame in PyTorch."""
+    wait = "/somewhere/dtcourse/course/checks/lesson_00_x/x.py"
+    lines = ["def peer(work):\n", "    work.wait()\n", "    compute()\n"]
+    monkeypatch.setitem(linecache.cache, wait, (60, None, lines, wait))
+    monkeypatch.setattr(deadlock.failures, "is_library", lambda file: True)
+    stack = 'Current thread 0x1:\n  File "{}", line {} in peer\n  File "/launch/rank.py", line 1 in main\n'
+    assert deadlock.waits_for_a_rank(stack.format(wait, 2))
+    assert not deadlock.waits_for_a_rank(stack.format(wait, 3))
+    assert not deadlock.waits_for_a_rank(stack.format("/somewhere/dtcourse/models/x.py", 2))
 
 
 def test_it_says_what_the_limit_would_say():

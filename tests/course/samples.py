@@ -73,6 +73,17 @@ def check_the_end(answer: Answer) -> None:
     answer.run(_all_gather, 2, timeout=4)
 
 
+# The same for one that never ends, for which every limit is long enough.
+ENDS_SOON = Exercise(
+    "ends_soon", lesson="00", title="Ends", takes=("all_gather",), target="1 result"
+)
+
+
+@ENDS_SOON.check("comes to an end")
+def check_the_end_soon(answer: Answer) -> None:
+    answer.run(_all_gather, 2, timeout=1)
+
+
 GOOD = """
 def shift(tensor):
     rank, size = dist.get_rank(), dist.get_world_size()

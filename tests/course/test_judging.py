@@ -8,14 +8,15 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from dtcourse.course.grading import check_notebook
+from dtcourse.course.grading import check_in, check_notebook
 from dtcourse.course.judging import bubblewrap, framework, limits
 from dtcourse.course.judging.process import MARK
 from dtcourse.course.judging.runs import InKernel, plain
-from dtcourse.course.judging.sandbox import Sandbox
+from dtcourse.course.judging.sandbox import MODULES, Sandbox
 from dtcourse.course.judging.serving import define
 from dtcourse.course.judging.taking import take
-from tests.course.samples import DOUBLE, ENDS, GOOD, IMPORTS, SHIFT, notebook
+from tests.course.conftest import ROOT, SAMPLES
+from tests.course.samples import DOUBLE, ENDS, ENDS_SOON, GOOD, IMPORTS, SHIFT, notebook
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -26,6 +27,39 @@ def report(*cells, exercise=SHIFT, **options):
 
 def double(body: str, exercise=DOUBLE, **options):
     return report("def double(n):\n" + textwrap.indent(body, "    "), exercise=exercise, **options)
+
+
+class Shared:
+    """A process for the answers of many tests, one after the other, since it takes seconds to start."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox, self.marks = sandbox, set()
+
+    def report(self, *cells, exercise=SHIFT):
+        (found,) = check_in(self.sandbox, notebook(*cells), [exercise])
+        if self.sandbox.process is not None:
+            self.marks.add(self.sandbox.process.mark)
+        return found
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """Nothing is left of any of them in the end."""
+    modules = {**MODULES, SAMPLES: ROOT / SAMPLES}
+    with Sandbox(3600, modules=modules, confined=not bubblewrap.why_not()) as sandbox:
+        found = Shared(sandbox)
+        yield found
+    assert found.marks
+    assert not [p for p in psutil.process_iter() if _mark(p) in found.marks]
+
+
+def _mark(process) -> str:
+    """Of the sandbox that a living process belongs to."""
+    try:
+        alive = process.status() != psutil.STATUS_ZOMBIE
+        return process.environ().get(MARK, "") if alive else ""
+    except psutil.Error:
+        return ""
 
 
 @contextmanager
@@ -57,11 +91,11 @@ def test_a_deadlock_ends_in_a_sentence_and_no_process_stays():
 
 
 @pytest.mark.slow
-def test_a_wrong_answer_is_told_what_was_expected():
+def test_a_wrong_answer_is_told_what_was_expected(shared):
     left = GOOD.replace("(rank + 1)", "(rank - 1)").replace(
         "recv(received, (rank - 1)", "recv(received, (rank + 1)"
     )
-    found = report(IMPORTS, left)
+    found = shared.report(IMPORTS, left)
     assert not found.passed
     assert "should hold what its left neighbour had" in found.verdicts[0].sentence
 
@@ -78,14 +112,11 @@ WRONG = [
 
 
 @pytest.mark.slow
-def test_wrong_dying_and_boasting_answers_one_after_the_other():
-    with Sandbox(confined=not bubblewrap.why_not()) as sandbox:
-        for body, sentence in WRONG:
-            pieces = take(notebook(f"def double(n):\n    {body}"), DOUBLE.takes)
-            sandbox.load(pieces, DOUBLE.takes)
-            found = framework.judge(DOUBLE, sandbox)
-            assert found.points == 0 and not found.passed, body
-            assert sentence in found.verdicts[0].sentence, body
+def test_wrong_dying_and_boasting_answers_one_after_the_other(shared):
+    for body, sentence in WRONG:
+        found = shared.report(f"def double(n):\n    {body}", exercise=DOUBLE)
+        assert found.points == 0 and not found.passed, body
+        assert sentence in found.verdicts[0].sentence, body
 
 
 def test_an_untouched_exercise_fails_politely():
@@ -168,27 +199,34 @@ def impatient(monkeypatch):
 @pytest.mark.usefixtures("impatient")
 def test_a_loop_for_ever_is_stopped_at_the_time_limit():
     with no_process_left():
-        found = double("while True: pass")
+        found = report("def all_gather():\n    while True: pass", exercise=ENDS_SOON)
     assert re.search(r"had not returned after \d+ s", found.verdicts[0].sentence)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("body", "hint"),
+    ("body", "hint", "exercise"),
     [
-        ("    while True: pass", "Does a loop in it ever end?"),
-        ("    dist.irecv(torch.ones(1), 1 - dist.get_rank()).wait()", "They wait for each other"),
+        ("    while True: pass", "Does a loop in it ever end?", ENDS_SOON),
+        (
+            "    dist.irecv(torch.ones(1), 1 - dist.get_rank()).wait()",
+            "They wait for each other",
+            ENDS,
+        ),
     ],
+    ids=["loops", "waits"],
 )
 @pytest.mark.parametrize("in_kernel", [True, False])
 @pytest.mark.usefixtures("impatient")
-def test_who_loops_and_who_waits_is_told_by_the_stacks_not_by_names(body, hint, in_kernel):
+def test_who_loops_and_who_waits_is_told_by_the_stacks_not_by_names(
+    body, hint, exercise, in_kernel, shared
+):
     code = f"def all_gather():\n{body}"
     if in_kernel:
         functions = define(take(notebook(IMPORTS, code), ("all_gather",)), ("all_gather",))
-        found = framework.judge(ENDS, InKernel(functions))
+        found = framework.judge(exercise, InKernel(functions))
     else:
-        found = report(IMPORTS, code, exercise=ENDS)
+        found = shared.report(IMPORTS, code, exercise=exercise)
     assert hint in found.verdicts[0].sentence.splitlines()[-1], str(found)
     assert body.strip() in str(found)
 
@@ -206,9 +244,18 @@ def test_code_that_loops_while_it_is_defined_is_stopped_too():
     assert "was stopped" in found.verdicts[0].sentence
 
 
+@pytest.mark.slow
+def test_counters_changed_from_inside_are_noticed(shared):
+    found = shared.report(
+        IMPORTS,
+        "def shift(tensor):\n    module = [p2p][0]\n    setattr(module, 'isend', print)\n    return tensor",
+    )
+    assert "changes what measures it" in found.refused and found.points == 0
+
+
 # --- hostile: what the static refusal does not see still cannot change a verdict ---------------------------------
 
-HOSTILE = {
+HOSTILE = {  # the last one ends the process that is shared, too
     "patches the framework where it runs": """
         import sys
         checks = getattr(sys, 'mod' + 'ules')['dtcourse.' + 'course.judging.framework']
@@ -245,54 +292,57 @@ HOSTILE = {
                 try: end(pid, 9)
                 except OSError: pass
         return 0""",
-    "leaves a daemon behind": """
+}
+DAEMON = """
         import os, time
         if os.fork() == 0:
             os.setsid()
             if os.fork() == 0:
                 time.sleep(600)
             os._exit(0)
-        return 0""",
-}
+        return 0"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_answer_earns_nothing_and_leaves_nothing(name, monkeypatch):
+def test_a_hostile_answer_earns_nothing(name, shared):
     if name.startswith("ends every process") and (reason := bubblewrap.why_not()):
         pytest.skip(f"this answer would end the tests: {reason}")
-    mark = f"a-test-of-{os.getpid()}"  # other workers' sandboxes carry other marks
-    monkeypatch.setattr("dtcourse.course.judging.sandbox.secrets.token_hex", lambda _: mark)
     before = (framework.require, framework.CheckFailed)
-    with no_process_left():
-        found = double(textwrap.dedent(HOSTILE[name]))
+    code = "def double(n):\n" + textwrap.indent(textwrap.dedent(HOSTILE[name]), "    ")
+    found = shared.report(code, exercise=DOUBLE)
     assert found.points == 0 and not found.passed
     assert (framework.require, framework.CheckFailed) == before
-    assert not [p for p in psutil.process_iter() if _marked(p, mark)]
-
-
-def _marked(process, mark) -> bool:
-    try:
-        return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("reply", "word"),
-    [
-        ("{'values': [Bomb()], 'seconds': 1.0}", "bytes that are no result"),
-        (
-            "{'values': [0], 'seconds': 1.0, 'traffic_rows': [], 'traffic_calls': [], 'algorithmic': 0, "
-            "'event_rows': []}",
-            "should be",
-        ),
-        ("{'failed': 'Passed', 'sentence': 'all is well'}", "all is well"),
-        ("{}", "could not be compared"),
-    ],
-)
-def test_an_answer_that_takes_over_its_own_process_still_convinces_nobody(reply, word, tmp_path):
+def test_a_daemon_that_an_answer_leaves_behind_ends_with_the_answers_process(monkeypatch):
+    mark = f"a-test-of-{os.getpid()}"  # other workers' sandboxes carry other marks
+    monkeypatch.setattr("dtcourse.course.judging.sandbox.secrets.token_hex", lambda _: mark)
+    with no_process_left():
+        found = double(textwrap.dedent(DAEMON))
+    assert found.points == 0 and not found.passed
+    assert not [p for p in psutil.process_iter() if _mark(p) == mark]
+
+
+# What an answer may have its process say, and what the judge says to that.
+REPLIES = [
+    (
+        "{'values': [0], 'seconds': 1.0, 'traffic_rows': [], 'traffic_calls': [], 'algorithmic': 0, "
+        "'event_rows': []}",
+        "should be",
+    ),
+    ("{'failed': 'Passed', 'sentence': 'all is well'}", "all is well"),
+    ("{}", "could not be compared"),
+    (
+        "{'values': [Bomb()], 'seconds': 1.0}",
+        "bytes that are no result",
+    ),  # the process ends at that
+]
+
+
+@pytest.mark.slow
+def test_an_answer_that_takes_over_its_own_process_still_convinces_nobody(tmp_path):
     """It replaces what runs the steps, before any step runs, and sends the judge what it likes."""
     code = f"""
 import os, sys, types
@@ -301,25 +351,19 @@ class Bomb:
         return (os.system, ("touch {tmp_path}/bomb",))
 def take_over():
     module = getattr(sys, "mod" + "ules")["dtcourse." + "course.judging.serving"]
-    setattr(module, "_attempt", lambda request, functions: types.SimpleNamespace(**{reply}))
+    if not hasattr(module, "lies"):
+        setattr(module, "lies", [{", ".join(reply for reply, _ in REPLIES)}])
+    setattr(module, "_attempt", lambda request, functions: types.SimpleNamespace(**module.lies.pop(0)))
     return 1
 K = take_over()
 def double(n):
     return K
 """
-    found = report(code, exercise=DOUBLE)
-    assert found.points == 0 and not found.passed
-    assert word in str(found)
+    reports = check_notebook(notebook(code), [DOUBLE] * len(REPLIES))
+    for found, (_, word) in zip(reports, REPLIES, strict=True):
+        assert found.points == 0 and not found.passed
+        assert word in str(found)
     assert not (tmp_path / "bomb").exists()
-
-
-@pytest.mark.slow
-def test_counters_changed_from_inside_are_noticed():
-    found = report(
-        IMPORTS,
-        "def shift(tensor):\n    module = [p2p][0]\n    setattr(module, 'isend', print)\n    return tensor",
-    )
-    assert "changes what measures it" in found.refused and found.points == 0
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from dtcourse import launch
 from dtcourse.collectives import EmulatedNetwork, p2p
 from dtcourse.launch import RankFailure, RankTimeout, deadlock
+from tests import at_once
 
 LIMIT = 250.0
 
@@ -25,9 +26,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def early(function, ranks=2, **options):
+def early(function, ranks=2, *args, **options):
     with deadlock.found_early():
-        return launch(function, ranks, timeout=LIMIT, **options)
+        return launch(function, ranks, *args, timeout=LIMIT, **options)
 
 
 def next_rank():
@@ -82,9 +83,9 @@ def is_stuck_in_backward():
 
 
 @pytest.mark.parametrize("backend", ["gloo", "ring"])
-@pytest.mark.parametrize(
-    "function",
-    [
+def test_a_deadlock_is_found_before_its_limit(backend):
+    """Each in a launch of its own, side by side: to find one takes seconds in which nobody computes."""
+    functions = [
         receives_first,
         receives_first_by_ours,
         waits_for_a_work,
@@ -93,15 +94,21 @@ def is_stuck_in_backward():
         leaves_an_asynchronous_one_out,
         leaves_an_object_out,
         is_stuck_in_backward,
-    ],
-    ids=lambda function: function.__name__,
-)
-def test_a_deadlock_is_found_before_its_limit(function, backend):
-    start = time.monotonic()
-    with pytest.raises(RankTimeout) as caught:
-        early(function, 3, backend=backend)
-    assert time.monotonic() - start < LIMIT / 2
-    assert "had returned" in caught.value.waiting[0] or "wait" in str(caught.value)
+    ]
+
+    def seconds_and_error(function):
+        start = time.monotonic()
+        try:
+            early(function, 3, backend=backend)
+        except RankTimeout as error:
+            return time.monotonic() - start, error
+
+    found = at_once.outcomes({f.__name__: lambda f=f: seconds_and_error(f) for f in functions})
+    for name, outcome in found.items():
+        assert isinstance(outcome, tuple), f"{name}: {outcome}"
+        seconds, error = outcome
+        assert seconds < LIMIT / 2, name
+        assert "had returned" in error.waiting[0] or "wait" in str(error), name
 
 
 def test_what_an_exercise_itself_waits_for_is_waited_for(monkeypatch):
@@ -124,7 +131,13 @@ def test_it_says_what_the_limit_would_say():
         assert lines[0].startswith("not done after ")
         return lines[1:], caught.value.waiting
 
-    assert said(lambda: early(receives_first)) == said(lambda: launch(receives_first, 2, timeout=1))
+    found, ended = at_once.returned(
+        [
+            lambda: said(lambda: early(receives_first)),
+            lambda: said(lambda: launch(receives_first, 2, timeout=1)),
+        ]
+    )
+    assert found == ended
 
 
 def test_ranks_that_disagree_are_still_told_so():
@@ -174,8 +187,8 @@ def computes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["gloo", "ring"])
-def test_ranks_that_wait_for_one_that_does_something_are_left_alone(backend):
+def test_ranks_that_wait_for_one_that_does_something_are_left_alone():
+    """Each doing on both backends, in launches of their own, side by side."""
     doings = [
         sleeps,
         waits_for_a_moment,
@@ -184,14 +197,26 @@ def test_ranks_that_wait_for_one_that_does_something_are_left_alone(backend):
         looks_again_and_again,
     ]
 
-    def step():
-        for index, doing in enumerate(doings):
-            if dist.get_rank() == index % 2:
-                doing()
-            dist.barrier()
+    def step(doing, one):
+        if dist.get_rank() == one:
+            doing()
+        dist.barrier()
         return "done"
 
-    assert list(early(step, 2, backend=backend)) == ["done", "done"]
+    cases = {
+        f"{doing.__name__}, {backend}": (doing, index % 2, backend)
+        for index, doing in enumerate(doings)
+        for backend in ("gloo", "ring")
+    }
+    found = at_once.outcomes(
+        {
+            name: lambda doing=doing, one=one, backend=backend: list(
+                early(step, 2, doing, one, backend=backend)
+            )
+            for name, (doing, one, backend) in cases.items()
+        }
+    )
+    assert list(found.values()) == [["done", "done"]] * len(cases), found
 
 
 @pytest.mark.slow
@@ -216,10 +241,8 @@ def test_a_rank_that_gets_little_of_a_busy_processor_is_left_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("backend", ["gloo", "ring"])
-def test_an_emulated_network_may_be_slow(backend, asynchronous):
-    def step():
+def test_an_emulated_network_may_be_slow():
+    def step(asynchronous):
         x = torch.ones(4)
         work = dist.all_reduce(x, async_op=asynchronous)
         if asynchronous:
@@ -227,4 +250,13 @@ def test_an_emulated_network_may_be_slow(backend, asynchronous):
         return x.tolist()
 
     network = EmulatedNetwork(latency=LONG / 2)
-    assert list(early(step, 2, backend=backend, network=network)) == [[2.0] * 4] * 2
+    found = at_once.outcomes(
+        {
+            f"{backend}, {asynchronous}": lambda backend=backend, asynchronous=asynchronous: list(
+                early(step, 2, asynchronous, backend=backend, network=network)
+            )
+            for backend in ("gloo", "ring")
+            for asynchronous in (False, True)
+        }
+    )
+    assert list(found.values()) == [[[2.0] * 4] * 2] * 4, found

@@ -324,7 +324,7 @@ StateSaveLocation={folder}/state
 SlurmctldLogFile={folder}/log/slurmctld.log
 SlurmdLogFile={folder}/log/%n.log
 SchedulerType=sched/backfill
-SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2,requeue_delay=1
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1,requeue_delay=1
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 JobAcctGatherType=jobacct_gather/none

@@ -25,6 +25,7 @@ from dtcourse.launch.cluster import call, jobs, slurm, throwaway
 from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.record import JobFailed
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
+from tests import at_once
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -37,19 +38,40 @@ def cluster(tmp_path_factory):
         yield slurm
 
 
+came_back = []  # this test's launches on the cluster that have returned
+
+
 @pytest.fixture(autouse=True)
 def settings(cluster, tmp_path, monkeypatch):
-    """A cluster.toml for one test; its text can be changed."""
+    """A cluster.toml for one test; its text can be changed.
+
+    After each test, its jobs that succeeded are completed for Slurm too. Node 0 serves the store: were it to leave
+    first, the others would end with an error.
+    """
     file = tmp_path / "cluster.toml"
     file.write_text(f'folder = "{tmp_path}/jobs"\nminutes = 10\n')
     monkeypatch.setenv("DTCOURSE_CLUSTER", str(file))
+    came_back.clear()
     yield file
+    until(lambda: states(tmp_path).count("COMPLETED") >= len(came_back) or not queue())
+    ended = states(tmp_path)
     # Whatever a test did, the next one finds an empty queue.
-    subprocess.run(["scancel", "--user", str(os.getuid())], check=False)
-    deadline = time.monotonic() + 30
-    while queue() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not queue(), "a job was left"
+    if queue():
+        subprocess.run(["scancel", "--user", str(os.getuid())], check=False)
+        until(lambda: not queue())
+    assert ended.count("COMPLETED") >= len(came_back), ended
+
+
+def states(tmp_path):
+    """What Slurm says of this test's jobs."""
+    return [job.state for job in jobs.known(tmp_path / "jobs")] if came_back else []
+
+
+def until(condition):
+    deadline = time.monotonic() + 2 * MINUTE
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
 
 
 def queue():
@@ -59,7 +81,9 @@ def queue():
 
 
 def on_nodes(function, world_size=4, *args, nodes=2, **options):
-    return launch(function, world_size, *args, nodes=nodes, cluster="slurm", **options)
+    run = launch(function, world_size, *args, nodes=nodes, cluster="slurm", **options)
+    came_back.append(run)
+    return run
 
 
 def folders(tmp_path):
@@ -114,7 +138,7 @@ def test_large_arguments_and_results_come_through_unharmed():
     def step(given):
         return given * (dist.get_rank() + 1) if dist.get_rank() == 1 else given[-1].item()
 
-    run = on_nodes(step, 2, given)
+    run = on_nodes(step, 2, given, nodes=1)
     assert run[0] == 24_999_999
     torch.testing.assert_close(run[1], 2 * given, rtol=0, atol=0)
 
@@ -174,39 +198,76 @@ def test_where_the_others_go_on_a_failure_takes_the_result_s_place():
     assert [index for index, _ in heard] == [1]
 
 
-def test_the_time_limit_of_a_launch_says_where_the_ranks_of_all_nodes_are():
-    def step():
-        if dist.get_rank() != 2:
+def test_a_time_limit_of_slurm_s_one_of_a_launch_and_a_node_that_dies_are_told_apart(tmp_path):
+    """Side by side, on a Slurm of their own: it looks for jobs past their limit twice in a minute, and takes as long
+    to miss a node."""
+    toml = tmp_path / "a minute.toml"
+    toml.write_text(f'folder = "{tmp_path}/jobs"\nminutes = 1\n')
+
+    def step(waits=()):
+        send_message((os.environ["SLURM_JOB_ID"], os.environ["SLURMD_NODENAME"]))
+        if dist.get_rank() in waits:
             dist.barrier()
-        else:
-            time.sleep(600)
+        time.sleep(600)
 
-    with pytest.raises(RankTimeout) as caught:
-        on_nodes(step, timeout=2.0)
-    assert set(caught.value.waiting) == {0, 1, 2, 3}
-    assert "time.sleep" in caught.value.waiting[2] or "in step" in str(caught.value)
-    assert not queue()
+    def error(ranks, *args, expected, timeout=None, **options):
+        with pytest.raises(expected) as caught:
+            launch(step, ranks, *args, cluster=str(toml), timeout=timeout, **options)
+        return caught.value
 
+    def at_slurm_s_limit():
+        asked = []
 
-def test_a_node_that_dies_is_named_with_its_ranks(tmp_path, settings):
-    with ThrowawaySlurm(nodes=2) as doomed:
+        def let_the_minute_pass(_, message):
+            if not asked:
+                asked.append(slurm.details("job", message[0])["TimeLimit"])
+                end = ["scontrol", "update", f"JobId={message[0]}", "EndTime=now"]
+                subprocess.run(end, check=True)
 
-        def step():
-            send_message("begun")
-            time.sleep(600)
+        return asked, error(1, expected=JobFailed, nodes=1, on_message=let_the_minute_pass)
 
-        begun = []
+    def at_the_launch_s_limit():
+        numbers = set()
+        return numbers, error(
+            *(4, (0, 1, 3)),
+            expected=RankTimeout,
+            timeout=2.0,
+            nodes=2,
+            on_message=lambda _, message: numbers.add(message[0]),
+        )
 
-        def on_message(*told):
-            begun.append(told)
-            if len(begun) == 4:
-                doomed.kill_node("n2")
+    def where_a_node_dies():
+        names, killed = {}, []
 
-        started = time.monotonic()
-        with pytest.raises(RankFailure, match=r"rank 2 of 4 was lost with its node, n2") as caught:
-            on_nodes(step, on_message=on_message, timeout=None)
-        assert {failure.rank for failure in caught.value.failures} >= {2, 3}
-        assert time.monotonic() - started < 2 * MINUTE
+        def kill(rank, message):
+            names[rank] = message[1]
+            if len(names) == 4:
+                killed.append(time.monotonic())
+                doomed.kill_node(names[2])
+
+        found = error(4, expected=RankFailure, nodes=2, on_message=kill)
+        return names, time.monotonic() - killed[0], found
+
+    # Each job fills its nodes.
+    with ThrowawaySlurm(nodes=5, cpus=2) as doomed:
+        ended, stopped, lost = at_once.returned(
+            [at_slurm_s_limit, at_the_launch_s_limit, where_a_node_dies]
+        )
+        asked, error_of_slurm = ended
+        assert asked == ["00:01:00"]
+        assert "reached its time limit of 1 minute" in str(error_of_slurm)
+        assert slurm.details("job", error_of_slurm.job)["JobState"] == "TIMEOUT"
+
+        (number,), timeout = stopped
+        assert set(timeout.waiting) == {0, 1, 2, 3}
+        assert "time.sleep" in timeout.waiting[2] or "in step" in str(timeout)
+        assert slurm.details("job", number)["JobState"] in slurm.OVER
+
+        names, seconds, failure = lost
+        assert names[0] == names[1] != names[2] == names[3]
+        assert f"rank 2 of 4 was lost with its node, {names[2]}" in str(failure)
+        assert {one.rank for one in failure.failures} >= {2, 3}
+        assert seconds < 2 * MINUTE
 
 
 def test_ctrl_c_cancels_the_job_and_leaves_nothing(tmp_path):
@@ -239,41 +300,39 @@ def test_ctrl_c_cancels_the_job_and_leaves_nothing(tmp_path):
     assert mark.read_text() == last, "its ranks are gone"
 
 
-def test_a_job_that_reaches_slurm_s_time_limit_says_so_in_one_sentence(settings, tmp_path):
-    settings.write_text(settings.read_text().replace("minutes = 10", "minutes = 1"))
+def test_two_jobs_at_once_share_the_cluster_and_a_full_one_makes_the_next_wait(settings, tmp_path):
+    """Two that take one CPU each run at once on one node; one that takes all of both nodes waits for them."""
+    begun, go, runs = set(), tmp_path / "go", {}
 
-    def step():
-        time.sleep(600)
-
-    with pytest.raises(JobFailed) as caught:
-        on_nodes(step, timeout=None)
-    assert "reached its time limit of 1 minute" in str(caught.value)
-    assert not queue()
-
-
-def test_two_jobs_at_once_share_the_cluster_and_a_full_one_makes_the_next_wait(settings):
-    """Each job takes one CPU of each node; with four per rank, one job fills the cluster."""
-
-    def step(number):
+    def step(number, go):
+        send_message(number)
         dist.barrier()
-        return number
+        while not os.path.exists(go):
+            time.sleep(0.05)
+        return number, os.environ["SLURMD_NODENAME"]
 
-    def both():
-        results = {}
+    def one(number, nodes):
+        runs[number] = on_nodes(
+            *(step, nodes, number, str(go)),
+            nodes=nodes,
+            on_message=lambda _, message: begun.add(message),
+        )
 
-        def one(number):
-            results[number] = on_nodes(step, 2, number)
-
-        threads = [threading.Thread(target=one, args=(number,)) for number in (1, 2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(2 * MINUTE)
-        return results
-
-    assert {number: run[0] for number, run in both().items()} == {1: 1, 2: 2}
+    threads = [threading.Thread(target=one, args=(number, 1)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    until(lambda: begun == {1, 2})
     settings.write_text(settings.read_text() + "cpus_per_rank = 4\n")
-    assert {number: run[1] for number, run in both().items()} == {1: 1, 2: 2}
+    threads.append(threading.Thread(target=one, args=(3, 2)))
+    threads[-1].start()
+    shown = ["squeue", "--noheader", "--states=PENDING", "--format=%r"]
+    until(lambda: subprocess.run(shown, capture_output=True, text=True).stdout == "Resources\n")
+    assert begun == {1, 2}
+    go.touch()
+    for thread in threads:
+        thread.join(2 * MINUTE)
+    found = {number: list(run) for number, run in runs.items()}
+    assert found == {1: [(1, "n1")], 2: [(2, "n1")], 3: [(3, "n1"), (3, "n2")]}
 
 
 def test_a_job_that_waits_longer_than_its_instructor_allows_is_cancelled(settings):
@@ -305,7 +364,7 @@ def test_a_notebook_that_went_away_finds_its_job_again(tmp_path):
 
         if __name__ == "__main__":
             import sys
-            launch(step, 2, sys.argv[1], nodes=2, cluster="slurm", timeout=None)
+            launch(step, 2, sys.argv[1], nodes=1, cluster="slurm", timeout=None)
         """)
     )
     notebook = subprocess.Popen([sys.executable, script, tmp_path])
@@ -334,7 +393,7 @@ def test_another_version_on_the_nodes_is_refused_before_anything_is_unpickled(mo
     ):
         monkeypatch.setattr(call, "versions", lambda name=name, other=other: {**own, name: other})
         with pytest.raises(JobFailed, match=says):
-            on_nodes(lambda: 1)
+            on_nodes(lambda: 1, nodes=1)
 
 
 def test_a_python_that_the_nodes_do_not_have_is_said(settings):
@@ -374,17 +433,27 @@ def test_a_jobs_folder_that_the_nodes_do_not_share_is_said(tmp_path, settings):
             on_nodes(lambda: 1)
 
 
-def test_another_user_s_folder_is_not_read(tmp_path):
-    on_nodes(lambda: 1, 2)
+def test_another_user_s_folder_is_not_read_and_a_number_given_again_is_not_the_old_job(tmp_path):
+    on_nodes(lambda: 1, 1, nodes=1)
     (folder,) = folders(tmp_path)
     assert folder.stat().st_mode & 0o777 == 0o700
-    record = json.loads((folder / "job.json").read_text())
+    written = (folder / "job.json").read_text()
+    record = json.loads(written)
     folder.chmod(0o750)
     with pytest.raises(PermissionError, match="only a folder that is yours alone"):
         jobs.reattach(record["job"], tmp_path / "jobs")
+    folder.chmod(0o700)
+    # As where Slurm has counted up to its last number, and begun again.
+    (folder / "job.json").write_text(json.dumps({**record, "comment": "of another cluster"}))
+    assert [job.state for job in jobs.known(tmp_path / "jobs")] == ["GONE"]
+    (folder / "job.json").write_text(written)
 
 
-def test_the_store_listens_on_the_cluster_s_interface_alone():
+def test_the_store_listens_on_the_cluster_s_interface_alone_whatever_is_exported(monkeypatch):
+    """An address that a shell exported once does not lead the ranks astray."""
+    for name, value in {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1", "RANK": "7"}.items():
+        monkeypatch.setenv(name, value)
+
     def step():
         import psutil
 
@@ -394,15 +463,9 @@ def test_the_store_listens_on_the_cluster_s_interface_alone():
             for c in psutil.net_connections("tcp")
             if c.status == psutil.CONN_LISTEN and c.laddr.port == port
         ]
-        return address, found
+        return dist.get_rank(), address, found
 
-    assert list(on_nodes(step, 2)) == [("127.0.0.1", ["127.0.0.1"])] * 2
-
-
-def test_an_exported_address_does_not_lead_the_ranks_astray(monkeypatch):
-    for name, value in {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1", "RANK": "7"}.items():
-        monkeypatch.setenv(name, value)
-    assert list(on_nodes(lambda: dist.get_rank(), 2)) == [0, 1]
+    assert list(on_nodes(step, 2)) == [(rank, "127.0.0.1", ["127.0.0.1"]) for rank in (0, 1)]
 
 
 TRAIN = """
@@ -450,7 +513,7 @@ def numbers(text):
 
 def test_a_sweep_is_a_job_array_with_one_job_for_each_value(train, tmp_path):
     code, said = dtcourse(
-        "submit", f"{train}:step", "--ranks", 2, "--nodes", 2, "--sweep", "lr=0.5,1.5"
+        "submit", f"{train}:step", "--ranks", 2, "--nodes", 1, "--sweep", "lr=0.5,1.5"
     )
     assert code == 0, said
     assert "step(lr=0.5)" in said and "step(lr=1.5)" in said
@@ -489,25 +552,6 @@ def test_the_doctor_tries_every_node():
     assert "Launches run on the cluster." in said
 
 
-def test_a_job_that_succeeded_is_completed_for_slurm_too(tmp_path):
-    """Node 0 serves the store: were it to leave first, the others would end with an error."""
-    for _ in range(3):
-        on_nodes(lambda: 1, 2)
-    deadline = time.monotonic() + MINUTE
-    while any(job.state == "RUNNING" for job in jobs.known(tmp_path / "jobs")):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    assert {job.state for job in jobs.known(tmp_path / "jobs")} == {"COMPLETED"}
-
-
-def test_a_number_that_slurm_has_given_again_is_not_taken_for_the_old_job(tmp_path):
-    on_nodes(lambda: 1, 2)
-    (found,) = jobs.known(tmp_path / "jobs")
-    record = json.loads((found.folder / "job.json").read_text())
-    (found.folder / "job.json").write_text(json.dumps({**record, "comment": "of another cluster"}))
-    assert [job.state for job in jobs.known(tmp_path / "jobs")] == ["GONE"]
-
-
 def test_all_launches_of_a_lesson_can_be_sent_to_the_cluster(cluster, request):
     from dtcourse.emulation import EmulatedNetwork
     from dtcourse.launch import shared_folder, use_cluster
@@ -515,17 +559,17 @@ def test_all_launches_of_a_lesson_can_be_sent_to_the_cluster(cluster, request):
     request.addfinalizer(lambda: use_cluster(None))
     assert shared_folder() is None
 
-    def step():
-        return os.environ.get("SLURMD_NODENAME")
+    def step(folder=None):
+        node = os.environ.get("SLURMD_NODENAME")
+        return node if folder is None else (node, os.path.isdir(folder))
 
     use_cluster("slurm")
-    assert list(launch(step, 2, nodes=2)) == ["n1", "n2"]
+    with tempfile.TemporaryDirectory(dir=shared_folder()) as folder:
+        assert list(launch(step, 2, folder, nodes=2)) == [("n1", True), ("n2", True)]
+        assert Path(folder).is_relative_to(clusters.find("slurm").folder)
     here = launch(step, 2, network=EmulatedNetwork(latency=1e-5, bandwidth=1e9))
     assert list(here) == [None, None], "what is emulated stays here"
     assert list(launch(step, 2, cluster="here")) == [None, None]
-    with tempfile.TemporaryDirectory(dir=shared_folder()) as folder:
-        assert list(launch(os.path.isdir, 2, folder, nodes=2)) == [True, True]
-        assert Path(folder).is_relative_to(clusters.find("slurm").folder)
     use_cluster(None)
     assert list(launch(step, 2)) == [None, None] and shared_folder() is None
 
@@ -546,7 +590,7 @@ def test_ranks_have_cores_of_their_own_where_slurm_binds_the_node_s_task():
         return sorted(os.sched_getaffinity(0)), torch.get_num_threads()
 
     with ThrowawaySlurm(nodes=1, cpus=2, binds=True):
-        bound = on_nodes(step, 2, nodes=1)
+        bound = launch(step, 2, nodes=1, cluster="slurm")
         assert [len(cores) for cores, _ in bound] == [1, 1] and bound[0][0] != bound[1][0]
         assert [threads for _, threads in bound] == [1, 1]
     free = on_nodes(step, 2, nodes=1)
@@ -588,13 +632,13 @@ def test_modules_are_loaded_in_their_order_before_the_ranks_start(settings, modu
 
     settings.write_text(settings.read_text() + 'modules = ["gcc/13", "cuda/12.8"]\n')
     # The one that was loaded last stands first in the PATH.
-    assert list(on_nodes(step, 2)) == [(["gcc/13", "cuda/12.8"], "cuda/12.8")] * 2
+    assert list(on_nodes(step, 1, nodes=1)) == [(["gcc/13", "cuda/12.8"], "cuda/12.8")]
 
 
 def test_a_module_that_is_not_there_ends_the_job_with_a_sentence(settings, modules):
     settings.write_text(settings.read_text() + 'modules = ["gcc/13", "cuda/99"]\n')
     with pytest.raises(JobFailed) as caught:
-        on_nodes(lambda: 1, 2)
+        on_nodes(lambda: 1, 1, nodes=1)
     assert "Unable to locate cuda/99" in str(caught.value)
     assert "`module load cuda/99` failed (`modules` in cluster.toml)" in str(caught.value)
 

@@ -12,6 +12,7 @@ from torch import nn
 from dtcourse import launch
 from dtcourse.collectives.backend import register as backend
 from dtcourse.launch import RankFailure
+from tests import at_once
 
 BACKENDS = backend.choices()
 LIMIT = 120.0  # a hang would end in RankTimeout
@@ -196,27 +197,38 @@ def _messages():
     dist.barrier()
 
 
-@pytest.mark.parametrize(
-    ("function", "says"),
-    [
-        (_shapes, ["rank 0: all_reduce of 10 float32 (sum)", "rank 1: all_reduce of 12 float32"]),
-        (_dtypes, ["rank 0: all_reduce of 4 float32", "rank 1: all_reduce of 4 int32"]),
-        (
-            _reduce_ops,
-            ["rank 0: all_reduce of 4 float32 (sum)", "rank 1: all_reduce of 4 float32 (max)"],
-        ),
-        (_roots, ["root rank 0", "root rank 1"]),
-        (_operations, ["rank 0: broadcast of 4 float32", "rank 1: all_reduce of 4 float32"]),
-        (_left_out, ["rank 0: all_reduce of 4 float32", "rank 1: barrier"]),
-        (_splits, ["rank 1 sends 7 elements to rank 2, which expects 1"]),
-        (_messages, ["a message from rank 0 to rank 1", "rank 0: 3 float32", "rank 1: 4 float32"]),
-    ],
-)
-def test_ranks_that_disagree_are_told_so(function, says):
-    for kind, text in launch(_caught, 3, function, backend="ring", timeout=LIMIT):
-        assert kind == "ValueError"
-        for words in says:
-            assert words in text
+DISAGREEMENTS = [
+    (_shapes, ["rank 0: all_reduce of 10 float32 (sum)", "rank 1: all_reduce of 12 float32"]),
+    (_dtypes, ["rank 0: all_reduce of 4 float32", "rank 1: all_reduce of 4 int32"]),
+    (
+        _reduce_ops,
+        ["rank 0: all_reduce of 4 float32 (sum)", "rank 1: all_reduce of 4 float32 (max)"],
+    ),
+    (_roots, ["root rank 0", "root rank 1"]),
+    (_operations, ["rank 0: broadcast of 4 float32", "rank 1: all_reduce of 4 float32"]),
+    (_left_out, ["rank 0: all_reduce of 4 float32", "rank 1: barrier"]),
+    (_splits, ["rank 1 sends 7 elements to rank 2, which expects 1"]),
+    (_messages, ["a message from rank 0 to rank 1", "rank 0: 3 float32", "rank 1: 4 float32"]),
+]
+
+
+def test_ranks_that_disagree_are_told_so():
+    """Side by side: their guard takes its time to be sure."""
+    found = at_once.outcomes(
+        {
+            function.__name__: lambda function=function: list(
+                launch(_caught, 3, function, backend="ring", timeout=LIMIT)
+            )
+            for function, _ in DISAGREEMENTS
+        }
+    )
+    for function, says in DISAGREEMENTS:
+        run = found[function.__name__]
+        assert isinstance(run, list), f"{function.__name__}: {run}"
+        for kind, text in run:
+            assert kind == "ValueError", function.__name__
+            for words in says:
+                assert words in text
 
 
 def _slow_rank():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,28 +41,42 @@ def test_nobody_is_missing(setting: str) -> None:
     assert list(launch(all_come, 3, timeout=60, **SETTINGS[setting])) == [0, 0, 0]
 
 
-def without(missing: list[int], wait_all_ranks: bool, later: bool = False) -> str:
-    """What monitored_barrier raises where some ranks are in none.
+def without(
+    given_up: Path, missing: list[int], wait_all_ranks: bool, then: Callable[[], Any] = int
+) -> str:
+    """What monitored_barrier raises where some ranks are in none until the others have given up.
 
-    later: those then try a collective, and say what that raised
+    given_up: a folder in which they say so
+    then:     what those ranks call afterwards
     """
     dist.all_reduce(torch.ones(1))
+    others = set(range(dist.get_world_size())) - set(missing)
     try:
-        if dist.get_rank() not in missing:
+        if dist.get_rank() in others:
             dist.monitored_barrier(timeout=SHORT, wait_all_ranks=wait_all_ranks)
         else:
-            time.sleep(2)
-            if later:
-                dist.all_reduce(torch.ones(1))
+            while not all((given_up / str(rank)).exists() for rank in others):
+                time.sleep(0.02)
+            then()
     except RuntimeError as error:
         return str(error)
+    finally:
+        (given_up / str(dist.get_rank())).touch()
     return "no error"
 
 
+def any_collective() -> None:
+    dist.all_reduce(torch.ones(1))
+
+
+def the_barrier() -> None:
+    dist.monitored_barrier(timeout=SHORT)
+
+
 @pytest.mark.parametrize("name", backend.choices())
-def test_all_ranks_are_told_who_is_missing(name: str) -> None:
+def test_all_ranks_are_told_who_is_missing(name: str, tmp_path: Path) -> None:
     text = "Ranks 0, 2 failed to pass monitoredBarrier in 500 ms"
-    run = launch(without, 4, [0, 2], True, True, backend=name, timeout=60)
+    run = launch(without, 4, tmp_path, [0, 2], True, any_collective, backend=name, timeout=60)
     assert run[1] == run[3] == text
     for rank in (
         0,
@@ -69,24 +85,13 @@ def test_all_ranks_are_told_who_is_missing(name: str) -> None:
         assert f"failed in monitored_barrier: RuntimeError: {text}" in run[rank]
 
 
-def test_without_wait_all_ranks_it_names_the_first() -> None:
-    run = launch(without, 4, [1, 2], False, backend="tree", timeout=60)
+def test_without_wait_all_ranks_it_names_the_first(tmp_path: Path) -> None:
+    run = launch(without, 4, tmp_path, [1, 2], False, backend="tree", timeout=60)
     assert run[0] == run[3] == "Rank 1 failed to pass monitoredBarrier in 500 ms"
 
 
-def late() -> str:
-    """Rank 1 comes to the barrier after the others have given up."""
-    if dist.get_rank() == 1:
-        time.sleep(1.5)
-    try:
-        dist.monitored_barrier(timeout=SHORT)
-    except RuntimeError as error:
-        return str(error)
-    return "no error"
-
-
-def test_a_rank_that_comes_too_late_is_told_so() -> None:
-    run = launch(late, 3, backend="ring", timeout=60)
+def test_a_rank_that_comes_too_late_is_told_so(tmp_path: Path) -> None:
+    run = launch(without, 3, tmp_path, [1], False, the_barrier, backend="ring", timeout=60)
     assert all("Rank 1 failed to pass monitoredBarrier in 500 ms" in text for text in run)
 
 
@@ -110,8 +115,8 @@ def test_a_rank_in_another_collective_is_found_before_the_time_limit() -> None:
 
 
 @pytest.mark.parametrize("setting", ["gloo, recorded", "gloo, emulated network"])
-def test_watched_gloo_says_what_gloo_says(setting: str) -> None:
-    run = launch(without, 4, [1, 2], True, timeout=60, **SETTINGS[setting])
+def test_watched_gloo_says_what_gloo_says(setting: str, tmp_path: Path) -> None:
+    run = launch(without, 4, tmp_path, [1, 2], True, timeout=60, **SETTINGS[setting])
     assert "[Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 500 ms" in run[0]
     assert "Rank 3 successfully reached monitoredBarrier" in run[3]
 

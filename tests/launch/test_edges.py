@@ -269,35 +269,25 @@ def test_a_server_that_was_killed_is_started_again():
     assert server.pid() != first
 
 
-def test_a_process_forked_off_the_notebook_can_launch_too():
+def test_a_process_forked_off_the_notebook_can_launch_too_and_all_may_choose_how_they_start_processes():
     launch(dist.get_rank, 2)
     done = run_script("""
-        import os
-        from dtcourse import launch
-
-        launch(abs, 1, -1)
-        child = os.fork()
-        if child == 0:
-            ok = launch(abs, 1, -2)[0] == 2
-            os._exit(0 if ok else 1)
-        print(os.waitpid(child, 0)[1], launch(abs, 1, -3)[0])
-    """)
-    assert done.stdout == "0 3\n", done.stderr
-
-
-def test_the_notebook_and_the_ranks_may_still_choose_how_they_start_processes():
-    done = run_script("""
-        import multiprocessing
+        import multiprocessing, os
         from dtcourse import launch
 
         def step():
             multiprocessing.set_start_method("spawn")
             return multiprocessing.get_start_method()
 
-        print(launch(step, 1)[0])
+        launch(abs, 1, -1)
+        child = os.fork()
+        if child == 0:
+            ok = launch(abs, 1, -2)[0] == 2
+            os._exit(0 if ok else 1)
+        print(os.waitpid(child, 0)[1], launch(abs, 1, -3)[0], launch(step, 1)[0])
         multiprocessing.set_start_method("spawn")
     """)
-    assert done.stdout == "spawn\n", done.stderr
+    assert done.stdout == "0 3 spawn\n", done.stderr
 
 
 def test_processes_of_a_rank_start_as_they_would_under_torchrun():

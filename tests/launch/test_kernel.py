@@ -340,25 +340,42 @@ def test_an_impatient_hand_on_the_interrupt_key(kernel):
     assert kernel.run("list(launch(dist.get_rank, 2))").result == "[0, 1]"
 
 
+def begin(kernel: Kernel) -> list[psutil.Process]:
+    """A launch that works, then sleepers: all processes below a kernel that has just started."""
+    kernel.run(BEGIN)
+    assert kernel.run("list(launch(dist.get_rank, 2))").result == "[0, 1]"
+    return kernel.start_sleepers()[1]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["restart", "kill", "shutdown"])
-def test_no_process_survives_the_kernel(tmp_path, how):
+def test_no_process_survives_the_kernel(tmp_path):
+    """Restarted (Kernel > Restart), killed (the system, out of memory), shut down (the notebook's tab)."""
     kernel = Kernel(tmp_path)
     try:
-        kernel.run(BEGIN)
-        _, family = kernel.start_sleepers()
-        if how == "restart":  # Kernel > Restart
-            kernel.manager.restart_kernel(now=True)
-        elif how == "kill":  # the system, out of memory
-            kernel.process.kill()
-        else:  # the notebook's tab is shut down
-            kernel.manager.shutdown_kernel(now=False)
+        family = begin(kernel)
+        kernel.manager.restart_kernel(now=True)
         assert gone_within(family, 60)
-        if how == "restart":
-            kernel.client.wait_for_ready(timeout=240)
-            kernel.run(f"import sys; sys.path.insert(0, {str(ROOT)!r})")
-            kernel.run(BEGIN)
-            assert kernel.run("list(launch(dist.get_rank, 2))").result == "[0, 1]"
+        kernel.client.wait_for_ready(timeout=240)
+        kernel.run(f"import sys; sys.path.insert(0, {str(ROOT)!r})")
+        family = begin(kernel)
+        kernel.process.kill()
+        assert gone_within(family, 60)
+    finally:
+        kernel.stop()
+
+    kernel = Kernel(tmp_path)
+    try:
+        # The server starts with the import, and the kernel waits for nobody.
+        seen = kernel.run("""
+            from dtcourse import launch
+            from dtcourse.launch import server
+            early = server.pid()
+            print(early is not None, launch(abs, 2, -3)[1], server.pid() == early)
+        """)
+        assert seen.printed.split() == ["True", "3", "True"], seen
+        family = begin(kernel)
+        kernel.manager.shutdown_kernel(now=False)
+        assert gone_within(family, 60)
     finally:
         kernel.stop()
 
@@ -390,17 +407,3 @@ def test_a_python_without_torch_gets_one_clear_sentence(missing):
     assert last.startswith("ImportError: this notebook's Python (")
     assert f"has no {'PyTorch' if len(missing) == 1 else 'cloudpickle'}" in last
     assert "Kernel > Change Kernel" in last
-
-
-def test_the_server_starts_with_the_import_and_waits_for_nobody(tmp_path):
-    fresh = Kernel(tmp_path)
-    try:
-        seen = fresh.run("""
-            from dtcourse import launch
-            from dtcourse.launch import server
-            early = server.pid()
-            print(early is not None, launch(abs, 2, -3)[1], server.pid() == early)
-        """)
-    finally:
-        fresh.stop()
-    assert seen.printed.split() == ["True", "3", "True"], seen

@@ -17,10 +17,11 @@ import torch.distributed as dist
 from dtcourse import launch
 from dtcourse.emulation import EmulatedDevice
 from dtcourse.launch import RankFailure, RankTimeout, deadlock, send_message
+from tests import at_once
 
 
-def go_on(function, world_size=3, **options):
-    return launch(function, world_size, on_failure="continue", **options)
+def go_on(function, world_size=3, *args, **options):
+    return launch(function, world_size, *args, on_failure="continue", **options)
 
 
 FAILURES = {
@@ -31,19 +32,29 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("how", FAILURES)
-def test_the_others_go_on_and_the_failure_takes_the_result_s_place(how):
-    die, says = FAILURES[how]
-    heard = []
-
-    def step():
+def test_the_others_go_on_and_the_failure_takes_the_result_s_place():
+    def step(die):
         if dist.get_rank() == 1:
             die()
         time.sleep(1.0)  # longer than a launch that stops would leave the others
         send_message("done")
         return dist.get_rank()
 
-    run = go_on(step, on_message=lambda rank, message: heard.append((rank, message)))
+    def outcome(how):
+        heard = []
+        run = go_on(
+            *(step, 3, FAILURES[how][0]),
+            on_message=lambda rank, message: heard.append((rank, message)),
+        )
+        return run, heard
+
+    found = at_once.outcomes({how: lambda how=how: outcome(how) for how in FAILURES})
+    for how, (_, says) in FAILURES.items():
+        assert isinstance(found[how], tuple), f"{how}: {found[how]}"
+        the_others_went_on(*found[how], says)
+
+
+def the_others_went_on(run, heard, says):
     assert (run[0], run[2]) == (0, 2)
     assert isinstance(run[1], RankFailure) and not isinstance(run[1], RankTimeout)
     assert str(run[1]).startswith(f"rank 1 of 3 {says}")

@@ -90,28 +90,21 @@ def test_ranks_arrive_with_the_course_loaded_and_without_pictures_or_commands():
     assert not [n for n in names if n.startswith(("dtcourse.plots", "dtcourse.course"))]
 
 
-def test_it_never_touches_a_gpu_and_draws_no_random_number(tmp_path):
-    """What a rank draws without a seed is the same from the fork server and from the template."""
+def test_it_holds_nothing_of_the_users_never_touches_a_gpu_and_draws_no_random_number(tmp_path):
+    """Modules beside the notebook, some with names of Python's own, that the course imports; and
+    what a rank draws without a seed is the same from the fork server and from the template."""
+    for name in ("beside", "xml", "webdataset", "sklearn"):
+        (tmp_path / f"{name}.py").write_text("mine = True\n")
     lines = said(script("""
         def state():
             import torch
             return "dtcourse.models" in sys.modules, torch.cuda.is_initialized(), torch.rand(3).tolist()
 
         before = launch(state, 1)[0]
+        import beside
         settle()
         after = launch(state, 1)[0]
         print(before[0], after[0], after[1], before[2] == after[2])
-    """, tmp_path))  # fmt: skip
-    assert lines == ["False True False True"]
-
-
-def test_it_holds_nothing_of_the_users(tmp_path):
-    """Modules beside the notebook, some with names of Python's own, that the course imports."""
-    for name in ("beside", "xml", "webdataset", "sklearn"):
-        (tmp_path / f"{name}.py").write_text("mine = True\n")
-    lines = said(script("""
-        import beside
-        settle()
 
         def mine():
             return sorted(n for n, m in list(sys.modules.items()) if vars(m).get("mine") is True)
@@ -120,17 +113,21 @@ def test_it_holds_nothing_of_the_users(tmp_path):
             import beside, webdataset
             return mine()
 
+        settle()
         print(mine(), launch(theirs, 2)[1], launch(mine, 2)[1])
     """, tmp_path))  # fmt: skip
-    assert lines == ["['beside'] ['beside', 'webdataset'] []"]
+    assert lines == ["False True False True", "['beside'] ['beside', 'webdataset'] []"]
 
 
-def test_an_edited_file_of_the_course_is_seen_by_the_next_launch(tmp_path):
-    shutil.copytree(
-        Path(dtcourse.__file__).parent, tmp_path / "dtcourse",
-        ignore=shutil.ignore_patterns("__pycache__", "checks"),
-    )  # fmt: skip
-    lines = said(script("""
+def test_an_edited_file_of_the_course_and_another_course_first_on_the_path_are_what_ranks_import(
+    tmp_path,
+):
+    for folder in (tmp_path, tmp_path / "elsewhere"):
+        shutil.copytree(
+            Path(dtcourse.__file__).parent, folder / "dtcourse",
+            ignore=shutil.ignore_patterns("__pycache__", "checks"),
+        )  # fmt: skip
+    lines = said(script(f"""
         from pathlib import Path
         from dtcourse.data import position
 
@@ -147,8 +144,17 @@ def test_an_edited_file_of_the_course_is_seen_by_the_next_launch(tmp_path):
         waiting = standby.pids()
         settle()
         print(launch(look, 2)[1], template.pid() != first, first in standby.pids())
+
+        elsewhere = {str(tmp_path / "elsewhere")!r}
+        sys.path.insert(0, elsewhere)
+
+        def where():
+            import dtcourse
+            return dtcourse.__file__
+
+        print(launch(where, 2)[1].startswith(elsewhere))
     """, tmp_path))  # fmt: skip
-    assert lines == ["as it was", "edited", "edited True False"]
+    assert lines == ["as it was", "edited", "edited True False", "True"]
 
 
 def test_an_editor_s_lock_beside_the_sources_stops_no_launch(tmp_path, monkeypatch):
@@ -178,25 +184,6 @@ def test_ctrl_c_while_a_template_is_begun_comes_when_that_is_done(monkeypatch):
     assert done == ["begun"]
     launch(abs, 2, -1)
     assert len(standby.pids()) == 3, "spares are asked for again"
-
-
-def test_another_dtcourse_first_on_the_path_is_what_ranks_import(tmp_path):
-    folder = tmp_path / "elsewhere"
-    shutil.copytree(
-        Path(dtcourse.__file__).parent, folder / "dtcourse",
-        ignore=shutil.ignore_patterns("__pycache__", "checks"),
-    )  # fmt: skip
-    lines = said(script(f"""
-        settle()
-        sys.path.insert(0, {str(folder)!r})
-
-        def where():
-            import dtcourse
-            return dtcourse.__file__
-
-        print(launch(where, 2)[1].startswith({str(folder)!r}))
-    """, tmp_path))  # fmt: skip
-    assert lines == ["True"]
 
 
 @pytest.mark.parametrize("who", ["template", "spares", "all", "server and all"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -211,48 +212,90 @@ def test_two_nodes_on_one_machine(train):
     )
 
 
-def test_a_function_that_takes_the_group_down_itself(train):
-    assert single(f"{train}:leave_by_hand")[:2] == (0, "left")
-
-
-def test_a_function_that_raises_shows_its_traceback_and_fails(train):
-    code, _, errors = single(f"{train}:fail")
+def test_a_function_that_takes_the_group_down_itself_and_one_that_raises(train):
+    left, failed = singles([f"{train}:leave_by_hand"], [f"{train}:fail"])
+    assert left[:2] == (0, "left")
+    code, _, errors = failed
     assert code == 1
-    assert "RuntimeError: on purpose" in errors
+    assert "Traceback" in errors and "RuntimeError: on purpose" in errors
 
 
 def single(*arguments, **environment):
     """One rank, as torchrun would start it."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    port = str(free_port())
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return shell([sys.executable, "-m", "dtcourse.launch", *arguments], **rank | environment)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["train.py"], "'train.py' does not read file.py:function"),
-        (["nowhere.py:step"], "there is no file nowhere.py"),
-        (["nowhere.pkl"], "there is no file nowhere.pkl"),
-        (["broken.pkl"], "broken.pkl cannot be read here (UnpicklingError: "),
-        (["code/train.py:walk"], "code/train.py has no function walk"),
-        (["code/train.py:number"], "code/train.py has no function number"),
-        (["code/train.py:step", "--colour", "red"], "step cannot be called so: got an unexpected keyword argument "
-            "'colour'"),
-        (["code/train.py:step", "--batch_size"], "--batch_size has no value"),
-        (["code/train.py:step", "32"], "'32': arguments of the function read --name value"),
-        (["--backend", "pigeon", "code/train.py:step"], "there is no backend 'pigeon'; known are gloo, nccl, mpi, "),
-    ],
-)  # fmt: skip
-def test_a_bad_target_gets_one_clear_sentence(train, folder, arguments, says):
+# A Python that has PyTorch loaded is copied for each command: importing it would take most of the time.
+COPIES = """
+    import json, os, runpy, sys, tempfile
+    import torch
+
+    done = []
+    for arguments, environment in json.load(sys.stdin):
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+            if not (child := os.fork()):
+                os.dup2(out.fileno(), 1)
+                os.dup2(errors.fileno(), 2)
+                os.environ.update(environment)
+                sys.argv[1:] = arguments
+                runpy.run_module("dtcourse.launch", run_name="__main__", alter_sys=True)
+                sys.exit()
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            words = [os.pread(file.fileno(), 1_000_000, 0).decode() for file in (out, errors)]
+            done.append((code, words[0].strip(), words[1]))
+    print(json.dumps(done))
+"""
+
+
+def singles(*commands):
+    """One rank after the other, each as `single` starts it; a command may end with its own environment."""
+    asked = []
+    for words in commands:
+        own = words[-1] if isinstance(words[-1], dict) else {}
+        rank = {
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+        }
+        asked.append(([word for word in words if word is not own], rank | own))
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(COPIES)], input=json.dumps(asked), env=CLEAN,
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [tuple(each) for each in json.loads(done.stdout)]
+
+
+BAD_TARGETS = [
+    (["train.py"], "'train.py' does not read file.py:function"),
+    (["nowhere.py:step"], "there is no file nowhere.py"),
+    (["nowhere.pkl"], "there is no file nowhere.pkl"),
+    (["broken.pkl"], "broken.pkl cannot be read here (UnpicklingError: "),
+    (["code/train.py:walk"], "code/train.py has no function walk"),
+    (["code/train.py:number"], "code/train.py has no function number"),
+    (["code/train.py:step", "--colour", "red"], "step cannot be called so: got an unexpected keyword argument "
+        "'colour'"),
+    (["code/train.py:step", "--batch_size"], "--batch_size has no value"),
+    (["code/train.py:step", "32"], "'32': arguments of the function read --name value"),
+    (["--backend", "pigeon", "code/train.py:step"], "there is no backend 'pigeon'; known are gloo, nccl, mpi, "),
+]  # fmt: skip
+
+
+def test_a_bad_target_gets_one_clear_sentence(train, folder):
     (folder / "broken.pkl").write_bytes(b"no pickle")
-    code, out, errors = single(*arguments)
-    assert (code, out) == (2, "")
-    assert errors.startswith(f"python -m dtcourse.launch: error: {says}")
-    assert len(errors.splitlines()) == 1
-    assert single(*arguments, RANK="1", WORLD_SIZE="2")[2] == "", "one of all ranks says it"
+    second = {"RANK": "1", "WORLD_SIZE": "2"}
+    commands = [arguments for arguments, _ in BAD_TARGETS]
+    found = singles(*commands, *([*arguments, second] for arguments in commands))
+    assert len(found) == 2 * len(BAD_TARGETS)
+    for (arguments, says), (code, out, errors) in zip(BAD_TARGETS, found, strict=False):
+        assert (code, out) == (2, ""), arguments
+        assert errors.startswith(f"python -m dtcourse.launch: error: {says}")
+        assert len(errors.splitlines()) == 1
+    one_of_all_says_it = [(2, "", "")] * len(BAD_TARGETS)
+    assert found[len(BAD_TARGETS) :] == one_of_all_says_it
 
 
 def test_outside_torchrun_it_says_how_to_start_it(train):

@@ -66,7 +66,7 @@ def tell(copies: list[Copy], number: str, *, also_old: bool = False) -> None:
 
 
 def _wanted(number: str, names: list[str]) -> Iterator[Exercise]:
-    """The exercises of a lesson, or those of these names. Their checks are imported when the first one is taken."""
+    """The exercises of a lesson, or those of these names."""
     from dtcourse.course import grading
 
     found = {one.name: one for one in grading.exercises_of(number)}
@@ -103,7 +103,7 @@ def check(
     number, path = workspace.find(notebook)
     content = nbfile.read(path)
     shown = os.path.relpath(path)
-    if (reason := why_not()) and path.resolve().parent != places.own():
+    if path.resolve().parent != places.own() and (reason := why_not()):
         errors.print(
             f"[dim]The answers run as you, with your files in reach: {escape(reason)}.[/dim]"
         )

@@ -10,7 +10,8 @@
     execute.py      running notebooks, with this Python and no other
     authoring.py    a notebook as a text file, and back
     exercises.py    exercises/ made from solutions/
-    grading.py      an answer run in a process of its own; a folder of them graded
+    checking.py     a notebook's answers, each run in a process of its own
+    grading.py      a folder of notebooks graded
     topics.py       which lesson teaches what
     doctor/         what this machine can run
 

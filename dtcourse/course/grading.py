@@ -1,4 +1,4 @@
-"""Checking one notebook, and grading a folder of them.
+"""Grading a folder of notebooks. Each is checked as its author would (checking.py).
 
 Every notebook is read before the first answer runs. Each notebook runs in a sandbox of its own (judging/sandbox.py),
 and nothing that is read from an answer is executed or unpickled here. On Linux, bubblewrap keeps an answer from the
@@ -16,107 +16,18 @@ import io
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dtcourse.course import notebook as nbfile
 from dtcourse.course import places
-from dtcourse.course.judging.framework import (
-    Check,
-    Exercise,
-    Refused,
-    Report,
-    Unfinished,
-    exercises,
-    judge,
-)
+from dtcourse.course.checking import LIMIT, check_in, check_notebook, exercises_of
+from dtcourse.course.judging.framework import Report
 from dtcourse.course.places import PACKAGE
-from dtcourse.course.workspace import is_lesson, number_in
-
-if TYPE_CHECKING:
-    from dtcourse.course.judging.sandbox import Sandbox
-
-LIMIT = 300.0
-
-
-def check_notebook(
-    notebook: nbfile.Notebook,
-    wanted: Iterable[Exercise],
-    *,
-    limit: float = LIMIT,
-    on_check: Callable[[Exercise, Check], None] | None = None,
-    modules: Mapping[str, Path] | None = None,
-    private: Iterable[Path] = (),
-    confined: bool | None = None,
-) -> list[Report]:
-    """Put exercises' checks to a student's notebook, whose answers run in a process of their own.
-
-    wanted:   best given lazily, since checks import torch, and so does that process, at the same time
-    limit:    seconds for all of it
-    modules:  what that process imports the course from (judging/sandbox.py); None: where it is installed
-    private:  folders that are none of its business
-    confined: whether bubblewrap keeps it apart; None: where that is possible
-
-    Raises ValueError where the notebook is a copy of a lesson, which has no answers.
-    """
-    from dtcourse.course.judging.bubblewrap import why_not
-    from dtcourse.course.judging.sandbox import Sandbox
-    from dtcourse.course.judging.taking import is_begun
-
-    if is_lesson(notebook):
-        raise ValueError(
-            "this is a copy of the lesson; its exercises are a notebook of their own, whose name ends in -exercises"
-        )
-    confined = not why_not() if confined is None else confined
-    with Sandbox(limit, modules=modules, confined=confined, private=private) as sandbox:
-        if is_begun(notebook):
-            sandbox.begin()  # while the checks are imported, which import torch here
-        return check_in(sandbox, notebook, wanted, on_check)
-
-
-def check_in(
-    sandbox: Sandbox,
-    notebook: nbfile.Notebook,
-    wanted: Iterable[Exercise],
-    on_check: Callable[[Exercise, Check], None] | None = None,
-) -> list[Report]:
-    """The same in a given process for answers."""
-    from dtcourse.course.judging import forbidden
-    from dtcourse.course.judging.taking import take
-
-    reports = []
-    for exercise in wanted:
-        try:
-            pieces = take(notebook, exercise.takes)
-            if refused := forbidden.found(pieces, exercise.forbidden):
-                raise Refused(refused)
-        except Unfinished as error:
-            reports.append(Report(exercise, unfinished=str(error)))
-            continue
-        except Refused as error:
-            reports.append(Report(exercise, refused=str(error)))
-            continue
-        sandbox.load(pieces, exercise.takes)
-        told = (lambda one, of=exercise: on_check(of, one)) if on_check else None
-        report = judge(exercise, sandbox, told)
-        succeeded = "" if sandbox.confined else ", and nothing kept it from that"
-        report.attempts = [f"It tried to {words}{succeeded}." for words in sandbox.tried()]
-        reports.append(report)
-    return reports
-
-
-def exercises_of(number: str) -> list[Exercise]:
-    """The exercises of a lesson.
-
-    Raises ValueError if it has none.
-    """
-    found = list(exercises(number).values())
-    if not found:
-        raise ValueError(f"lesson {number} has no checks")
-    return found
+from dtcourse.course.workspace import number_in
 
 
 @dataclass

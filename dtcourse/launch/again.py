@@ -8,7 +8,7 @@ Elsewhere each launch has fresh processes, which is the only way to be sure of w
 takes dozens of launches, though, and to split off a rank costs more than most answers compute. So a rank that has
 answered takes down its group and looks at itself; it stays only if it finds nothing that the function may have left:
 threads, children, open files, signal handlers, timers, hooks and modes of PyTorch. Otherwise, and after any failure, it
-ends as ever, and the next launch gets a fresh one. Ranks of an emulated cluster are never kept.
+ends as ever, and the next launch gets a fresh one.
 
 What a function may leave unseen is in the modules that it imports; the judge compares these itself (tampering.py).
 """
@@ -60,9 +60,12 @@ class Condition:
         """Whether it is so again, with what can be put back put back. The group is to be gone by now."""
         import torch
 
+        from dtcourse.emulation import clock
+
         if not _frozen:  # a collection would look at all that was imported: a fork is cheaper
             return False
         sys.excepthook = self._excepthook  # PyTorch's own names the rank of the group that was
+        clock.install(None)  # that of an emulated cluster goes with it
         space = vars(sys.modules["__main__"])
         for name in space.keys() - self._main:  # the function's own: see rank._adopt_main
             del space[name]

@@ -155,8 +155,8 @@ def launch(
             sources=environment.typed_sources(),
             rendezvous="",
             together=goes_on,
-            # An emulated clock stays, and a failure that was survived may have left anything.
-            again=cluster is None and emulated is None and not goes_on and standby.keeps(),
+            # A failure that was survived may have left anything.
+            again=cluster is None and not goes_on and standby.keeps(),
         )
 
         def run_once(emulated: EmulatedCluster | None) -> Run[Any]:

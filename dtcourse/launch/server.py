@@ -230,7 +230,7 @@ def _ensure_running() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
 
 
-def start_within() -> None:
+def start_within(modules: list[str] = PRELOAD) -> None:
     """Starts the server as a copy of this process, which imports what ranks need: once for both, not once for each.
 
     For a process that begins and is there to launch (an answer's, course/judging/serving.py): nothing of a user's is in
@@ -240,7 +240,7 @@ def start_within() -> None:
     if not os.path.isdir("/proc/self/task"):
         start_early()
         return
-    load()
+    load(modules)
     with _asking:
         if _server._forkserver_alive_fd is None and len(os.listdir("/proc/self/task")) == 1:
             _split_off_server()
@@ -248,9 +248,9 @@ def start_within() -> None:
     start_early()
 
 
-def load() -> None:
+def load(modules: list[str] = PRELOAD) -> None:
     """Imports what ranks do."""
-    for name in PRELOAD + OF_RANKS:
+    for name in modules + OF_RANKS:
         with suppress(ImportError):
             importlib.import_module(name)
 

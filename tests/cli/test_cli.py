@@ -81,7 +81,7 @@ def course(tmp_path, monkeypatch):
         "exercises",
         lambda lesson=None: {"double": DOUBLE} if lesson in (None, "03") else {},
     )
-    monkeypatch.setattr("dtcourse.course.grading.exercises", framework.exercises)
+    monkeypatch.setattr("dtcourse.course.checking.outlines", framework.exercises)
     return home
 
 

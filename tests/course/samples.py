@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import torch
 import torch.distributed as dist
@@ -82,6 +83,10 @@ ENDS_SOON = Exercise(
 @ENDS_SOON.check("comes to an end")
 def check_the_end_soon(answer: Answer) -> None:
     answer.run(_all_gather, 2, timeout=1)
+
+
+def _loaded(_):
+    return sorted(name for name in sys.modules if name.startswith(("torch", "dtcourse")))
 
 
 GOOD = """

@@ -167,7 +167,7 @@ def graded(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))
         patch.setitem(sandbox.MODULES, SAMPLES, ROOT / SAMPLES)
-        patch.setattr("dtcourse.course.grading.exercises", lambda lesson=None: {"double": DOUBLE})
+        patch.setattr("dtcourse.course.checking.outlines", lambda lesson=None: {"double": DOUBLE})
         patch.setattr(limits, "MEMORY", 3 * 2**29)
         mark = f"hostile-{os.getpid()}"
         patch.setattr("dtcourse.course.judging.sandbox.secrets.token_hex", lambda _: mark)
@@ -242,7 +242,7 @@ def test_who_forks_for_ever_is_told_so_even_where_its_time_is_over_before_the_wa
     # As many as it takes: what else runs on this machine should not hear of it.
     monkeypatch.setattr(limits, "TASKS", limits.PROCESSES + 32)
     monkeypatch.setitem(sandbox.MODULES, SAMPLES, ROOT / SAMPLES)
-    monkeypatch.setattr("dtcourse.course.grading.exercises", lambda lesson=None: {"double": DOUBLE})
+    monkeypatch.setattr("dtcourse.course.checking.outlines", lambda lesson=None: {"double": DOUBLE})
     # Where it is defined, not where it is called: here the judge's patience ends, there that of a launch.
     body = textwrap.indent(textwrap.dedent(ANSWERS["forks-for-ever"]), "    ")
     text = f"def bomb():{body}\n\ndef double(n, started=bomb()):\n    return 2 * n"

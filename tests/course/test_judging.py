@@ -147,25 +147,29 @@ def test_the_process_starts_beside_the_import_of_the_checks_where_there_is_an_an
     start = Sandbox._start
     monkeypatch.setattr(Sandbox, "_start", lambda self: started.append(self) or start(self))
     body = "return 2 * n" if written else "raise NotImplementedError()"
-    copy = notebook(f"def double(n):\n    {body}")
-    copy["cells"][0]["metadata"] = {"nbgrader": {"solution": True}}
+    loaded = []
 
-    def wanted():
-        assert bool(started) == written
-        yield DOUBLE
+    class Outline(framework.Exercise):
+        def load(self):
+            loaded.append(bool(started))
+            return DOUBLE
 
+    outline = Outline(DOUBLE.name, DOUBLE.lesson, DOUBLE.title, DOUBLE.takes, DOUBLE.target)
     with no_process_left():
-        (found,) = check_notebook(copy, wanted())
-    assert found.passed == written and len(started) == written
+        (found,) = check_notebook(notebook(f"def double(n):\n    {body}"), [outline])
+    assert loaded == ([True] if written else []) and len(started) == written
+    assert bool(found.verdicts) == written and bool(found.unfinished) != written
 
 
 @pytest.mark.slow
 def test_a_process_that_nobody_needed_in_the_end_leaves_nothing():
-    copy = notebook("def helper(): return 1", "def double(n):\n    raise NotImplementedError()")
-    copy["cells"][0]["metadata"] = {"nbgrader": {"solution": True}}
+    exercise = framework.Exercise(
+        "double", "00", "x", ("double",), "2 times", forbidden=("math.ldexp",), checks=DOUBLE.checks
+    )
+    copy = notebook("import math\ndef double(n): return math.ldexp(n, 1)")
     with no_process_left():
-        (found,) = check_notebook(copy, [DOUBLE])
-    assert "not written yet" in found.unfinished
+        (found,) = check_notebook(copy, [exercise])
+    assert "uses math.ldexp" in found.refused
 
 
 @pytest.mark.slow

@@ -15,8 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dtcourse import launch
-from dtcourse.emulation import EmulatedDevice
+from dtcourse import emulation, launch
+from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
+from dtcourse.emulation.clock import installed
 from dtcourse.launch import RankFailure, RankTimeout, standby, template
 
 pytestmark = pytest.mark.skipif(not template.POSSIBLE, reason="ranks are kept on Linux only")
@@ -168,6 +169,25 @@ def test_one_that_died_while_it_waited_is_replaced():
     assert first[0] not in list(launch(who, 2, init=False))
 
 
-def test_ranks_of_an_emulated_cluster_go():
-    one = launch(who, 1, init=False, devices=EmulatedDevice(1e9, 1e9))[0]
-    assert launch(who, 1, init=False)[0] != one
+def emulated_times():
+    x = torch.ones(100, 100)
+    times = [emulation.now()]
+    for _ in range(3):
+        x = x @ x / 100
+        dist.all_reduce(x)
+        times.append(emulation.now())
+    return os.getpid(), times
+
+
+def clocks():
+    return os.getpid(), emulation.now() - time.monotonic(), installed() is None
+
+
+def test_ranks_of_an_emulated_cluster_stay_and_get_the_machines_clock_back():
+    cluster = {"devices": EmulatedDevice(1e9, 1e9), "network": EmulatedNetwork(1e-3, 1e9)}
+    first = list(launch(emulated_times, 2, **cluster))
+    after = list(launch(clocks, 2))
+    again = list(launch(emulated_times, 2, **cluster))
+    assert again == first and first[0][1][0] == 0.0 and first[0][1][-1] > 6e-3
+    assert [pid for pid, *_ in after] == [pid for pid, _ in first]
+    assert all(abs(off) < 1.0 and none for _, off, none in after)

@@ -1,6 +1,9 @@
 """Judges the exercises. It answers in sentences that teach, and a student's code cannot reach it.
 
-    framework.py   Exercise, require, CheckFailed, Report: how an exercise's checks are written
+    framework.py   Exercise, check, Report: how an exercise's checks are written
+    requirements.py require, CheckFailed: what a check says of an answer that is wrong
+    outlines.py    what an exercise says of itself, without its checks, which import torch
+    imports.py     what an answer's process imports before it runs
     verdicts.py    what many exercises ask: a diagnosis, a choice near the best one
     taking.py      what of a student's notebook an exercise takes: a function and what that needs
     forbidden.py   ready-made answers, which are refused

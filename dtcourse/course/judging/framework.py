@@ -23,54 +23,36 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
 
+from dtcourse.course.judging.requirements import (
+    CheckFailed,
+    Refused,
+    Stopped,
+    Unfinished,
+    number,
+    require,
+    require_close,
+)
 from dtcourse.plural import plural
 
-
-class CheckFailed(Exception):
-    """An answer is wrong; the message is a sentence that teaches."""
-
-
-class Unfinished(CheckFailed):
-    """The answer is not written yet, or is not in the notebook."""
-
-
-def unwritten(names: str) -> Unfinished:
-    """What is said of functions that still raise NotImplementedError."""
-    return Unfinished(
-        f"{names} is not written yet: replace `raise NotImplementedError()` by your code."
-    )
-
-
-class Stopped(CheckFailed):
-    """The answer hung, or ended its process: more checks of it would tell nothing new."""
-
-
-class Refused(CheckFailed):
-    """The answer reaches for the checks or for what measures it."""
-
-
-def require(condition: Any, sentence: str) -> None:
-    """Raise CheckFailed(sentence) unless `condition` holds."""
-    if not condition:
-        raise CheckFailed(sentence)
-
-
-def require_close(
-    got: Any, expected: Any, where: str, tolerance: float = 1e-6, hint: str = ""
-) -> None:
-    """verify.require_close, for checks: CheckFailed unless a tensor is another one up to rounding."""
-    from dtcourse import verify
-
-    try:
-        verify.require_close(got, expected, where, tolerance, hint)
-    except verify.NotEqual as error:
-        raise CheckFailed(str(error)) from None
-
-
-def number(value: Any) -> Any:
-    """A tensor that holds one number as that number, as Python has it; everything else as it is."""
-    is_tensor = hasattr(value, "item") and hasattr(value, "numel")
-    return value.item() if is_tensor and value.numel() == 1 else value
+__all__ = [
+    "Answer",
+    "Check",
+    "CheckFailed",
+    "Exercise",
+    "NotPassed",
+    "Refused",
+    "Report",
+    "Stopped",
+    "Unfinished",
+    "Verdict",
+    "check",
+    "exercises",
+    "judge",
+    "modules",
+    "number",
+    "require",
+    "require_close",
+]
 
 
 class Answer(Protocol):
@@ -132,6 +114,15 @@ class Exercise:
         """The points of all its checks."""
         return sum(check.points for check in self.checks)
 
+    @property
+    def modules(self) -> list[str]:
+        """Where its checks are."""
+        return list({check.function.__module__: None for check in self.checks})
+
+    def load(self) -> Exercise:
+        """Itself; of an outline, the exercise (outlines.py)."""
+        return self
+
     def check(
         self, title: str, points: int = 1, needs: tuple[str, ...] = ()
     ) -> Callable[[Callable], Callable]:
@@ -145,30 +136,39 @@ class Exercise:
 
 
 @cache
-def exercises(lesson: str | None = None) -> dict[str, Exercise]:
-    """Every exercise by name, of one lesson or of all, in the order of their lessons' notebooks.
+def exercises(lesson: str | None = None, name: str | None = None) -> dict[str, Exercise]:
+    """Every exercise by name, of one lesson or of all, in the order of their lessons' notebooks; or one of a lesson.
 
     Raises ValueError if two exercises have one name, one stands in another lesson's folder or in a file of another
     name, or a check needs one that there is not.
     """
+    found: dict[str, Exercise] = {}
+    for path, of in modules(lesson).items():
+        *_, last = path.split(".")
+        if name not in (None, last):
+            continue
+        (one,) = (
+            x for x in vars(importlib.import_module(path)).values() if isinstance(x, Exercise)
+        )
+        if (one.lesson, one.name) != (of, last) or last in found:
+            raise ValueError(f"{path}: {one.name} is in use, or of lesson {one.lesson}")
+        known = {check.function.__name__ for check in one.checks}
+        if unknown := {need for check in one.checks for need in check.needs} - known:
+            raise ValueError(f"{last}: there is no check {', '.join(unknown)}")
+        found[last] = one
+    return found
+
+
+def modules(lesson: str | None = None) -> dict[str, str]:
+    """{module of an exercise: its lesson}, of one lesson or of all. None of them is imported."""
     import dtcourse.course.checks as package
 
-    found: dict[str, Exercise] = {}
+    found: dict[str, str] = {}
     for folder in sorted(pkgutil.iter_modules(package.__path__), key=lambda folder: folder.name):
         match = re.fullmatch(r"lesson_(\d\d)_\w+", folder.name)
-        if not match or lesson not in (None, match[1]):
-            continue
-        for name in importlib.import_module(f"{package.__name__}.{folder.name}").EXERCISES:
-            module = importlib.import_module(f"{package.__name__}.{folder.name}.{name}")
-            (one,) = (thing for thing in vars(module).values() if isinstance(thing, Exercise))
-            if (one.lesson, one.name) != (match[1], name) or name in found:
-                raise ValueError(
-                    f"{module.__name__}: {one.name} is in use, or of lesson {one.lesson}"
-                )
-            known = {check.function.__name__ for check in one.checks}
-            if unknown := {need for check in one.checks for need in check.needs} - known:
-                raise ValueError(f"{name}: there is no check {', '.join(unknown)}")
-            found[name] = one
+        if match and lesson in (None, match[1]):
+            path = f"{package.__name__}.{folder.name}"
+            found |= {f"{path}.{e}": match[1] for e in importlib.import_module(path).EXERCISES}
     return found
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dtcourse.course.judging import attempts, limits
-from dtcourse.course.judging.framework import CheckFailed, Refused, Stopped
+from dtcourse.course.judging.requirements import CheckFailed, Refused, Stopped
 
 START = 90.0  # seconds to import torch, twice, on a busy machine
 LARGEST = 512 * 2**20
@@ -40,6 +40,7 @@ class AnswerProcess:
     folder:      where it is started
     memory:      bytes for it and its children
     policy:      what is an answer's own
+    imports:     modules for its ranks
 
     It takes seconds to import torch; wait_until_ready before it is spoken with.
     """
@@ -51,6 +52,7 @@ class AnswerProcess:
         folder: Path,
         memory: int,
         policy: dict[str, list[str]],
+        imports: list[str],
     ) -> None:
         self.confined = bool(front)
         self.mark = environment[MARK]
@@ -65,7 +67,7 @@ class AnswerProcess:
         os.set_blocking(self._overhear, False)
         theirs = {"requests": requests, "replies": replies, "line": line}
         tasks = limits.tasks() if self.confined else None
-        orders = {**theirs, "memory": memory, "tasks": tasks, "policy": policy}
+        orders = {**theirs, "memory": memory, "tasks": tasks, "policy": policy, "imports": imports}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is ready, or with it
         # bubblewrap ends with the thread that starts it, so that has to be one that lasts: the main thread.
         self._popen = subprocess.Popen(

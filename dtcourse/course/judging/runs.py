@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dtcourse.course.judging import attempts, tampering
-from dtcourse.course.judging.framework import CheckFailed, Refused, Stopped, unwritten
+from dtcourse.course.judging.requirements import CheckFailed, Refused, Stopped, unwritten
 from dtcourse.course.reproducible import scrub
 from dtcourse.plural import plural
 

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from dtcourse.course.judging import bubblewrap, limits
-from dtcourse.course.judging.framework import CheckFailed, Refused, Stopped, Unfinished
+from dtcourse.course.judging import imports as answers
 from dtcourse.course.judging.process import MARK, START, AnswerProcess
+from dtcourse.course.judging.requirements import CheckFailed, Refused, Stopped, Unfinished
 from dtcourse.course.judging.runs import TIMEOUT, Results, plain
 from dtcourse.course.judging.taking import Piece
 from dtcourse.course.places import PACKAGE
@@ -43,6 +44,7 @@ class Sandbox:
     modules:  what it imports the course from (see MODULES)
     confined: in bubblewrap; else as the user, in a folder of its own, without the environment's secrets
     private:  folders that are none of its business, besides the user's home
+    imports:  modules that its ranks find loaded (imports.py); None: all that any exercise may use
     """
 
     def __init__(
@@ -53,12 +55,14 @@ class Sandbox:
         modules: Mapping[str, Path] | None = None,
         confined: bool = True,
         private: Iterable[Path] = (),
+        imports: list[str] | None = None,
     ) -> None:
         self.ends = time.monotonic() + limits.patience(limit)
         self.memory = limits.memory() if memory is None else memory
         self.modules = MODULES if modules is None else modules
         self.confined = confined
         self.private = [Path.home().resolve(), *(path.resolve() for path in private)]
+        self.imports = answers.everything() if imports is None else imports
         self.folder = Path(tempfile.mkdtemp(prefix="dtcourse-answer-"))
         self.process: AnswerProcess | None = None
         self._pieces: list[Piece] = []
@@ -154,7 +158,7 @@ class Sandbox:
             "shown": [*shown, *map(os.path.realpath, shown)],
         }
         surroundings = environment(home, course)
-        self.process = AnswerProcess(front, surroundings, folder, self.memory, policy)
+        self.process = AnswerProcess(front, surroundings, folder, self.memory, policy, self.imports)
 
     def _copy_modules(self) -> None:
         """For an answer that could change what it imports: a copy that nobody else uses."""

@@ -13,8 +13,8 @@ import struct
 from typing import Any, BinaryIO
 
 from dtcourse.course.judging import attempts, limits, tampering
-from dtcourse.course.judging.framework import CheckFailed, Unfinished, exercises
 from dtcourse.course.judging.process import frame
+from dtcourse.course.judging.requirements import CheckFailed, Unfinished
 from dtcourse.course.judging.runs import Results, attempt
 from dtcourse.course.judging.taking import Piece
 
@@ -28,10 +28,11 @@ def serve(orders: str) -> None:
     limits.hold(ordered["memory"], ordered["tasks"])
     from dtcourse.launch import server, standby
 
-    exercises()  # ranks run the checks' steps: loaded here, they need not be in each of them
-    server.load()
+    server.load(ordered["imports"])  # what is loaded here need not be in each rank
     tampering.remember()
-    server.start_within()  # before this process speaks or listens: the ranks' server has no end of its lines
+    server.start_within(
+        ordered["imports"]
+    )  # before this process speaks or listens: the ranks' server has no end of its lines
 
     line = f"/proc/{os.getpid()}/fd/{ordered['line']}"
     attempts.Policy(**ordered["policy"], line=line).publish()

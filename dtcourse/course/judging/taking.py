@@ -11,7 +11,7 @@ import builtins
 import re
 from dataclasses import dataclass
 
-from dtcourse.course.judging.framework import Refused, Unfinished, unwritten
+from dtcourse.course.judging.requirements import Refused, Unfinished, unwritten
 from dtcourse.course.notebook import Notebook
 
 # An answer has no business with these: they lead to the frames, modules and objects of what measures it.
@@ -106,21 +106,6 @@ def take(notebook: Notebook, names: tuple[str, ...]) -> list[Piece]:
             _refuse(statement, imported)
             pieces.append(Piece(number, statement.lineno, _segment(statement, source)))
     return pieces
-
-
-def is_begun(notebook: Notebook) -> bool:
-    """Whether something was written into a cell that is there for it, so that there will be an answer to run."""
-    for cell in notebook["cells"]:
-        mark = cell["metadata"].get("nbgrader", {})
-        if cell["cell_type"] == "code" and mark.get("solution"):
-            try:
-                statements = ast.parse(cell["source"]).body
-            except (SyntaxError, ValueError, RecursionError, MemoryError):
-                continue
-            kinds = (ast.FunctionDef, ast.ClassDef)
-            if any(isinstance(one, kinds) and not _is_unwritten(one) for one in statements):
-                return True
-    return False
 
 
 def _is_unwritten(statement: ast.stmt) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtcourse.course.judging.framework import require
+from dtcourse.course.judging.requirements import require
 
 NEAR = 1.01  # times what the best choice takes
 

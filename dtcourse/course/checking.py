@@ -1,0 +1,130 @@
+"""Checking one notebook: its exercises' checks are put to its answers, which run in a sandbox (judging/sandbox.py).
+
+What is not written yet is known from the notebook's text. A notebook without an answer starts no process, and imports
+no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtcourse.course import notebook as nbfile
+from dtcourse.course.judging.framework import (
+    Check,
+    Exercise,
+    Refused,
+    Report,
+    Unfinished,
+    judge,
+)
+from dtcourse.course.judging.outlines import outlines
+from dtcourse.course.judging.taking import Piece, take
+from dtcourse.course.workspace import is_lesson
+
+if TYPE_CHECKING:
+    from dtcourse.course.judging.sandbox import Sandbox
+
+LIMIT = 300.0
+
+
+def check_notebook(
+    notebook: nbfile.Notebook,
+    wanted: Iterable[Exercise],
+    *,
+    limit: float = LIMIT,
+    on_check: Callable[[Exercise, Check], None] | None = None,
+    modules: Mapping[str, Path] | None = None,
+    private: Iterable[Path] = (),
+    confined: bool | None = None,
+) -> list[Report]:
+    """Put exercises' checks to a student's notebook, whose answers run in a process of their own.
+
+    limit:    seconds for all of it
+    modules:  what that process imports the course from (judging/sandbox.py); None: where it is installed
+    private:  folders that are none of its business
+    confined: whether bubblewrap keeps it apart; None: where that is possible
+
+    Raises ValueError where the notebook is a copy of a lesson, which has no answers.
+    """
+    if is_lesson(notebook):
+        raise ValueError(
+            "this is a copy of the lesson; its exercises are a notebook of their own, whose name ends in -exercises"
+        )
+    taken = [_take(notebook, exercise) for exercise in wanted]
+    answers = [(one.exercise, one.pieces) for one in taken if isinstance(one, _Answered)]
+    if not answers:  # nothing to run, and nothing to import
+        return [one for one in taken if isinstance(one, Report)]
+    from dtcourse.course.judging import imports
+    from dtcourse.course.judging.bubblewrap import why_not
+    from dtcourse.course.judging.sandbox import Sandbox
+
+    confined = not why_not() if confined is None else confined
+    needed = imports.of(answers)
+    with Sandbox(
+        limit, modules=modules, confined=confined, private=private, imports=needed
+    ) as sandbox:
+        sandbox.begin()  # while the checks are imported, which import torch here
+        return [_put(sandbox, one, on_check) for one in taken]
+
+
+def check_in(
+    sandbox: Sandbox,
+    notebook: nbfile.Notebook,
+    wanted: Iterable[Exercise],
+    on_check: Callable[[Exercise, Check], None] | None = None,
+) -> list[Report]:
+    """The same in a given process for answers."""
+    return [_put(sandbox, _take(notebook, exercise), on_check) for exercise in wanted]
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """An answer to an exercise, as text."""
+
+    exercise: Exercise
+    pieces: list[Piece]
+
+
+def _take(notebook: nbfile.Notebook, exercise: Exercise) -> _Answered | Report:
+    """The answer, or the report where there is none to run."""
+    try:
+        return _Answered(exercise, take(notebook, exercise.takes))
+    except Unfinished as error:
+        return Report(exercise, unfinished=str(error))
+    except Refused as error:
+        return Report(exercise, refused=str(error))
+
+
+def _put(
+    sandbox: Sandbox,
+    taken: _Answered | Report,
+    on_check: Callable[[Exercise, Check], None] | None,
+) -> Report:
+    """What an exercise's checks say of an answer."""
+    if isinstance(taken, Report):
+        return taken
+    from dtcourse.course.judging import forbidden
+
+    exercise = taken.exercise.load()
+    if refused := forbidden.found(taken.pieces, exercise.forbidden):
+        return Report(exercise, refused=refused)
+    sandbox.load(taken.pieces, exercise.takes)
+    told = (lambda one: on_check(exercise, one)) if on_check else None
+    report = judge(exercise, sandbox, told)
+    succeeded = "" if sandbox.confined else ", and nothing kept it from that"
+    report.attempts = [f"It tried to {words}{succeeded}." for words in sandbox.tried()]
+    return report
+
+
+def exercises_of(number: str) -> list[Exercise]:
+    """The exercises of a lesson, without their checks (judging/outlines.py).
+
+    Raises ValueError if it has none.
+    """
+    found = list(outlines(number).values())
+    if not found:
+        raise ValueError(f"lesson {number} has no checks")
+    return found

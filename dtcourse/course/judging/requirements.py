@@ -1,0 +1,52 @@
+"""What a check says of an answer that is wrong, and the errors that carry it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class CheckFailed(Exception):
+    """An answer is wrong; the message is a sentence that teaches."""
+
+
+class Unfinished(CheckFailed):
+    """The answer is not written yet, or is not in the notebook."""
+
+
+def unwritten(names: str) -> Unfinished:
+    """What is said of functions that still raise NotImplementedError."""
+    return Unfinished(
+        f"{names} is not written yet: replace `raise NotImplementedError()` by your code."
+    )
+
+
+class Stopped(CheckFailed):
+    """The answer hung, or ended its process: more checks of it would tell nothing new."""
+
+
+class Refused(CheckFailed):
+    """The answer reaches for the checks or for what measures it."""
+
+
+def require(condition: Any, sentence: str) -> None:
+    """Raise CheckFailed(sentence) unless `condition` holds."""
+    if not condition:
+        raise CheckFailed(sentence)
+
+
+def require_close(
+    got: Any, expected: Any, where: str, tolerance: float = 1e-6, hint: str = ""
+) -> None:
+    """verify.require_close, for checks: CheckFailed unless a tensor is another one up to rounding."""
+    from dtcourse import verify
+
+    try:
+        verify.require_close(got, expected, where, tolerance, hint)
+    except verify.NotEqual as error:
+        raise CheckFailed(str(error)) from None
+
+
+def number(value: Any) -> Any:
+    """A tensor that holds one number as that number, as Python has it; everything else as it is."""
+    is_tensor = hasattr(value, "item") and hasattr(value, "numel")
+    return value.item() if is_tensor and value.numel() == 1 else value

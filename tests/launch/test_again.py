@@ -170,8 +170,8 @@ def test_one_that_died_while_it_waited_is_replaced():
 
 
 def emulated_times():
-    x = torch.ones(100, 100)
     times = [emulation.now()]
+    x = torch.ones(100, 100)
     for _ in range(3):
         x = x @ x / 100
         dist.all_reduce(x)

@@ -214,5 +214,5 @@ def _train_alone(
             torch.no_grad()
         ):  # SGD as the ranks have it, without an optimizer, which takes a second to import
             for p, velocity, gradient in zip(parameters, velocities, gradients, strict=True):
-                p -= 0.05 * velocity.mul_(0.9).add_(gradient)
+                p.sub_(0.05 * velocity.mul_(0.9).add_(gradient))
     return [p.detach() for p in parameters]

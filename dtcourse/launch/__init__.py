@@ -5,9 +5,13 @@ options.py        which device and backend; what a user may ask for
 processes.py      the ranks of one launch: started, watched, gone in the end
 server.py         the fork server that makes a rank start in milliseconds
 template.py       a process split off from it that has the course loaded, until a file of the course changes
+course_files.py   the course's own files, and whose a module is
+huge_pages.py     what ranks share with it in fewer, larger pages
 standby.py        spare ranks, split off from the template while the notebook is idle
+memory.py         how much memory is left for these
 again.py          whether a rank may serve another launch, where launches share theirs (judging exercises)
 rank.py           what runs inside a rank
+own_process.py    what makes a process that was split off a rank's own
 environment.py    what a rank finds around it: torchrun's variables, the notebook's own
 sendable.py       the call, serialized, and what is said of what cannot be sent
 serialization.py  how functions, arguments and results travel (tensors out of band, through shared memory)

@@ -67,7 +67,7 @@ class Condition:
         sys.excepthook = self._excepthook  # PyTorch's own names the rank of the group that was
         clock.install(None)  # that of an emulated cluster goes with it
         space = vars(sys.modules["__main__"])
-        for name in space.keys() - self._main:  # the function's own: see rank._adopt_main
+        for name in space.keys() - self._main:  # the function's own: see own_process.adopt_main
             del space[name]
         gc.collect()  # groups and their threads go with the last who knows them
         if _look() != self._seen or _has_children():

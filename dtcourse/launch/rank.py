@@ -21,16 +21,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import connection as mp_connection
 from multiprocessing import current_process, parent_process, set_start_method, spawn
 from multiprocessing.connection import Connection
 from typing import Any
 
 from dtcourse import events
-from dtcourse.launch import again, rendezvous, reporting, sendable, serialization
+from dtcourse.launch import again, own_process, rendezvous, reporting, sendable, serialization
 
 START = 60.0  # seconds in which the ranks must have formed their group, before the function's own limit begins
 
@@ -60,9 +59,9 @@ class Settings:
 
 def main(channel: Connection, output: Connection, stacks: Connection) -> None:
     """The rank's whole life. Says what became of it on `channel`: ("result" | "failure", content)."""
-    _leave_terminal()
-    _end_with(parent_process())
-    _redirect(output)
+    own_process.leave_terminal()
+    own_process.end_with(parent_process())
+    own_process.redirect(output)
     faulthandler.enable(stacks.fileno())  # a crash leaves its stack
     # and so does a question
     faulthandler.register(signal.SIGUSR1, stacks.fileno(), all_threads=True)
@@ -95,7 +94,7 @@ def _serve(channel: Connection, say: Callable[[str, Any], None], lock: Any) -> b
             condition = again.Condition()
         deserialize = serialization.receive(channel)
         function, args, kwargs = deserialize()
-        _adopt_main(function)
+        own_process.adopt_main(function)
         _form_group(settings)
         if settings.record:
             events.start_recording(settings.rank)
@@ -114,62 +113,23 @@ def _serve(channel: Connection, say: Callable[[str, Any], None], lock: Any) -> b
     except BaseException as error:
         # BaseException: sys.exit() in a rank is a failure too, since no result will come.
         condition = None
-        _flush()  # before it is said: the launcher may end us at once
+        own_process.flush()  # before it is said: the launcher may end us at once
         say("failure", _describe(error))
     else:
-        _flush()
+        own_process.flush()
         with lock:
             payload = serialization.Payload(packed)
             payload.send(channel)
             payload.close()
     word = channel.recv_bytes()
-    if word == AGAIN or (word == LEAVE and _has_used_gpu()):
-        _leave_group()
+    if word in (LEAVE, AGAIN):
+        _leave_group(stays=word == AGAIN)
     if word != AGAIN or condition is None:
         return False
     del deserialize, function, args, kwargs, value, answer, packed, payload
     fits = condition.is_restored()
-    _flush()
+    own_process.flush()
     return fits
-
-
-def _leave_terminal() -> None:
-    """A process group of its own: Ctrl-C is the launcher's, and one signal ends all we start."""
-    os.setsid()
-    # The server's children have it blocked. One that has come meanwhile was not for us either: ignoring it drops it.
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    signal.signal(signal.SIGINT, handler)
-
-
-def _end_with(parent: Any) -> None:
-    """Ends this rank, and all that it started, when the notebook's process goes away, however it goes."""
-
-    def watch() -> None:
-        mp_connection.wait([parent.sentinel])
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True, name="dtcourse-parent-watch").start()
-
-
-def _redirect(output: Connection) -> None:
-    """Points the file descriptors, not only sys.stdout, at the launcher, so that compiled code's output arrives too."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(output.fileno(), 1)
-    os.dup2(output.fileno(), 2)
-    output.close()
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        stream = open(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-        setattr(sys, name, stream)
-
-
-def _flush() -> None:
-    """Sends what was printed without the end of its line on its way."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # the function may have put anything in their place
-            stream.flush()
 
 
 def _prepare(settings: Settings) -> None:
@@ -178,8 +138,7 @@ def _prepare(settings: Settings) -> None:
     from dtcourse import device
 
     current_process().name = f"rank {settings.rank}"
-    os.environ.clear()
-    os.environ.update(settings.environment)
+    own_process.set_environment(settings.environment)
     torch.set_num_threads(settings.threads)
     # Split off from one server, all ranks would draw the same numbers from run to run and from rank to rank.
     seed(settings.rank)
@@ -190,8 +149,8 @@ def _prepare(settings: Settings) -> None:
         device.hide()
     for name, lines in settings.sources.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-    builtins.input = _no_input
-    sys.breakpointhook = _no_breakpoint
+    builtins.input = own_process.no_input
+    sys.breakpointhook = own_process.no_breakpoint
 
 
 def seed(rank: int) -> None:
@@ -199,28 +158,6 @@ def seed(rank: int) -> None:
     random.seed(rank)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(rank)
-
-
-def _no_input(*_: Any) -> str:
-    raise RuntimeError(
-        "input() has nobody to ask inside a rank: pass the value to launch as an argument"
-    )
-
-
-def _no_breakpoint(*_: Any, **__: Any) -> None:
-    raise RuntimeError(
-        "breakpoint() has no keyboard inside a rank: call the function in the notebook itself with one rank, "
-        "or print, or read the stacks of a launch with a short timeout"
-    )
-
-
-def _adopt_main(function: Callable[..., Any]) -> None:
-    """Lets pickle find, in this process too, what the notebook's `__main__` defines and the function uses."""
-    function = getattr(function, "func", function)  # a functools.partial's own
-    if getattr(function, "__module__", None) == "__main__" and hasattr(function, "__globals__"):
-        main_module = vars(sys.modules["__main__"])
-        for name, value in function.__globals__.items():
-            main_module.setdefault(name, value)
 
 
 def _form_group(settings: Settings) -> None:
@@ -262,16 +199,11 @@ def _computing(settings: Settings) -> Any:
     )
 
 
-def _has_used_gpu() -> bool:
+def _leave_group(stays: bool) -> None:
     import torch
-
-    return torch.cuda.is_initialized()
-
-
-def _leave_group() -> None:
     import torch.distributed as dist
 
-    if dist.is_initialized():
+    if dist.is_initialized() and (stays or torch.cuda.is_initialized()):
         dist.destroy_process_group()
 
 

@@ -23,12 +23,11 @@ from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from typing import Any
 
-from dtcourse.launch import rank, serialization, server, template
+from dtcourse.launch import memory, rank, serialization, server, template
 from dtcourse.launch.interrupts import Interrupts
 
 MOST = 8
 PATIENCE = 5.0  # seconds in which spares must answer, or others take their place
-MEMORY = 2 << 30  # bytes that must be free for spares to be kept; each has about 20 MB of its own
 
 
 class _Rank(server.RankProcess):
@@ -209,17 +208,11 @@ def members(count: int) -> list[Member]:
 
 def _refill() -> None:
     with suppress(OSError):  # too many open files, or no template any more: then without
-        while len(_spares) + len(_kept) < min(max(_recent), MOST) and _memory_available() > MEMORY:
+        while (
+            len(_spares) + len(_kept) < min(max(_recent), MOST)
+            and memory.available() > memory.ENOUGH
+        ):
             _spares.append(Member(_Spare, "spare"))
-
-
-def _memory_available() -> int:
-    """Bytes, as Linux estimates them; 0 elsewhere, where there is no template either."""
-    with suppress(OSError), open("/proc/meminfo") as file:
-        for line in file:
-            if line.startswith("MemAvailable"):
-                return int(line.split()[1]) << 10
-    return 0
 
 
 def _discard_all() -> None:

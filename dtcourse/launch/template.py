@@ -21,10 +21,8 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
-import site
 import socket
 import sys
-import sysconfig
 import threading
 import warnings
 from contextlib import suppress
@@ -33,42 +31,10 @@ from multiprocessing import Pipe, connection, forkserver
 from multiprocessing.connection import Connection
 
 import dtcourse
-from dtcourse.launch import again, server
+from dtcourse.launch import again, huge_pages, memory, server
+from dtcourse.launch.course_files import COURSE, is_system, sources, users_modules
 
 POSSIBLE = os.path.isdir("/proc/self/task")
-
-# Nothing that a rank would want; and what looks, while it is imported, at the environment or for packages that only
-# the notebook's own sys.path has: a rank imports it itself, and finds what the notebook would.
-LEFT_OUT = (
-    "cli",
-    "course",
-    "plots",
-    "memory/attention_triton.py",
-    "compression/quantized/integers_triton.py",
-)
-
-COURSE = os.path.dirname(os.path.abspath(dtcourse.__file__))
-_UNWANTED = {os.path.join(COURSE, name) for name in LEFT_OUT}
-
-
-def sources() -> dict[str, tuple[int, int]]:
-    """{file of the course: (time of its last change in ns, bytes)}: what a template is made from."""
-    found: dict[str, tuple[int, int]] = {}
-    folders = [COURSE]
-    while folders:
-        # What goes while we look is no source any more; an editor's lock is a link that leads nowhere.
-        with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.name == "__pycache__" or entry.path in _UNWANTED:
-                    continue
-                if entry.is_dir():
-                    folders.append(entry.path)
-                    continue
-                with suppress(FileNotFoundError):
-                    status = entry.stat()
-                    found[entry.path] = (status.st_mtime_ns, status.st_size)
-    return found
-
 
 # --- in the template ---------------------------------------------------------------------------------------------
 
@@ -77,12 +43,18 @@ def main(listener: socket.socket, alive: Connection, ready: Connection, loads: b
     """The template's whole life: load the course, say so, split off ranks until nobody holds `alive`."""
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]  # we keep no server alive
     multiprocessing.set_start_method(None, force=True)  # the notebook's comes with each call
-    sys.path = [folder for folder in sys.path if _is_system(folder)]
+    sys.path = [folder for folder in sys.path if is_system(folder)]
     if loads:
         _load_course(alive)
+    # A rank forgets what was found in folders, since files may have come. To go through 300 of them is to write to 600
+    # pages, and so to copy these: a fifth of what it copies in its whole life.
+    importlib.invalidate_caches()
+    sys.path_importer_cache.clear()
     if len(os.listdir("/proc/self/task")) > 1 or users_modules():
         return  # `ready` ends without a word
     again.freeze()
+    if loads and memory.available() > memory.ENOUGH:
+        huge_pages.gather()
     try:
         ready.send_bytes(b"ready")
     except OSError:
@@ -102,23 +74,6 @@ def _load_course(alive: Connection) -> None:
             if ending == ".py" and not path.endswith("__main__"):
                 with suppress(Exception):
                     importlib.import_module(path.removesuffix("/__init__").replace("/", "."))
-
-
-def users_modules() -> list[str]:
-    """Modules of this process that come neither with Python, nor with a package of its, nor with the course."""
-    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
-    return [
-        name
-        for name, file in files.items()
-        # torch's modules made of nothing have a file name without a folder
-        if file and os.path.isabs(file) and not file.startswith(COURSE) and not _is_system(file)
-    ]
-
-
-def _is_system(path: str) -> bool:
-    folders = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    folders += [*site.getsitepackages(), site.getusersitepackages(), sys.base_prefix + "/lib"]
-    return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
 
 
 # --- in the notebook ---------------------------------------------------------------------------------------------

@@ -464,12 +464,12 @@ def test_a_ctrl_c_that_waited_while_a_rank_was_split_off_is_not_the_ranks():
     done = run_script(
         """
         import os, signal
-        from dtcourse.launch import rank
+        from dtcourse.launch import own_process
 
         if os.fork() == 0:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             os.kill(os.getpid(), signal.SIGINT)
-            rank._leave_terminal()
+            own_process.leave_terminal()
             print("nothing so far", flush=True)
             try:
                 os.kill(os.getpid(), signal.SIGINT)

@@ -17,7 +17,7 @@ import torch
 
 import dtcourse
 from dtcourse import launch
-from dtcourse.launch import RankFailure, send_message, standby, template
+from dtcourse.launch import RankFailure, huge_pages, memory, send_message, standby, template
 from tests.launch.settling import settle
 
 pytestmark = pytest.mark.skipif(
@@ -88,6 +88,28 @@ def test_ranks_arrive_with_the_course_loaded_and_without_pictures_or_commands():
     for name in ("models.mlp", "data_parallel.ddp", "sharding.fully_shard", "collectives.ring"):
         assert f"dtcourse.{name}" in names
     assert not [n for n in names if n.startswith(("dtcourse.plots", "dtcourse.course"))]
+
+
+def test_ranks_find_no_finders_whose_pages_they_would_copy_to_make_them_forget():
+    settle(2)
+    assert max(launch(lambda: len(sys.path_importer_cache), 2)) < 30
+
+
+def in_huge_pages(pid):
+    """Bytes of a process's memory."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("AnonHugePages"))
+
+
+def test_what_ranks_share_lies_in_huge_pages_where_the_kernel_has_them():
+    before = in_huge_pages(os.getpid())
+    content = bytearray(range(256)) * (4 * huge_pages.SIZE // 256)
+    huge_pages.gather()
+    assert content == bytearray(range(256)) * (4 * huge_pages.SIZE // 256)
+    if in_huge_pages(os.getpid()) <= before or memory.available() <= memory.ENOUGH:
+        pytest.skip("a kernel that gathers no pages (before Linux 6.1), or little memory")
+    settle(2)
+    assert in_huge_pages(template.pid()) > 4 * huge_pages.SIZE
 
 
 def test_it_holds_nothing_of_the_users_never_touches_a_gpu_and_draws_no_random_number(tmp_path):
@@ -257,7 +279,7 @@ def test_they_are_limited_in_number_and_memory():
 
 def test_none_are_kept_where_memory_is_short(monkeypatch):
     settle(2)
-    monkeypatch.setattr(standby, "_memory_available", lambda: standby.MEMORY)
+    monkeypatch.setattr(memory, "available", lambda: memory.ENOUGH)
     launch(abs, 2, -1)
     assert standby.pids() == {template.pid()}
 

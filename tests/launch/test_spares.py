@@ -17,7 +17,15 @@ import torch
 
 import dtcourse
 from dtcourse import launch
-from dtcourse.launch import RankFailure, huge_pages, memory, send_message, standby, template
+from dtcourse.launch import (
+    RankFailure,
+    course_files,
+    huge_pages,
+    memory,
+    send_message,
+    standby,
+    template,
+)
 from tests.launch.settling import settle
 
 pytestmark = pytest.mark.skipif(
@@ -186,8 +194,8 @@ def test_an_editor_s_lock_beside_the_sources_stops_no_launch(tmp_path, monkeypat
     for file in files:
         file.write_text("idea = 1\n")
         file.with_name(f".#{file.name}").symlink_to("somebody@somewhere.1234")
-    monkeypatch.setattr(template, "COURSE", str(tmp_path))
-    assert sorted(template.sources()) == sorted(map(str, files))
+    monkeypatch.setattr(course_files, "COURSE", str(tmp_path))
+    assert sorted(course_files.sources()) == sorted(map(str, files))
 
 
 def test_ctrl_c_while_a_template_is_begun_comes_when_that_is_done(monkeypatch):

@@ -21,6 +21,11 @@ def available() -> str:
     return "cuda" if count() > 0 else "cpu"
 
 
+def in_use() -> bool:
+    """Whether this process has initialised CUDA."""
+    return torch.cuda.is_initialized()
+
+
 def names() -> list[str]:
     """The GPUs' names, without taking any of their memory."""
     return [torch.cuda.get_device_properties(i).name for i in range(count())]

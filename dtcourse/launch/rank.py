@@ -200,10 +200,11 @@ def _computing(settings: Settings) -> Any:
 
 
 def _leave_group(stays: bool) -> None:
-    import torch
     import torch.distributed as dist
 
-    if dist.is_initialized() and (stays or torch.cuda.is_initialized()):
+    from dtcourse import device
+
+    if dist.is_initialized() and (stays or device.in_use()):
         dist.destroy_process_group()
 
 

@@ -59,9 +59,7 @@ def visible_gpus(num_gpus: int) -> list[int]:
 def require_gpu(index: int, num_gpus: int | None = None) -> torch.device:
     """The device cuda:`index`, where this process sees so many GPUs.
 
-    num_gpus: how many it sees; None counts them
-
-    Raises ValueError if it sees too few.
+    num_gpus: how many it sees; None counts them. Raises ValueError if it sees too few.
     """
     num_gpus = count() if num_gpus is None else num_gpus
     if not 0 <= index < num_gpus:
@@ -98,11 +96,8 @@ def use(device: torch.device) -> None:
 
 
 def current() -> torch.device:
-    """Gives this rank's device, as the launcher chose it (DTCOURSE_DEVICE); outside a launch,
-    the CPU or the local GPU.
-    """
-    chosen = os.environ.get("DTCOURSE_DEVICE")
-    if chosen:
+    """Gives this rank's device, as the launcher chose it; outside a launch, the CPU or the local GPU."""
+    if chosen := os.environ.get("DTCOURSE_DEVICE"):
         return torch.device(chosen)
     return for_rank(int(os.environ.get("LOCAL_RANK", 0)))
 

@@ -15,6 +15,7 @@ import ast
 import copy
 import importlib.util
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from dtcourse.course.judging.runs import InKernel
 from dtcourse.course.judging.sandbox import Sandbox
 from dtcourse.course.judging.serving import define
 from dtcourse.course.judging.taking import take
+from dtcourse.launch import standby, template
 from tests.course import rotation
 from tests.course.edits import edited
 
@@ -97,6 +99,7 @@ class Enough(Exception):
 
 def put(exercise: Exercise, notebook: dict, wanted: str | None = None) -> Report:
     """Judge an answer that we trust: on ranks, but without a process of its own, which takes seconds to start.
+    The ranks are those of the answer before, where it has left nothing in them (launch/again.py).
 
     wanted: raise Enough as soon as a check fails with a sentence that has this in it
     """
@@ -115,6 +118,17 @@ def put(exercise: Exercise, notebook: dict, wanted: str | None = None) -> Report
     except Refused as error:
         return Report(exercise, refused=str(error))
     return judge(exercise, InKernel(functions), on_verdict=heard)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ranks_that_stay():
+    """What judging costs is launching: ranks come from a template, once there is one, and serve many answers."""
+    template.start_early()
+    limit = time.monotonic() + 60
+    while template.POSSIBLE and not template.refresh() and time.monotonic() < limit:
+        time.sleep(0.05)
+    with standby.keeping():
+        yield
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ MUTANTS = [
         (
             (
                 _RETURN,
-                "    return min(one for one in found if one[1] == max(f[1] for f in found))[1:]\n",
+                "    most = max(one[1] for one in found)\n    return min(one for one in found if one[1] == most)[1:]\n",
             ),
         ),
     ),

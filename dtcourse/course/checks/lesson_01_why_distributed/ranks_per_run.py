@@ -57,7 +57,8 @@ def _performed(ranks_per_run: Any, cases: tuple[Case, ...]) -> list[tuple[Any, f
             continue
         side_by_side = ranks // size
         groups = [
-            dist.new_group(list(range(i * size, (i + 1) * size))) for i in range(side_by_side)
+            dist.new_group(list(range(i * size, (i + 1) * size)))
+            for i in range(side_by_side if size > 1 else 0)
         ]
         gradient = torch.ones(round(transfer * 1e3) * NUMBERS, dtype=torch.double)
         start = torch.tensor(emulation.now(), dtype=torch.double)

@@ -98,18 +98,19 @@ def _require(answer: Answer, networks: tuple[Network, ...], hint: str) -> None:
             tuple(got) == ("tree", 1) or (got[0] == "chain" and 1 <= got[1] <= MOST),
             f"{where}: {tuple(got)!r} is not possible. It is ('tree', 1), or a 'chain' of 1 to {MOST} chunks.",
         )
+        choices = list(dict.fromkeys((tuple(got), best(network))))  # one, where they are the same
         emulated = EmulatedNetwork(latency=latency, bandwidth=bandwidth, gap=gap)
         run = answer.run(
             _broadcasts,
             ranks,
             nbytes,
-            [tuple(got), best(network)],
+            choices,
             backend="ring",
             network=emulated,
             clock="virtual",
         )
-        taken, least = (max(times) for times in zip(*run, strict=True))
-        require_near_best(where, got, taken * 1e6, least * 1e6, "µs", hint)
+        times = [max(of_all_ranks) for of_all_ranks in zip(*run, strict=True)]
+        require_near_best(where, got, times[0] * 1e6, times[-1] * 1e6, "µs", hint)
 
 
 @CHOOSE.check("large vectors", points=3)

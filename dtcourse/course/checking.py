@@ -6,6 +6,8 @@ no torch.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +63,9 @@ def check_notebook(
     from dtcourse.course.judging.bubblewrap import why_not
     from dtcourse.course.judging.sandbox import Sandbox
 
+    if "torch" not in sys.modules:
+        # What checks compute is small. Threads that wait for a share of it keep the answers from the cores.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     confined = not why_not() if confined is None else confined
     needed = imports.of(answers)
     with Sandbox(

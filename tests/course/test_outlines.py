@@ -91,6 +91,26 @@ def test_only_the_exercise_that_is_checked_is_imported():
     assert alone(code).split() == [folder, f"{folder}.choose_algorithm"]
 
 
+def test_the_judge_computes_in_one_thread_unless_told_otherwise():
+    code = """
+        import os, sys
+        from dtcourse.course import checking
+        from dtcourse.course.judging.sandbox import Sandbox
+        os.environ.pop("OMP_NUM_THREADS", None)
+        os.environ.update(eval(sys.argv[1]))
+        Sandbox.begin = lambda self: sys.exit()
+        function = "def states_bytes(): pass\\ndef devices_needed(): pass"
+        cells = [{"cell_type": "code", "metadata": {}, "source": function}]
+        try:
+            checking.check_notebook({"metadata": {}, "cells": cells}, checking.exercises_of("01"))
+        except SystemExit:
+            import torch
+            print(torch.get_num_threads())
+    """
+    assert alone(code, "{}").split() == ["1"]
+    assert alone(code, "{'OMP_NUM_THREADS': '2'}").split() == ["2"]
+
+
 def needed(exercise, *cells):
     (taken,) = [checking._take(notebook(*cells), exercise)]
     return imports.of([(exercise, taken.pieces)])

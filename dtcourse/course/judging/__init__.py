@@ -4,7 +4,7 @@
     requirements.py require, CheckFailed: what a check says of an answer that is wrong
     outlines.py    what an exercise says of itself, without its checks, which import torch
     imports.py     what an answer's process imports before it runs
-    verdicts.py    what many exercises ask: a diagnosis, a choice near the best one
+    verdicts.py    what many exercises ask, case by case: a diagnosis, a choice near the best one
     taking.py      what of a student's notebook an exercise takes: a function and what that needs
     forbidden.py   ready-made answers, which are refused
     runs.py        running an answer on ranks, and sentences for what went wrong there
@@ -36,7 +36,13 @@ from dtcourse.course.judging.framework import (
     require,
     require_close,
 )
-from dtcourse.course.judging.verdicts import require_diagnosis, require_near_best
+from dtcourse.course.judging.verdicts import (
+    call_each,
+    require_diagnoses,
+    require_diagnosis,
+    require_near_best,
+    require_word,
+)
 
 __all__ = [
     "Answer",
@@ -44,12 +50,15 @@ __all__ = [
     "Exercise",
     "NotPassed",
     "Report",
+    "call_each",
     "check",
     "exercises",
     "judge",
     "number",
     "require",
     "require_close",
+    "require_diagnoses",
     "require_diagnosis",
     "require_near_best",
+    "require_word",
 ]

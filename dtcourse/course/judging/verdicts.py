@@ -1,19 +1,77 @@
-"""What many exercises ask of an answer, in the same words: a diagnosis, a choice near the best one."""
+"""What many exercises ask of an answer, in the same words: a diagnosis, a choice near the best one.
+
+Such an answer is one function, which is called for several cases. A check holds the cases, their right diagnoses or
+their best choices, and the hints.
+"""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
+from dtcourse.course.judging.framework import Answer
 from dtcourse.course.judging.requirements import require
 
 NEAR = 1.01  # times what the best choice takes
+Diagnosis = tuple[str, Any]  # what is wrong, or "healthy"; where, or None
+
+
+def call_each(
+    answer: Answer,
+    given: Sequence[Sequence[Any]],
+    *,
+    shuffled: bool = False,
+    timeout: float = 20.0,
+) -> list[Any]:
+    """What an answer of one function returns for each of `given`, the arguments of its calls, in their order.
+
+    All calls are in one process. Each has copies of its own, so that an answer may write to what it is given.
+
+    shuffled: the calls come in any order, so that a case's place tells nothing
+    timeout: seconds for all calls together
+
+    Raises CheckFailed as Answer.call does.
+    """
+    order = list(range(len(given)))
+    if shuffled:
+        random.shuffle(order)
+    said = answer.call(_called, [tuple(given[place]) for place in order], timeout=timeout)
+    by_place = dict(zip(order, said, strict=True))
+    return [by_place[place] for place in range(len(given))]
+
+
+def _called(function: Callable[..., Any], given: list[tuple[Any, ...]]) -> list[Any]:
+    return [function(*deepcopy(arguments)) for arguments in given]
+
+
+def require_diagnoses(
+    answer: Answer,
+    cases: Sequence[tuple[tuple[Any, ...], Diagnosis]],
+    *,
+    describe: Callable[..., str],
+    hint: str,
+    healthy: str,
+    example: Diagnosis,
+    shuffled: bool = False,
+) -> None:
+    """That an answer's diagnosis of each case is the right one; see require_diagnosis for the sentence.
+
+    cases: (arguments, right diagnosis) of each
+    describe: a case's arguments in words, as "A run of 3 ranks"
+    shuffled: see call_each; the sentence is still about the first case of `cases` that is wrong
+    """
+    said = call_each(answer, [given for given, _ in cases], shuffled=shuffled)
+    for (given, right), got in zip(cases, said, strict=True):
+        require_diagnosis(describe(*given), got, right, hint, healthy, example)
 
 
 def require_diagnosis(
-    case: str, got: Any, right: tuple[str, Any], hint: str, healthy: str, example: tuple[str, Any]
+    case: str, got: Any, right: Diagnosis, hint: str, healthy: str, example: Diagnosis
 ) -> None:
     """That `got`, what is wrong and where, is `right`. The sentence gives `hint`,
-    or `healthy` where all is right there.
+    or `healthy` where all is right there. Several places may be a list or a tuple.
 
     case: what was looked at, as "A run of 3 ranks"
     """
@@ -21,10 +79,20 @@ def require_diagnosis(
         isinstance(got, (list, tuple)) and len(got) == 2,
         f"A diagnosis is two things, such as {example!r}; got {got!r}.",
     )
+    said = tuple(tuple(one) if isinstance(one, list) else one for one in got)
     require(
-        tuple(got) == right,
-        f"{case}, which is {right!r}; you say {tuple(got)!r}. {healthy if right[0] == 'healthy' else hint}",
+        said == right,
+        f"{case}, which is {right!r}; you say {said!r}. {healthy if right[0] == 'healthy' else hint}",
     )
+
+
+def require_word(case: str, got: Any, right: str, words: Sequence[str], hint: str) -> None:
+    """That `got`, a diagnosis that is one of `words`, is `right`. The sentence gives `hint`.
+
+    case: what was looked at, as "A region on 3 ranks"
+    """
+    require(got in words, f"A diagnosis is one of {', '.join(map(repr, words))}; got {got!r}.")
+    require(got == right, f"{case}, which is {right!r}; you say {got!r}. {hint}")
 
 
 def require_near_best(

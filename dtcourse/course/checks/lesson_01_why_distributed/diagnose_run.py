@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -23,10 +22,6 @@ Given = tuple[Tensor, Tensor, Tensor, float]
 Case = tuple[Given, tuple[str, int | None]]
 # Ranks, numbers, learning rate; the rank that is at fault, where one is.
 SIZES = ((3, 12, 0.1, 1), (4, 40, 0.5, 3), (5, 20, 0.02, 2))
-
-
-def _said(diagnose_run: Any, given: list[Given]) -> Any:
-    return [diagnose_run(*one) for one in given]
 
 
 def recorded(size: tuple[int, int, float, int], kind: str) -> Given:
@@ -69,18 +64,15 @@ def cases() -> dict[str, list[Case]]:
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    tried = cases()["healthy"] + cases()[kind]
-    said = answer.call(_said, [given for given, _ in tried])
-    for ((before, *_), right), got in zip(tried, said, strict=True):
-        require_diagnosis(
-            f"A run of {plural(len(before), 'rank')}",
-            got,
-            right,
-            hint,
-            "What does a right step make of these weights? Two ranks add in another order, and numbers of 32 bits "
-            "are rounded: how near is equal?",
-            example=("left out", 2),
-        )
+    require_diagnoses(
+        answer,
+        cases()["healthy"] + cases()[kind],
+        describe=lambda before, *_: f"A run of {plural(len(before), 'rank')}",
+        hint=hint,
+        healthy="What does a right step make of these weights? Two ranks add in another order, and numbers of 32 bits "
+        "are rounded: how near is equal?",
+        example=("left out", 2),
+    )
 
 
 @DIAGNOSE.check("a rank that began with other weights", points=2)

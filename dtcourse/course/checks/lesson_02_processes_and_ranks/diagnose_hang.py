@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 
 DIAGNOSE = Exercise(
     "diagnose_hang",
@@ -60,25 +60,16 @@ NAMES: tuple[tuple[list[State], Diagnosis], ...] = (
 )
 
 
-def _said(diagnose_hang: Any, runs: list[list[State]]) -> list[Any]:
-    return [diagnose_hang(list(states)) for states in runs]
-
-
-def _plain(got: Any) -> Any:
-    """A diagnosis whose ranks are a list, as one whose ranks are a tuple."""
-    if isinstance(got, (list, tuple)) and len(got) == 2 and isinstance(got[1], list):
-        return got[0], tuple(got[1])
-    return got
-
-
 def _require(answer: Answer, broken: tuple[tuple[list[State], Diagnosis], ...], hint: str) -> None:
     tried = [*broken, *((states, ("healthy", None)) for states in HEALTHY)]
-    for (states, right), got in zip(
-        tried, answer.call(_said, [states for states, _ in tried]), strict=True
-    ):
-        require_diagnosis(
-            f"Ranks that are at {states}", _plain(got), right, hint, RIGHT, example=("left", 3)
-        )
+    require_diagnoses(
+        answer,
+        [((states,), right) for states, right in tried],
+        describe=lambda states: f"Ranks that are at {states}",
+        hint=hint,
+        healthy=RIGHT,
+        example=("left", 3),
+    )
 
 
 @DIAGNOSE.check("a circle of waiting", points=3)

@@ -7,7 +7,7 @@ from functools import cache
 from itertools import combinations
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require, require_near_best
+from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
 
 PLACE = Exercise(
     "share_nodes",
@@ -63,10 +63,6 @@ UNEVEN = (
 )
 
 
-def _placed(share_nodes: Any, jobs: tuple[Job, ...]) -> list[Any]:
-    return [share_nodes([list(row) for row in sent], per_node) for sent, per_node in jobs]
-
-
 def leaving(sent: Bytes, nodes: Any) -> int:
     """Bytes that go from one node to another, where rank r is on node nodes[r]."""
     return sum(
@@ -95,7 +91,7 @@ def least(job: Job) -> int:
 
 
 def _require(answer: Answer, jobs: tuple[Job, ...], hint: str) -> None:
-    for job, got in zip(jobs, answer.call(_placed, jobs), strict=True):
+    for job, got in zip(jobs, call_each(answer, jobs), strict=True):
         sent, per_node = job
         count = len(sent) // per_node
         where = f"{len(sent)} ranks on {count} nodes of {per_node}"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, call_each, require
 from dtcourse.course.judging.verdicts import NEAR
 
 CHOOSE = Exercise(
@@ -41,10 +40,6 @@ SEVERAL: tuple[Change, ...] = (
     ("the same on other axes", ("x", "y", ""), ("y", "x", ""), WIDE),
     ("a part of a sum, wanted cut the other way", ("x", "", "y"), ("", "x", ""), WIDE),
 )
-
-
-def _chosen(choose_collectives: Any, changes: tuple[Change, ...]) -> list[Any]:
-    return [choose_collectives(before, after, dict(sizes)) for _, before, after, sizes in changes]
 
 
 def part(marks: Marks, sizes: dict[str, int]) -> float:
@@ -105,9 +100,9 @@ def written(marks: Marks) -> str:
 
 
 def _require(answer: Answer, changes: tuple[Change, ...], hint: str) -> None:
-    for (name, before, after, sizes), plan in zip(
-        changes, answer.call(_chosen, changes), strict=True
-    ):
+    given = [(before, after, dict(sizes)) for _, before, after, sizes in changes]
+    plans = call_each(answer, given)
+    for (name, before, after, sizes), plan in zip(changes, plans, strict=True):
         axes = ", ".join(f"{p} ranks on {a}" for a, p in sizes)
         where = f"{name}, {written(before)} → {written(after)}, with {axes}"
         require(

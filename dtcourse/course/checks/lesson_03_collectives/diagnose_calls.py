@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, call_each, require_diagnosis
 
 DIAGNOSE = Exercise(
     "diagnose_calls",
@@ -26,10 +25,6 @@ Run = list[list[Call]]
 Diagnosis = tuple[str, int | None]
 # ranks, calls, and the rank at fault
 SIZES = ((3, 6, 0), (4, 9, 3), (5, 12, 2), (6, 7, 0))
-
-
-def _said(diagnose_calls: Any, runs: list[Run]) -> list[Any]:
-    return [diagnose_calls([list(calls) for calls in run]) for run in runs]
 
 
 def run_of(kind: str, ranks: int, calls: int, culprit: int) -> Run:
@@ -71,7 +66,8 @@ def cases() -> dict[str, list[tuple[Run, Diagnosis]]]:
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
     tried = cases()[kind] + cases()["healthy"]
-    for (run, right), got in zip(tried, answer.call(_said, [run for run, _ in tried]), strict=True):
+    said = call_each(answer, [(run,) for run, _ in tried])
+    for (run, right), got in zip(tried, said, strict=True):
         # The root of the broadcasts is blamed for its line: it is right, and the sentence says why.
         root = isinstance(got, (list, tuple)) and tuple(got) == ("another order", 1)
         require_diagnosis(

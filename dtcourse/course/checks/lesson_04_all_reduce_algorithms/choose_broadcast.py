@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dtcourse.course.judging import Answer, Exercise, require, require_near_best
+from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
 from dtcourse.emulation import EmulatedNetwork
 
 CHOOSE = Exercise(
@@ -81,12 +81,8 @@ def _broadcasts(_: Any, nbytes: int, choices: list[tuple[str, int]]) -> list[flo
     return taken
 
 
-def _chosen(choose_broadcast: Any, networks: tuple[Network, ...]) -> list[Any]:
-    return [choose_broadcast(*network) for network in networks]
-
-
 def _require(answer: Answer, networks: tuple[Network, ...], hint: str) -> None:
-    for network, got in zip(networks, answer.call(_chosen, networks), strict=True):
+    for network, got in zip(networks, call_each(answer, networks), strict=True):
         ranks, nbytes, latency, bandwidth, gap = network
         where = (
             f"{nbytes:,} bytes to {ranks} ranks, latency {latency:g} s, "

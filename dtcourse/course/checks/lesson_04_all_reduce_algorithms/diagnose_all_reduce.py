@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -70,22 +69,15 @@ def cases() -> dict[str, list[Case]]:
     return found
 
 
-def _said(diagnose_all_reduce: Any, given: list[Any]) -> Any:
-    return [diagnose_all_reduce(*one) for one in given]
-
-
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    tried = cases()[kind] + cases()["healthy"]
-    said = answer.call(_said, [given for given, _ in tried])
-    for ((ends, sent), right), got in zip(tried, said, strict=True):
-        require_diagnosis(
-            f"A run of {plural(len(sent), 'rank')} that ends with {ends}",
-            got,
-            right,
-            hint,
-            "Every share is in every sum once, and every rank sends as much: what would you mend?",
-            example=("share lost", 2),
-        )
+    require_diagnoses(
+        answer,
+        cases()[kind] + cases()["healthy"],
+        describe=lambda ends, sent: f"A run of {plural(len(sent), 'rank')} that ends with {ends}",
+        hint=hint,
+        healthy="Every share is in every sum once, and every rank sends as much: what would you mend?",
+        example=("share lost", 2),
+    )
 
 
 @DIAGNOSE.check("a step too few", points=2)

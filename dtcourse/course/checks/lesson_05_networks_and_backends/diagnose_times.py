@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -30,10 +30,6 @@ SIZES: tuple[tuple[Any, ...], ...] = (
     (4, 4, 30.0, 150.0, 1.5, (14, 3), 6, 3),
 )
 NOISE = 0.05
-
-
-def _said(diagnose_times: Any, given: list[tuple[Tensor, int]]) -> Any:
-    return [diagnose_times(*one) for one in given]
 
 
 def times(size: tuple[Any, ...], kind: str, seed: int) -> Case:
@@ -71,20 +67,15 @@ def cases() -> dict[str, list[Case]]:
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    tried = cases()["healthy"] + cases()[kind]
-    said = answer.call(_said, [given for given, _ in tried])
-    for ((matrix, g), right), got in zip(tried, said, strict=True):
-        if isinstance(got, (list, tuple)) and len(got) == 2 and isinstance(got[1], list):
-            got = (got[0], tuple(got[1]))
-        require_diagnosis(
-            f"A cluster of {plural(len(matrix), 'rank')}, {g} per node",
-            got,
-            right,
-            hint,
-            "Which times are to be compared with each other: those of which pairs? And how far apart are two that "
-            "are off by 5% each?",
-            example=("cable", (2, 5)),
-        )
+    require_diagnoses(
+        answer,
+        cases()["healthy"] + cases()[kind],
+        describe=lambda matrix, g: f"A cluster of {plural(len(matrix), 'rank')}, {g} per node",
+        hint=hint,
+        healthy="Which times are to be compared with each other: those of which pairs? And how far apart are two that "
+        "are off by 5% each?",
+        example=("cable", (2, 5)),
+    )
 
 
 @DIAGNOSE.check("a cable", points=3)

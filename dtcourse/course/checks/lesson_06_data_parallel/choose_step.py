@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dtcourse.course.judging import Answer, Exercise, require, require_near_best
+from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
 
 CHOOSE = Exercise(
     "choose_step",
@@ -31,10 +29,6 @@ MEMORY: tuple[Cluster, ...] = (
     (96, 32, 2, 12, 50e-6, 0.4e-3, 100e-6, 6e-3),
 )
 Choice = tuple[int, int, int]
-
-
-def _chosen(choose_step: Any, clusters: tuple[Cluster, ...]) -> list[Any]:
-    return [choose_step(*cluster) for cluster in clusters]
 
 
 def seconds(cluster: Cluster, choice: Choice) -> float:
@@ -70,7 +64,7 @@ def best(cluster: Cluster) -> tuple[float, Choice]:
 
 
 def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
-    for cluster, got in zip(clusters, answer.call(_chosen, clusters), strict=True):
+    for cluster, got in zip(clusters, call_each(answer, clusters), strict=True):
         samples, most, fits, layers, launch, sample, latency, nbytes = cluster
         where = (
             f"{samples} samples, at most {most} ranks, {fits} samples fit, {layers} layers; seconds: {launch:g} per "

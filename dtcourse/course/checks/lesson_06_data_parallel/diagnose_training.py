@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 
 DIAGNOSE = Exercise(
     "diagnose_training",
@@ -23,10 +22,6 @@ Run = tuple[list[list[Tensor]], list[list[Tensor]], float]  # by step and rank; 
 # Ranks, weights, samples per rank; the rank and the step of a mistake.
 SIZES = ((3, 4, 5, 1, 0), (4, 6, 3, 3, 1), (5, 3, 8, 0, 2))
 STEPS, RATE = 4, 0.05
-
-
-def _said(diagnose_training: Any, given: list[Run]) -> Any:
-    return [diagnose_training(*one) for one in given]
 
 
 def trained(kind: str, size: tuple[int, int, int, int, int]) -> tuple[Run, list[float]]:
@@ -70,17 +65,16 @@ def cases() -> dict[str, list[tuple[Run, Diagnosis]]]:
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    tried = cases()[kind] + cases()["healthy"]
-    said = answer.call(_said, [run for run, _ in tried])
-    for ((weights, gradients, _), right), got in zip(tried, said, strict=True):
-        require_diagnosis(
-            f"A run of {len(weights[0])} ranks and {len(gradients)} steps",
-            got,
-            right,
-            hint,
-            "Each step is the learning rate times the mean gradient here, but for rounding.",
-            example=("alone", 2),
-        )
+    require_diagnoses(
+        answer,
+        cases()[kind] + cases()["healthy"],
+        describe=lambda weights, gradients, _: (
+            f"A run of {len(weights[0])} ranks and {len(gradients)} steps"
+        ),
+        hint=hint,
+        healthy="Each step is the learning rate times the mean gradient here, but for rounding.",
+        example=("alone", 2),
+    )
 
 
 @DIAGNOSE.check("replicas that start apart", points=2)

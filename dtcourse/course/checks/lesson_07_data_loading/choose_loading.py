@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require, require_near_best
+from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
 
 CHOOSE = Exercise(
     "choose_loading",
@@ -35,10 +34,6 @@ READING: tuple[Cluster, ...] = (
 )
 Choice = tuple[int, int, str]
 KEPT = ("files", "decoded")
-
-
-def _chosen(choose_loading: Any, clusters: tuple[Cluster, ...]) -> list[Any]:
-    return [choose_loading(*cluster) for cluster in clusters]
 
 
 def seconds(cluster: Cluster, choice: Choice) -> float:
@@ -79,7 +74,7 @@ def best(cluster: Cluster) -> tuple[float, Choice]:
 
 
 def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
-    for cluster, got in zip(clusters, answer.call(_chosen, clusters), strict=True):
+    for cluster, got in zip(clusters, call_each(answer, clusters), strict=True):
         samples, ranks, most, epochs, room, larger, latency, read, decode, compute = cluster
         where = (
             f"{samples:,} samples, {epochs} epochs, {ranks} ranks of at most {most} workers, room for {room:,} "

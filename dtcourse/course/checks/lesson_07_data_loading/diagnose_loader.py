@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 
 DIAGNOSE = Exercise(
     "diagnose_loader",
@@ -21,10 +20,6 @@ Reads = list[list[list[tuple[int, int]]]]  # by epoch and rank: (sample, angle)
 # Ranks, samples, how the end is made even; the rank and the epoch of a mistake.
 SIZES = ((3, 31, "exact", 1, 1), (4, 42, "repeat", 3, 2), (5, 43, "drop", 0, 3))
 EPOCHS = 4
-
-
-def _said(diagnose_loader: Any, given: list[tuple[int, Reads]]) -> Any:
-    return [diagnose_loader(*one) for one in given]
 
 
 def recorded(kind: str, size: tuple[int, int, str, int, int]) -> Reads:
@@ -70,18 +65,15 @@ def cases() -> dict[str, list[tuple[tuple[int, Reads], Diagnosis]]]:
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    tried = cases()[kind] + cases()["healthy"]
-    said = answer.call(_said, [given for given, _ in tried])
-    for ((total, reads), right), got in zip(tried, said, strict=True):
-        require_diagnosis(
-            f"A record of {total} samples on {len(reads[0])} ranks",
-            got,
-            right,
-            hint,
-            "Fewer samples than there are ranks may be read twice, or left out, or be one rank's last: parts of "
-            "equal length, or each sample once, cannot be had otherwise.",
-            example=("own order", 2),
-        )
+    require_diagnoses(
+        answer,
+        cases()[kind] + cases()["healthy"],
+        describe=lambda total, reads: f"A record of {total} samples on {len(reads[0])} ranks",
+        hint=hint,
+        healthy="Fewer samples than there are ranks may be read twice, or left out, or be one rank's last: parts of "
+        "equal length, or each sample once, cannot be had otherwise.",
+        example=("own order", 2),
+    )
 
 
 @DIAGNOSE.check("an epoch in the order of the one before", points=2)

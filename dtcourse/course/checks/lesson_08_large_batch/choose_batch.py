@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require, require_near_best
+from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
 
 CHOOSE = Exercise(
     "choose_batch",
@@ -36,10 +35,6 @@ BUDGET: tuple[Cluster, ...] = (
 Choice = tuple[int, int, int]
 
 
-def _chosen(choose_batch: Any, clusters: tuple[Cluster, ...]) -> list[Any]:
-    return [choose_batch(*cluster) for cluster in clusters]
-
-
 def seconds(cluster: Cluster, choice: Choice) -> float:
     """To the loss, as the exercise counts it."""
     noise, least, _, _, _, launch, sample, latency, nbytes = cluster
@@ -63,7 +58,7 @@ def best(cluster: Cluster) -> tuple[float, Choice]:
 
 
 def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
-    for cluster, got in zip(clusters, answer.call(_chosen, clusters, timeout=60.0), strict=True):
+    for cluster, got in zip(clusters, call_each(answer, clusters, timeout=60.0), strict=True):
         noise, least_steps, most, fits, budget, launch, sample, latency, nbytes = cluster
         where = (
             f"Noise scale {noise:g}, {least_steps:,} steps at least, at most {most} ranks, {fits} samples fit, "

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 
 DIAGNOSE = Exercise(
     "diagnose_clipping",
@@ -28,10 +27,6 @@ Diagnosis = tuple[str, int | None]
 # Ranks, weights, and the steps whose samples are so large that their gradients are long.
 SIZES = ((2, 6, (3,)), (3, 7, (2, 5)), (4, 9, (1, 4)))
 STEPS, SAMPLES, LR, LIMIT = 7, 4, 0.05, 6.0
-
-
-def _said(diagnose_clipping: Any, runs: list[Run]) -> list[Any]:
-    return [diagnose_clipping(own.clone(), used.clone(), limit) for own, used, limit in runs]
 
 
 def clip(g: Tensor, limit: float, added: float = 0.0) -> Tensor:
@@ -104,17 +99,14 @@ def cases() -> dict[str, list[tuple[Run, Diagnosis]]]:
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    tried = cases()[kind] + cases()["healthy"]
-    said = answer.call(_said, [run for run, _ in tried])
-    for ((own, _, _), right), got in zip(tried, said, strict=True):
-        require_diagnosis(
-            f"A run of {own.shape[1]} ranks and {len(own)} steps",
-            got,
-            right,
-            hint,
-            HEALTHY,
-            example=("early", 2),
-        )
+    require_diagnoses(
+        answer,
+        cases()[kind] + cases()["healthy"],
+        describe=lambda own, *_: f"A run of {own.shape[1]} ranks and {len(own)} steps",
+        hint=hint,
+        healthy=HEALTHY,
+        example=("early", 2),
+    )
 
 
 @DIAGNOSE.check("clipped before the average", points=2)

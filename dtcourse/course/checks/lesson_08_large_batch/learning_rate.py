@@ -6,7 +6,7 @@ import math
 import random
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, number, require
+from dtcourse.course.judging import Answer, Exercise, call_each, number, require
 
 RATES = Exercise(
     "learning_rate",
@@ -20,10 +20,6 @@ RATES = Exercise(
     ),
 )
 Case = tuple[int, int, float, int, int, int]  # samples, batch, base_lr, base_batch, warmup, total
-
-
-def _rates(learning_rate: Any, cases: list[Case]) -> list[Any]:
-    return [learning_rate(*case) for case in cases]
 
 
 def _refused_rates(learning_rate: Any, cases: list[Case]) -> list[str]:
@@ -54,7 +50,7 @@ def _settings() -> tuple[int, float, int, int, int]:
 
 
 def _ask_rates(answer: Answer, cases: list[Case], hint: str) -> None:
-    for case, got in zip(cases, map(number, answer.call(_rates, cases)), strict=True):
+    for case, got in zip(cases, map(number, call_each(answer, cases)), strict=True):
         samples, batch, base_lr, base_batch, warmup, total = case
         right = _rate(*case)
         require(

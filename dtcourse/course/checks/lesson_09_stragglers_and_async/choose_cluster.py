@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, call_each, require
 
 CHOOSE = Exercise(
     "choose_cluster",
@@ -32,10 +30,6 @@ BOTH: tuple[Cluster, ...] = (
 )
 
 
-def _chosen(choose_cluster: Any, clusters: tuple[Cluster, ...]) -> list[Any]:
-    return [choose_cluster(*cluster) for cluster in clusters]
-
-
 def seconds(cluster: Cluster, servers: int, backups: int) -> float:
     """Time to the target for so many servers and backups, in units of the updates that endless workers would need."""
     ranks, nbytes, link, work, tail, noise = cluster
@@ -53,7 +47,7 @@ def best(cluster: Cluster) -> tuple[float, int, int]:
 
 
 def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
-    for cluster, got in zip(clusters, answer.call(_chosen, clusters), strict=True):
+    for cluster, got in zip(clusters, call_each(answer, clusters), strict=True):
         ranks, nbytes, link, work, tail, noise = cluster
         where = (
             f"{ranks} ranks, {nbytes:g} bytes, links of {link:g} bytes/s, {work:g} s of work with a tail of {tail:g}, "

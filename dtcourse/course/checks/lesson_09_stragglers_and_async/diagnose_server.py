@@ -6,7 +6,7 @@ import random
 from functools import cache
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -22,10 +22,6 @@ Diagnosis = tuple[str, int | None]
 Case = tuple[Log, list[float], list[float], float, int, int]
 SIZES = ((3, 1, 0), (5, 2, 3), (6, 1, 5))  # workers, backups, and which one is wrong
 RATE = 0.1
-
-
-def _said(diagnose_server: Any, cases: list[Case]) -> Any:
-    return [diagnose_server(*one) for one in cases]
 
 
 def _log(p: int, backups: int, kind: str, culprit: int, updates: int = 12) -> Case:
@@ -82,20 +78,17 @@ def cases() -> dict[str, list[tuple[Case, Diagnosis]]]:
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    tried = cases()[kind] + cases()["healthy"]
-    for (case, right), got in zip(
-        tried, answer.call(_said, [case for case, _ in tried]), strict=True
-    ):
-        *_, p, wanted = case
-        require_diagnosis(
-            f"A server of {plural(p, 'worker')} that waits for {wanted}",
-            got,
-            right,
-            hint,
-            "All is right there: each gradient that is applied is computed from the newest version, and late ones "
-            "are dropped.",
-            example=("never pulls", 2),
-        )
+    require_diagnoses(
+        answer,
+        cases()[kind] + cases()["healthy"],
+        describe=lambda _log, _gradients, _x, _lr, p, wanted: (
+            f"A server of {plural(p, 'worker')} that waits for {wanted}"
+        ),
+        hint=hint,
+        healthy="All is right there: each gradient that is applied is computed from the newest version, and late ones "
+        "are dropped.",
+        example=("never pulls", 2),
+    )
 
 
 @DIAGNOSE.check("a late gradient is applied", points=3)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require, require_near_best
+from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
 
 CHOOSE = Exercise(
     "choose_meeting",
@@ -33,10 +32,6 @@ BETWEEN: tuple[Cluster, ...] = (
     (64, 20e-3, 20e-6, 60e-3, 500.0, 16),
 )
 GRAPHS = ("all", "ring", "exponential", "one peer")
-
-
-def _chosen(choose_meeting: Any, clusters: tuple[Cluster, ...]) -> list[Any]:
-    return [choose_meeting(*cluster) for cluster in clusters]
 
 
 def per_step(graph: str, p: int) -> float:
@@ -77,7 +72,7 @@ def best(cluster: Cluster) -> tuple[float, str, int]:
 
 
 def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
-    for cluster, got in zip(clusters, answer.call(_chosen, clusters), strict=True):
+    for cluster, got in zip(clusters, call_each(answer, clusters), strict=True):
         p, compute, latency, transfer, limit, most = cluster
         where = (
             f"{p} ranks, {compute:g} s of computing, latency {latency:g} s, {transfer:g} s for a model, squared "

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -28,10 +28,6 @@ SIZES = (
     (4, 3, 5, 20, 0.05, 0.9, 0.5, 0, 3),
     (5, 5, 4, 8, 0.2, 0.5, 0.8, 3, 1),
 )
-
-
-def _said(diagnose_outer: Any, given: list[Given]) -> Any:
-    return [diagnose_outer(*one) for one in given]
 
 
 def recorded(
@@ -81,20 +77,24 @@ def cases() -> dict[str, list[Case]]:
     return found
 
 
+def _described(
+    _models: Tensor, gradients: Tensor, _lr: float, period: int, *_momentum: float
+) -> str:
+    steps, p, _ = gradients.shape
+    rounds = plural(steps // period, "round")
+    return f"A run of {plural(p, 'rank')} and {rounds} of {plural(period, 'step')}"
+
+
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    tried = cases()["healthy"] + cases()[kind]
-    said = answer.call(_said, [given for given, _ in tried])
-    for ((_, gradients, _, period, *_), right), got in zip(tried, said, strict=True):
-        steps, p, _ = gradients.shape
-        require_diagnosis(
-            f"A run of {plural(p, 'rank')} and {plural(steps // period, 'round')} of {plural(period, 'step')}",
-            got,
-            right,
-            hint,
-            "What does a right meeting make of these models, and how far apart are two records of which one is "
-            "rounded to single precision?",
-            example=("alone", 2),
-        )
+    require_diagnoses(
+        answer,
+        cases()["healthy"] + cases()[kind],
+        describe=_described,
+        hint=hint,
+        healthy="What does a right meeting make of these models, and how far apart are two records of which one is "
+        "rounded to single precision?",
+        example=("alone", 2),
+    )
 
 
 @DIAGNOSE.check("a rank in a group of its own", points=2)

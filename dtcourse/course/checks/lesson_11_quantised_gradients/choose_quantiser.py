@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, call_each, require
 
 CHOOSE = Exercise(
     "choose_quantiser",
@@ -46,10 +46,6 @@ def sample(seed: int) -> Tensor:
     return torch.randn(8192, generator=make) * sizes
 
 
-def _chosen(choose_quantiser: Any, given: list[tuple[Any, ...]]) -> list[Any]:
-    return [choose_quantiser(*one) for one in given]
-
-
 def seconds(cluster: Cluster, bits: int, block: int | None, way: str) -> float:
     """A mean's, as the exercise counts them."""
     n, p, bandwidth, latency, memory, _ = cluster
@@ -79,8 +75,8 @@ def best(cluster: Cluster, x: Tensor) -> tuple[float, tuple[Any, ...]]:
 
 def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
     samples = [sample(seed) for seed in range(len(clusters))]
-    given = [(x.clone(), *cluster) for x, cluster in zip(samples, clusters, strict=True)]
-    for cluster, x, got in zip(clusters, samples, answer.call(_chosen, given), strict=True):
+    given = [(x, *cluster) for x, cluster in zip(samples, clusters, strict=True)]
+    for cluster, x, got in zip(clusters, samples, call_each(answer, given), strict=True):
         n, p, bandwidth, latency, memory, limit = cluster
         where = (
             f"{n:g} numbers, {p} ranks, {bandwidth:g} bytes/s, {latency:g} s per message, memory of {memory:g} "

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, call_each, require_word
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -25,10 +24,8 @@ SIZES = (
     (3, 30, 250, 4, 64),
     (4, 25, 200, 2, 40),
 )  # ranks, steps, numbers, bits, block
-
-
-def _said(diagnose_quantiser: Any, given: list[list[Tensor]], sizes: list[tuple[int, int]]) -> Any:
-    return [diagnose_quantiser(*one, *size) for one, size in zip(given, sizes, strict=True)]
+Given = tuple[Tensor, Tensor, int, int]  # x, what came of it (ranks, steps, n), bits, block
+HEALTHY = "How far from x may a number be that is rounded up or down by chance, and how near is the mean of many?"
 
 
 def _scale(x: Tensor, block: int, codes: int) -> Tensor:
@@ -54,40 +51,26 @@ def quantised(kind: str, x: Tensor, p: int, steps: int, bits: int, block: int, s
 
 
 @cache
-def cases() -> dict[str, list[tuple[list[Tensor], tuple[int, int]]]]:
+def cases() -> dict[str, list[Given]]:
     """Three quantisers of each kind, always the same ones."""
-    found: dict[str, list[tuple[list[Tensor], tuple[int, int]]]] = {}
+    found: dict[str, list[Given]] = {}
     for p, steps, n, bits, block in SIZES:
         make = torch.Generator().manual_seed(n)
         sizes = 10.0 ** -torch.arange(-(-n // block)).repeat_interleave(block)[:n]
         x = torch.randn(n, generator=make) * sizes
         for seed, kind in enumerate(KINDS):
             y = quantised(kind, x, p, steps, bits, block, seed + p)
-            found.setdefault(kind, []).append(([x, y], (bits, block)))
+            found.setdefault(kind, []).append((x, y, bits, block))
     return found
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    tried = [(kind, one) for one in cases()[kind]] + [
-        ("healthy", one) for one in cases()["healthy"]
-    ]
-    said = answer.call(_said, [given for _, (given, _) in tried], [size for _, (_, size) in tried])
-    for (right, ((x, y), (bits, block))), got in zip(tried, said, strict=True):
-        require(
-            got in KINDS,
-            f"A diagnosis is one of {', '.join(map(repr, KINDS))}; got {got!r}.",
-        )
-        require(
-            got == right,
-            f"{plural(y.shape[0], 'rank')}, {plural(y.shape[1], 'step')}, {len(x)} numbers, {bits} bits in blocks "
-            f"of {block}, which is {right!r}; you say {got!r}. "
-            + (
-                hint
-                if right != "healthy"
-                else "How far from x may a number be that is rounded up or down by chance, and how near is the mean "
-                "of many?"
-            ),
-        )
+    tried = [(right, given) for right in (kind, "healthy") for given in cases()[right]]
+    said = call_each(answer, [given for _, given in tried])
+    for (right, (x, y, bits, block)), got in zip(tried, said, strict=True):
+        p, steps, _ = y.shape
+        case = f"{plural(p, 'rank')}, {plural(steps, 'step')}, {len(x)} numbers, {bits} bits in blocks of {block}"
+        require_word(case, got, right, KINDS, HEALTHY if right == "healthy" else hint)
 
 
 @DIAGNOSE.check("rounding that is biased", points=2)

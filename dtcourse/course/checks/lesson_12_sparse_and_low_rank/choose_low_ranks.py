@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, call_each, require
 from dtcourse.plural import plural
 
 CHOOSE = Exercise(
@@ -31,10 +30,6 @@ SMALL = (
     (2.0, 3.0, 1.0, 1.0),
     (104, 240, 700),
 )
-
-
-def _chosen(choose_low_ranks: Any, models: list[Model]) -> list[Any]:
-    return [choose_low_ranks(*model) for model in models]
 
 
 @cache
@@ -72,7 +67,7 @@ def least(model: Model) -> float:
 
 def _require(answer: Answer, name: str, hint: str) -> None:
     tried = models(name)
-    for model, got in zip(tried, answer.call(_chosen, tried), strict=True):
+    for model, got in zip(tried, call_each(answer, tried), strict=True):
         values, shapes, budget = model
         where = f"{' and '.join(f'{n} x {m}' for n, m in shapes)} in {budget:,} numbers"
         right = isinstance(got, (list, tuple)) and len(got) == len(shapes)

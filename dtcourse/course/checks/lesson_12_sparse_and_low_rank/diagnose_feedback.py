@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -20,12 +20,8 @@ DIAGNOSE = Exercise(
 )
 
 Diagnosis = tuple[str, int | None]
-Case = tuple[Tensor, Tensor, int, Diagnosis]
+Case = tuple[tuple[Tensor, Tensor, int], Diagnosis]
 SIZES = ((12, 40, 3, 5), (8, 25, 1, 1), (15, 60, 6, 14))  # steps, numbers, k, the step that forgot
-
-
-def _said(diagnose_feedback: Any, given: list[tuple[Tensor, Tensor, int]]) -> Any:
-    return [diagnose_feedback(*one) for one in given]
 
 
 def sent_by(
@@ -61,24 +57,22 @@ def cases() -> dict[str, list[Case]]:
         }
         for name, (step, options) in ways.items():
             sent = sent_by(gradients, k, **options).float().double()
-            found.setdefault(name, []).append((gradients, sent, k, (name, step)))
+            found.setdefault(name, []).append(((gradients, sent, k), (name, step)))
     return found
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    tried = cases()[kind] + cases()["healthy"]
-    said = answer.call(_said, [(g, sent, k) for g, sent, k, _ in tried])
-    for (gradients, _, k, right), got in zip(tried, said, strict=True):
-        steps, n = gradients.shape
-        require_diagnosis(
-            f"{plural(steps, 'step')} of {n} numbers, k = {k}",
-            got,
-            right,
-            hint,
-            "What does a right sender send of these gradients, and how far apart are two records of which one is "
-            "rounded to single precision?",
-            example=("forgotten", 4),
-        )
+    require_diagnoses(
+        answer,
+        cases()[kind] + cases()["healthy"],
+        describe=lambda gradients, _, k: (
+            f"{plural(len(gradients), 'step')} of {gradients.shape[1]} numbers, k = {k}"
+        ),
+        hint=hint,
+        healthy="What does a right sender send of these gradients, and how far apart are two records of which one is "
+        "rounded to single precision?",
+        example=("forgotten", 4),
+    )
 
 
 @DIAGNOSE.check("no error feedback", points=2)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dtcourse.course.judging import Answer, Exercise, require, require_near_best
+from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
 
 CHOOSE = Exercise(
     "choose_sending",
@@ -30,10 +28,6 @@ BETWEEN: tuple[Cluster, ...] = (
     (12, 1e-3, 2e-3, 0.5e-3, 2.5e-3, 12),
     (12, 2e-3, 4e-3, 0.2e-3, 5.5e-3, 12),
 )
-
-
-def _chosen(choose_sending: Any, clusters: tuple[Cluster, ...]) -> list[Any]:
-    return [choose_sending(*cluster) for cluster in clusters]
 
 
 def seconds(cluster: Cluster, wait_in: str, number: int) -> float:
@@ -72,7 +66,7 @@ def best(cluster: Cluster) -> tuple[float, str, int]:
 
 
 def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
-    for cluster, got in zip(clusters, answer.call(_chosen, clusters), strict=True):
+    for cluster, got in zip(clusters, call_each(answer, clusters), strict=True):
         layers, f, b, message, nbytes, most = cluster
         where = (
             f"{layers} layers, forward {f:g} s, backward {b:g} s, {message:g} s per message, {nbytes:g} s for a "

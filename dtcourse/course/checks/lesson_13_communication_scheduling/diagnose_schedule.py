@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 from random import Random
-from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -22,10 +21,6 @@ Sent = list[tuple[int, float, float]]  # layer, begun, arrived
 Case = tuple[tuple[list[float], list[Sent], list[list[float]]], Diagnosis]
 # Ranks, layers, slices per layer, forward, backward, all-reduce of a layer.
 SIZES = ((3, 4, 3, 1.0, 2.0, 3.3), (4, 5, 2, 0.7, 1.1, 2.6), (5, 7, 4, 0.4, 1.3, 1.9))
-
-
-def _said(diagnose_schedule: Any, given: list[Any]) -> Any:
-    return [diagnose_schedule(*one) for one in given]
 
 
 def _sent(ready: list[float], parts: int, seconds: float, fifo: bool) -> Sent:
@@ -92,17 +87,16 @@ def cases() -> dict[str, list[Case]]:
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    tried = cases()[kind] + cases()["healthy"]
-    said = answer.call(_said, [given for given, _ in tried])
-    for ((ready, sent, _), right), got in zip(tried, said, strict=True):
-        require_diagnosis(
-            f"A run of {plural(len(sent), 'rank')} and {plural(len(ready), 'layer')}",
-            got,
-            right,
-            hint,
-            "What of this run would you change? Slices that are not ready cannot go first.",
-            example=("too early", 2),
-        )
+    require_diagnoses(
+        answer,
+        cases()[kind] + cases()["healthy"],
+        describe=lambda ready, sent, _: (
+            f"A run of {plural(len(sent), 'rank')} and {plural(len(ready), 'layer')}"
+        ),
+        hint=hint,
+        healthy="What of this run would you change? Slices that are not ready cannot go first.",
+        example=("too early", 2),
+    )
 
 
 @DIAGNOSE.check("a wait for everything", points=2)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dtcourse.course.judging import Answer, Exercise, require, require_near_best
+from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
 
 CHOOSE = Exercise(
     "choose_memory",
@@ -33,10 +31,6 @@ STATES: tuple[Device, ...] = (
     (40 * GB, 2 * 10**9, 4, 20, 24, 120_000_000, 8_000_000, 6e-3, 1e-3, 0.15),
 )
 Choice = tuple[int, int, bool]
-
-
-def _chosen(choose_memory: Any, devices: tuple[Device, ...]) -> list[Any]:
-    return [choose_memory(*device) for device in devices]
 
 
 def needed(device: Device, choice: Choice) -> int:
@@ -75,7 +69,7 @@ def best(device: Device) -> tuple[float, Choice]:
 
 
 def _require(answer: Answer, devices: tuple[Device, ...], hint: str) -> None:
-    for device, got in zip(devices, answer.call(_chosen, devices), strict=True):
+    for device, got in zip(devices, call_each(answer, devices), strict=True):
         capacity, parameters, ranks, samples, layers, *_ = device
         where = (
             f"{capacity / GB:g} GB, {parameters / 1e9:g} billion parameters, {ranks} ranks, {samples} samples, "

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 from dtcourse.memory.allocator import CachingAllocator
 from dtcourse.models import MLP
 from dtcourse.profiling.memory_tracker import MemoryTracker
@@ -36,10 +35,6 @@ class _Holder:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.myself = tensor, self
-
-
-def _said(diagnose_memory: Any, given: list[Run]) -> Any:
-    return [diagnose_memory(*one) for one in given]
 
 
 def _samples(kind: str, most: int, where: int) -> list[int]:
@@ -142,19 +137,18 @@ def cases() -> dict[str, list[tuple[Run, Diagnosis]]]:
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    tried = cases()[kind] + cases()["healthy"]
-    said = answer.call(_said, [run for run, _ in tried])
-    for ((steps, reserved, capacity), right), got in zip(tried, said, strict=True):
-        require_diagnosis(
+    require_diagnoses(
+        answer,
+        cases()[kind] + cases()["healthy"],
+        describe=lambda steps, reserved, capacity: (
             f"A run of {len(steps)} steps, with at most {max(_peaks(steps)):,} bytes alive and {max(reserved):,} "
-            f"reserved of {capacity:,}",
-            got,
-            right,
-            hint,
-            "What stays there is right: weights, the optimizer's states from the first step on, and each step's "
-            "gradients until the next step (the last one's until the end).",
-            example=("kept", 2),
-        )
+            f"reserved of {capacity:,}"
+        ),
+        hint=hint,
+        healthy="What stays there is right: weights, the optimizer's states from the first step on, and each step's "
+        "gradients until the next step (the last one's until the end).",
+        example=("kept", 2),
+    )
 
 
 @DIAGNOSE.check("storages that are kept", points=3)

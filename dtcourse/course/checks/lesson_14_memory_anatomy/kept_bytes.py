@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dtcourse.course.judging import Answer, Exercise, number, require
+from dtcourse.course.judging import Answer, Exercise, call_each, number, require
 from dtcourse.profiling.memory import SavedTensors
 
 ACTIVATIONS = Exercise(
@@ -51,10 +50,6 @@ class GatedBlock(nn.Module):
         return x + self.down(F.silu(self.gate(a)) * self.up(a))
 
 
-def _formula(kept_bytes: Any, cases: list[tuple[int, ...]]) -> list[Any]:
-    return [kept_bytes(*case) for case in cases]
-
-
 def _shapes(count: int) -> list[tuple[int, ...]]:
     """(batch, sequence, width, heads, kv_heads, hidden), with fewer key-value heads than heads."""
     shapes: list[tuple[int, ...]] = []
@@ -71,7 +66,7 @@ def _shapes(count: int) -> list[tuple[int, ...]]:
 def check_kept_bytes(answer: Answer) -> None:
     """Measured here, on the real block, for every shape."""
     cases = _shapes(12)
-    for case, got in zip(cases, map(number, answer.call(_formula, cases)), strict=True):
+    for case, got in zip(cases, map(number, call_each(answer, cases)), strict=True):
         batch, sequence, width, heads, kv_heads, hidden = case
         x = torch.randn(batch, sequence, width, requires_grad=True)
         block = GatedBlock(width, heads, kv_heads, hidden)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dtcourse.course.judging import Answer, Exercise, require, require_near_best
+from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
 
 CHOOSE = Exercise(
     "choose_activation_memory",
@@ -36,10 +34,6 @@ LINK: tuple[Device, ...] = (
 )
 Choice = tuple[int, str, int]
 WAYS = ("keep", "core", "block")
-
-
-def _chosen(choose_activation_memory: Any, devices: tuple[Device, ...]) -> list[Any]:
-    return [choose_activation_memory(*one) for one in devices]
 
 
 def bytes_and_seconds(device: Device, choice: Choice) -> tuple[float, float]:
@@ -75,7 +69,7 @@ def best(device: Device) -> tuple[float, Choice]:
 
 
 def _require(answer: Answer, devices: tuple[Device, ...], hint: str) -> None:
-    for device, got in zip(devices, answer.call(_chosen, devices), strict=True):
+    for device, got in zip(devices, call_each(answer, devices), strict=True):
         samples, blocks, inputs, core, rest, free, launch, sample, share, link = device
         where = (
             f"{samples} samples, {blocks} blocks that keep {inputs / MiB:g} + {core / MiB:g} + {rest / MiB:g} MiB, "

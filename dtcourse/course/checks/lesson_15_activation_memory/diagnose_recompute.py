@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, call_each, require_diagnosis
 
 DIAGNOSE = Exercise(
     "diagnose_recompute",
@@ -27,10 +27,6 @@ Diagnosis = tuple[str, int | None]
 Record = list[dict[str, Any]]  # by block
 # Blocks, how many of the first ones are frozen, the block at fault, and the noise of the second run's kernels.
 SIZES = ((4, 0, 2, 0.0), (5, 1, 3, 1e-7), (6, 2, 4, 1e-7))
-
-
-def _said(diagnose_recompute: Any, given: list[Record]) -> Any:
-    return [diagnose_recompute(blocks) for blocks in given]
 
 
 class Block(nn.Module):
@@ -112,9 +108,8 @@ def cases() -> dict[str, list[tuple[Record, Diagnosis]]]:
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
     tried = cases()[kind] + cases()["healthy"]
-    for (blocks, right), got in zip(
-        tried, answer.call(_said, [blocks for blocks, _ in tried]), strict=True
-    ):
+    said = call_each(answer, [(blocks,) for blocks, _ in tried])
+    for (blocks, right), got in zip(tried, said, strict=True):
         frozen = sum(not block["trains"] for block in blocks)
         named = got[1] if isinstance(got, (list, tuple)) and len(got) == 2 else None
         # A block before the broken one is blamed: it is right, and the sentence says why.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dtcourse.course.judging import Answer, Exercise, require, require_near_best
+from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
 from dtcourse.plural import plural
 
 CHOOSE = Exercise(
@@ -42,10 +40,6 @@ CHOICES = [
 ]
 
 
-def _chosen(choose_sharding: Any, clusters: tuple[Cluster, ...]) -> list[Any]:
-    return [choose_sharding(*cluster) for cluster in clusters]
-
-
 def needed(cluster: Cluster, choice: Choice) -> float:
     """Bytes of states on a GPU."""
     parameters, nodes, per_node, *_ = cluster
@@ -77,7 +71,7 @@ def best(cluster: Cluster) -> tuple[float, Choice]:
 
 
 def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
-    for cluster, got in zip(clusters, answer.call(_chosen, clusters), strict=True):
+    for cluster, got in zip(clusters, call_each(answer, clusters), strict=True):
         parameters, nodes, per_node, room, compute, inside, between, host = cluster
         where = (
             f"{parameters / 1e9:g} billion parameters, {plural(nodes, 'node')} of {per_node}, {room / 1e9:g} GB on "

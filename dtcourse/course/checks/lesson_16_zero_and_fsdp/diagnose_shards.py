@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 
 DIAGNOSE = Exercise(
     "diagnose_shards",
@@ -24,10 +23,6 @@ Run = tuple[list[list[Tensor]], list[list[Tensor]], float, float]  # by step and
 SIZES = ((2, 4, 5, 1, 0), (3, 3, 6, 0, 1), (4, 2, 8, 2, 2))
 STEPS, LR, MAX_NORM = 4, 0.05, 1.0
 KINDS = ("healthy", "not updated", "local norm", "own gradient", "wrong part")
-
-
-def _said(diagnose_shards: Any, given: list[Run]) -> Any:
-    return [diagnose_shards(*one) for one in given]
 
 
 def trained(kind: str, size: tuple[int, int, int, int, int]) -> Run:
@@ -71,18 +66,17 @@ def cases() -> dict[str, list[tuple[Run, Diagnosis]]]:
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    tried = cases()[kind] + cases()["healthy"]
-    said = answer.call(_said, [run for run, _ in tried])
-    for ((shards, gradients, *_), right), got in zip(tried, said, strict=True):
-        require_diagnosis(
-            f"A run of {len(shards[0])} ranks and {len(gradients)} steps",
-            got,
-            right,
-            hint,
-            "Every part takes the step that one process would take, clipped by the norm of the whole mean gradient, "
-            "but for rounding.",
-            example=("own gradient", 2),
-        )
+    require_diagnoses(
+        answer,
+        cases()[kind] + cases()["healthy"],
+        describe=lambda shards, gradients, *_: (
+            f"A run of {len(shards[0])} ranks and {len(gradients)} steps"
+        ),
+        hint=hint,
+        healthy="Every part takes the step that one process would take, clipped by the norm of the whole mean "
+        "gradient, but for rounding.",
+        example=("own gradient", 2),
+    )
 
 
 @DIAGNOSE.check("shards that stand still", points=1)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, call_each, require
 from dtcourse.plural import plural
 
 DIAGNOSIS = Exercise(
@@ -114,14 +114,9 @@ def _step(word: str, m: int, tied: bool, ranks: int | None = None, schedule: str
     return Step(word, ranks, m, schedule, _timeline(make(ranks, m)), gradients, expected, names)
 
 
-def _call(diagnose: Any, steps: list[tuple[Any, ...]]) -> list[Any]:
-    return [diagnose(timeline, got, right, tied) for timeline, got, right, tied in steps]
-
-
 def _ask(answer: Answer, steps: list[Step], hint: str) -> None:
-    random.shuffle(steps)
     given = [(s.timeline, s.gradients, s.expected, s.tied) for s in steps]
-    for step, said in zip(steps, answer.call(_call, given), strict=True):
+    for step, said in zip(steps, call_each(answer, given, shuffled=True), strict=True):
         require(
             said == step.word,
             f"{plural(step.ranks, 'rank')}, {plural(step.micro_batches, 'micro-batch', 'micro-batches')}: you say "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, call_each, require
 from dtcourse.pipeline_parallel import schedules, zero_bubble
 from dtcourse.pipeline_parallel.simulate import Memory, Simulation, Times, simulate
 from dtcourse.plural import plural
@@ -25,10 +25,6 @@ SLOW_MESSAGES = ((64, 4, 16, 1e-4, 5e-5, 4e-3, 10**6), (32, 2, 16, 2e-4, 1e-4, 2
 LITTLE_ROOM = ((64, 4, 16, 1e-3, 5e-5, 1e-3, 40), (32, 4, 8, 2e-3, 1e-4, 1e-4, 20))
 
 Cluster = tuple[int, int, int, float, float, float, float]
-
-
-def _chosen(choose: Any, clusters: tuple[Cluster, ...]) -> list[Any]:
-    return [choose(*cluster) for cluster in clusters]
 
 
 def performed(cluster: Cluster, name: str, v: int, m: int) -> Simulation | None:
@@ -66,7 +62,7 @@ def best(cluster: Cluster) -> tuple[float, str, int, int]:
 
 
 def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
-    for cluster, got in zip(clusters, answer.call(_chosen, clusters), strict=True):
+    for cluster, got in zip(clusters, call_each(answer, clusters), strict=True):
         samples, p, layers, overhead, per_sample, latency, limit = cluster
         where = (
             f"{plural(samples, 'sample')}, {p} ranks, {layers} layers, overhead {overhead:g} s, {per_sample:g} s "

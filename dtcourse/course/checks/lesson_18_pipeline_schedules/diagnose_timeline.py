@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 from dtcourse.pipeline_parallel.actions import Schedule
 from dtcourse.pipeline_parallel.schedules import one_f_one_b
 from dtcourse.pipeline_parallel.simulate import Times, simulate
@@ -21,10 +20,6 @@ DIAGNOSE = Exercise(
 
 Event = tuple[int, int, str, int, float, float]
 Cases = list[tuple[list[Event], tuple[str, int | None]]]
-
-
-def _said(diagnose_timeline: Any, timelines: list[list[Event]]) -> list[Any]:
-    return [diagnose_timeline([tuple(event) for event in events]) for events in timelines]
 
 
 def _events(schedule: Schedule, times: Times, unit: float) -> list[Event]:
@@ -63,23 +58,22 @@ def healthy() -> Cases:
     ]
 
 
+def _described(events: list[Event]) -> str:
+    ranks = 1 + max(event[0] for event in events)
+    kind = "ZB-H1" if any(event[2] == "I" for event in events) else "1F1B"
+    return f"{kind} on {ranks} ranks"
+
+
 def _require(answer: Answer, cases: Cases, hint: str) -> None:
-    cases = cases + healthy()
-    random.shuffle(cases)
-    said = answer.call(_said, [events for events, _ in cases])
-    # Put in any order, and told of in one: the same answer gets the same sentence.
-    answers = sorted(zip(cases, said, strict=True), key=lambda one: one[0][1][0] != "healthy")
-    for (events, right), got in answers:
-        ranks = 1 + max(event[0] for event in events)
-        kinds = "ZB-H1" if any(event[2] == "I" for event in events) else "1F1B"
-        require_diagnosis(
-            f"{kinds} on {ranks} ranks",
-            got,
-            right,
-            hint,
-            "A rank that waits for a message is not ill. In which gaps could it have gone on, and in which not?",
-            example=("slow rank", 2),
-        )
+    require_diagnoses(
+        answer,
+        [((events,), right) for events, right in healthy() + cases],
+        describe=_described,
+        hint=hint,
+        healthy="A rank that waits for a message is not ill. In which gaps could it have gone on, and in which not?",
+        example=("slow rank", 2),
+        shuffled=True,
+    )
 
 
 @DIAGNOSE.check("a slow rank, and not one that waits", points=2)

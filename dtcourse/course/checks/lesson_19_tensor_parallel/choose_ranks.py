@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from dtcourse.course.judging import Answer, Exercise, number, require
+from dtcourse.course.judging import Answer, Exercise, call_each, number, require
 
 CHOOSE = Exercise(
     "choose_ranks",
@@ -76,13 +76,8 @@ def costs(case: Case) -> dict[int, float]:
     }
 
 
-def _chosen(choose_ranks: Any, cases: list[tuple[Any, ...]]) -> list[Any]:
-    return [choose_ranks(*case) for case in cases]
-
-
 def _require(answer: Answer, cases: tuple[Case, ...], hint: str) -> None:
-    said = answer.call(_chosen, [tuple(case) for case in cases])
-    for case, got in zip(cases, map(number, said), strict=True):
+    for case, got in zip(cases, map(number, call_each(answer, cases)), strict=True):
         where = (
             f"{case.layers} layers of width {case.width}, {case.heads} heads, {case.tokens} tokens, "
             f"{case.memory / 1e9:g} GB, limit {case.limit:g} s"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, call_each, require_word
 
 DIAGNOSE = Exercise(
     "diagnose_region",
@@ -22,12 +21,6 @@ DIAGNOSE = Exercise(
 KINDS = ("healthy", "bias counted p times", "dx not summed", "dx p times too large", "masks differ")
 Region = tuple[dict[str, Tensor], list[dict[str, Tensor]]]
 Cases = list[tuple[Region, str]]
-
-
-def _said(diagnose_region: Any, regions: list[Region]) -> list[Any]:
-    return [
-        diagnose_region(dict(truth), [dict(rank) for rank in ranks]) for truth, ranks in regions
-    ]
 
 
 def region(kind: str, ranks: int, scale: float = 1.0, dropout: float = 0.0) -> Region:
@@ -69,24 +62,14 @@ def _cases(kinds: tuple[str, ...]) -> Cases:
         for ranks, scale in ((2, 1.0), (random.randint(3, 5), 1e-3), (6, 300.0)):
             dropout = 0.5 if kind == "masks differ" else random.choice((0.0, 0.3))
             cases.append((region(kind, ranks, scale, dropout), kind))
-    random.shuffle(cases)
     return cases
 
 
 def _require(answer: Answer, kinds: tuple[str, ...], hints: dict[str, str]) -> None:
     cases = _cases(kinds)
-    said = answer.call(_said, [one for one, _ in cases])
-    # Put in any order, and told of in one: the same answer gets the same sentence.
-    answers = sorted(zip(cases, said, strict=True), key=lambda one: KINDS.index(one[0][1]))
-    for ((_, ranks), right), got in answers:
-        require(
-            got in KINDS,
-            f"A diagnosis is one of {', '.join(map(repr, KINDS))}; got {got!r}.",
-        )
-        require(
-            got == right,
-            f"A region on {len(ranks)} ranks, which is {right!r}; you say {got!r}. {hints[right]}",
-        )
+    said = call_each(answer, [one for one, _ in cases], shuffled=True)
+    for ((_, ranks), right), got in zip(cases, said, strict=True):
+        require_word(f"A region on {len(ranks)} ranks", got, right, KINDS, hints[right])
 
 
 HEALTHY = (

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dtcourse.course.judging import Answer, Exercise, require, require_near_best
+from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
 
 CHOOSE = Exercise(
     "choose_degrees",
@@ -33,10 +31,6 @@ FEW_HEADS: tuple[Cluster, ...] = (
 )
 
 
-def _chosen(choose_degrees: Any, clusters: tuple[Cluster, ...]) -> list[Any]:
-    return [choose_degrees(*cluster) for cluster in clusters]
-
-
 def seconds(cluster: Cluster, u: int, r: int) -> float | None:
     """A choice's forward, as the exercise counts it; None where it is no choice."""
     tokens, heads, kv_heads, dim, p, node, speed, inside, between, latency = cluster
@@ -58,7 +52,7 @@ def best(cluster: Cluster) -> tuple[float, int, int]:
 
 
 def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
-    for cluster, got in zip(clusters, answer.call(_chosen, clusters), strict=True):
+    for cluster, got in zip(clusters, call_each(answer, clusters), strict=True):
         tokens, heads, kv_heads, dim, p, node, speed, inside, between, latency = cluster
         where = (
             f"{tokens:,} tokens, {heads} heads of {dim}, {kv_heads} of keys and values, {p} ranks in nodes of "

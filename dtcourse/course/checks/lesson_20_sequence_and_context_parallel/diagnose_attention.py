@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -20,13 +20,9 @@ DIAGNOSE = Exercise(
 )
 
 Diagnosis = tuple[str, int | None]
-Case = tuple[list[Tensor], int, Diagnosis]
+Case = tuple[tuple[Any, ...], Diagnosis]  # (q, k, v, out, ranks), what is wrong
 # Ranks, tokens per rank, size of the queries. Small scores make small errors.
 SIZES = ((2, 6, 1.0), (3, 4, 0.1), (5, 3, 3.0))
-
-
-def _said(diagnose_attention: Any, given: list[list[Tensor]], ranks: list[int]) -> list[Any]:
-    return [diagnose_attention(*one, p) for one, p in zip(given, ranks, strict=True)]
 
 
 def _inputs(p: int, tokens: int, size: float) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
@@ -52,7 +48,7 @@ def healthy() -> list[Case]:
     for p, tokens, size in SIZES:
         inputs, scores, causal, _ = _inputs(p, tokens, size)
         found.append(
-            ([*inputs, _in_single(_attention(scores, causal, inputs[2]))], p, ("healthy", None))
+            ((*inputs, _in_single(_attention(scores, causal, inputs[2])), p), ("healthy", None))
         )
     return found
 
@@ -64,7 +60,7 @@ def wrong_offset() -> list[Case]:
         inputs, scores, _, _ = _inputs(p, tokens, size)
         local = torch.arange(p * tokens) % tokens
         out = _attention(scores, local <= local[:, None], inputs[2])
-        found.append(([*inputs, _in_single(out)], p, ("wrong offset", None)))
+        found.append(((*inputs, _in_single(out), p), ("wrong offset", None)))
     return found
 
 
@@ -80,7 +76,7 @@ def not_rescaled() -> list[Case]:
             weights = ((scores - largest).exp() * seen).nan_to_num(0.0, 0.0, 0.0)
             weighted += weights @ inputs[2]
             total += weights.sum(-1, keepdim=True)
-        found.append(([*inputs, _in_single(weighted / total)], p, ("not rescaled", None)))
+        found.append(((*inputs, _in_single(weighted / total), p), ("not rescaled", None)))
     return found
 
 
@@ -92,26 +88,21 @@ def lost_block() -> list[Case]:
         ill = p - 1 if size == 3.0 else random.randrange(1, p)
         seen = causal & ~((rank[:, None] == ill) & (rank == 0))
         found.append(
-            ([*inputs, _in_single(_attention(scores, seen, inputs[2]))], p, ("lost block", ill))
+            ((*inputs, _in_single(_attention(scores, seen, inputs[2])), p), ("lost block", ill))
         )
     return found
 
 
 def _require(answer: Answer, cases: list[Case], hint: str) -> None:
-    cases = cases + healthy()
-    random.shuffle(cases)
-    said = answer.call(_said, [given for given, _, _ in cases], [p for _, p, _ in cases])
-    # Put in any order, and told of in one: the same answer gets the same sentence.
-    answers = sorted(zip(cases, said, strict=True), key=lambda one: one[0][2][0] == "healthy")
-    for (given, p, right), got in answers:
-        require_diagnosis(
-            f"{plural(given[0].shape[1], 'token')} on {plural(p, 'rank')}",
-            got,
-            right,
-            hint,
-            "How far apart are two outputs of which one is rounded to single precision?",
-            example=("lost block", 2),
-        )
+    require_diagnoses(
+        answer,
+        cases + healthy(),
+        describe=lambda q, _k, _v, _out, p: f"{plural(q.shape[1], 'token')} on {plural(p, 'rank')}",
+        hint=hint,
+        healthy="How far apart are two outputs of which one is rounded to single precision?",
+        example=("lost block", 2),
+        shuffled=True,
+    )
 
 
 @DIAGNOSE.check("a mask with the wrong offset", points=2)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dtcourse.course.judging import Answer, Exercise, require, require_near_best
+from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
 
 CHOOSE = Exercise(
     "choose_exchange",
@@ -33,10 +31,6 @@ BETWEEN: tuple[Cluster, ...] = (
 )
 
 
-def _chosen(choose_exchange: Any, clusters: tuple[Cluster, ...]) -> list[Any]:
-    return [choose_exchange(*cluster) for cluster in clusters]
-
-
 def seconds(cluster: Cluster, way: str, n: int) -> float:
     """When a choice's last combine is done, as the exercise counts it."""
     nbytes, compute, overhead, nodes, g, near, latency, inside, between, _ = cluster
@@ -63,7 +57,7 @@ def best(cluster: Cluster) -> tuple[float, str, int]:
 
 
 def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
-    for cluster, got in zip(clusters, answer.call(_chosen, clusters), strict=True):
+    for cluster, got in zip(clusters, call_each(answer, clusters), strict=True):
         nbytes, compute, overhead, nodes, g, near, latency, inside, between, most = cluster
         where = (
             f"{nbytes:g} bytes per rank, {nodes} nodes of {g}, {compute:g} "

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -21,13 +20,9 @@ DIAGNOSE = Exercise(
 )
 
 Diagnosis = tuple[str, int | None]
-Case = tuple[list[Tensor], tuple[int, int, int], Diagnosis]
+Case = tuple[tuple[Tensor, Tensor, Tensor, int, int, int], Diagnosis]
 # Ranks, tokens per rank, experts, choices, capacity, and the expert that is lost.
 SIZES = ((2, 6, 4, 2, 5, 3), (3, 5, 6, 2, 6, 0), (4, 4, 5, 3, 9, 2))
-
-
-def _said(diagnose_mixture: Any, given: list[list[Tensor]], sizes: list[tuple[int, ...]]) -> Any:
-    return [diagnose_mixture(*one, *size) for one, size in zip(given, sizes, strict=True)]
 
 
 def _mixed(
@@ -70,25 +65,28 @@ def cases() -> dict[str, list[Case]]:
             ),
             ("lost expert", lost, _mixed(logits, outputs, k, capacity, lost=lost)[0]),
         ):
-            given = [logits, outputs, out.float().double()]
-            found.setdefault(name, []).append((given, (k, capacity, p), (name, which)))
+            given = (logits, outputs, out.float().double(), k, capacity, p)
+            found.setdefault(name, []).append((given, (name, which)))
     return found
 
 
+def _described(
+    logits: Tensor, _outputs: Tensor, _out: Tensor, k: int, capacity: int, p: int
+) -> str:
+    N, E = logits.shape
+    return f"{plural(N, 'token')} on {plural(p, 'rank')}, {E} experts, k = {k}, capacity {capacity}"
+
+
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    tried = cases()[kind] + cases()["healthy"]
-    said = answer.call(_said, [given for given, _, _ in tried], [sizes for _, sizes, _ in tried])
-    for (given, (k, capacity, p), right), got in zip(tried, said, strict=True):
-        N, E = given[0].shape
-        require_diagnosis(
-            f"{plural(N, 'token')} on {plural(p, 'rank')}, {E} experts, k = {k}, capacity {capacity}",
-            got,
-            right,
-            hint,
-            "Who comes first at an expert, and how far apart are two outputs of which one is rounded to single "
-            "precision?",
-            example=("lost expert", 2),
-        )
+    require_diagnoses(
+        answer,
+        cases()[kind] + cases()["healthy"],
+        describe=_described,
+        hint=hint,
+        healthy="Who comes first at an expert, and how far apart are two outputs of which one is rounded to single "
+        "precision?",
+        example=("lost expert", 2),
+    )
 
 
 @DIAGNOSE.check("the gate's weights are missing", points=2)

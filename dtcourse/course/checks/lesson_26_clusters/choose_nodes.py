@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require, require_near_best
+from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
 
 CHOOSE = Exercise(
     "choose_nodes",
@@ -37,10 +36,6 @@ COSTLY: tuple[Work, ...] = (
 INTERVALS = range(1, 1441)  # minutes
 
 
-def _chosen(choose_nodes: Any, works: tuple[Work, ...]) -> list[Any]:
-    return [choose_nodes(*work) for work in works]
-
-
 def hours_and_bill(work: Work, nodes: int, spot: bool, minutes: int) -> tuple[float, float]:
     """Expected hours of the run, and its bill in hours of one on-demand node."""
     total, serial, _, _, price, on_demand, taken, save, restart = work
@@ -69,7 +64,7 @@ def best(work: Work) -> tuple[float, int, bool, int]:
 
 
 def _require(answer: Answer, works: tuple[Work, ...], hint: str) -> None:
-    for work, got in zip(works, answer.call(_chosen, works), strict=True):
+    for work, got in zip(works, call_each(answer, works), strict=True):
         total, serial, deadline, most, price, on_demand, taken, save, restart = work
         where = (
             f"{total:g} h of work ({serial:g} serial), {deadline:g} h, at most {most} nodes, spot at {price:g}, a "

@@ -6,7 +6,7 @@ import random
 from functools import cache
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, call_each, require_diagnosis
 
 DIAGNOSE = Exercise(
     "diagnose_job",
@@ -25,10 +25,6 @@ Diagnosis = tuple[str, int | None]
 KINDS = ("healthy", "never looks", "loads an old one", "skips a step")
 # steps, save every, starts, and the start at which the fault shows
 SIZES = ((20, 5, 2, 1), (30, 4, 3, 1), (24, 7, 3, 2), (40, 6, 4, 2))
-
-
-def _said(diagnose_job: Any, logs: list[Log]) -> list[Any]:
-    return [diagnose_job(list(log)) for log in logs]
 
 
 def log_of(kind: str, steps: int, every: int, starts: int, culprit: int) -> Log:
@@ -79,7 +75,8 @@ def cases() -> dict[str, list[tuple[Log, Diagnosis]]]:
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
     tried = cases()[kind] + cases()["healthy"]
-    for (log, right), got in zip(tried, answer.call(_said, [log for log, _ in tried]), strict=True):
+    said = call_each(answer, [(log,) for log, _ in tried])
+    for (log, right), got in zip(tried, said, strict=True):
         starts = sum(what == "start" for what, _ in log)
         named = got[1] if isinstance(got, (list, tuple)) and len(got) == 2 else None
         # A start before the broken one, or any of a healthy job, is blamed: it is right, and the sentence says why.

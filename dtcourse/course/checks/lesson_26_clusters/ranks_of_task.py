@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, call_each, require
 
 RANKS = Exercise(
     "ranks_of_task",
@@ -31,10 +30,6 @@ UNEQUAL: tuple[Job, ...] = (
     ("c[098-101],d5", ["c098", "c099", "c100", "c101", "d5"], "1,3(x2),2(x2)", [1, 3, 3, 2, 2]),
 )
 KEYS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
-
-
-def _told(ranks_of_task: Any, tasks: list[dict[str, str]]) -> list[Any]:
-    return [ranks_of_task(dict(told)) for told in tasks]
 
 
 def tasks_of(job: Job, cyclic: bool = False) -> list[tuple[dict[str, str], dict[str, str]]]:
@@ -66,7 +61,7 @@ def tasks_of(job: Job, cyclic: bool = False) -> list[tuple[dict[str, str], dict[
 def _require(answer: Answer, jobs: tuple[Job, ...], hint: str, cyclic: bool = False) -> None:
     pairs = [pair for job in jobs for pair in tasks_of(job, cyclic)]
     for (told, right), got in zip(
-        pairs, answer.call(_told, [told for told, _ in pairs]), strict=True
+        pairs, call_each(answer, [(told,) for told, _ in pairs]), strict=True
     ):
         where = (
             f"task {told['SLURM_PROCID']} on {told['SLURM_STEP_NODELIST']} "

@@ -29,7 +29,10 @@ def unit_axis(ax: Axes, axis: str, unit: str | None, log: bool) -> None:
         else:
             which.set_major_locator(BinaryLocator())
     elif log:
-        which.set_major_locator(LogLocator(base=10, numticks=9))
+        low, high = ax.get_xlim() if axis == "x" else ax.get_ylim()
+        # Under two decades powers of ten alone would be one tick, or none.
+        within = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
+        which.set_major_locator(LogLocator(base=10, subs=within, numticks=9))
         which.set_major_formatter(FuncFormatter(lambda v, _: units.plain_text(v)))
     if unit in UNITS:
         which.set_major_formatter(FuncFormatter(lambda v, _: units.formatter(unit)(v)))

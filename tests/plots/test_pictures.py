@@ -332,6 +332,22 @@ def test_chunks_say_who_is_in_them():
     assert plots.Chunk.from_powers(torch.tensor(5.0), base=2).ranks == (0, 2)
 
 
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([2, 64], [2, 5, 10, 20, 50]),  # ranks: powers of ten alone would be one tick
+        ([0.13, 0.76], [0.2, 0.5]),  # or none
+        ([1, 1e4], [1, 10, 100, 1e3, 1e4]),
+    ],
+)
+def test_a_logarithmic_axis_of_few_values_can_be_read(values, ticks):
+    picture = plots.curves({"a": (values, values)}, xlabel="x", ylabel="y", log_x=True, log_y=True)
+    ax = picture.axes[0]
+    for axis, (low, high) in ((ax.xaxis, ax.get_xlim()), (ax.yaxis, ax.get_ylim())):
+        shown = [tick for tick in axis.get_majorticklocs() if low <= tick <= high]
+        assert shown == pytest.approx(ticks)
+
+
 def test_message_grid_has_a_panel_a_step_and_an_arrow_a_message():
     messages, states = ring(4)
     panels = [ax for ax in plots.message_grid(messages, states).axes if ax.get_title(loc="left")]

@@ -16,6 +16,7 @@ Source: Zhao et al., PyTorch FSDP (VLDB 2023, arXiv 2304.11277), section 3.2.1; 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -100,7 +101,8 @@ class FlatParameter(GatheredParameters):
     def make_gradient(self, index: int, run: torch.Tensor) -> torch.Tensor:
         """Shape (n,)."""
         gradient = run.as_subclass(ShardedGradient)
-        gradient.place = self.places[index]
+        # Without the modules: the collector cannot see that a gradient's parameter owns it, and would keep them for it.
+        gradient.place = replace(self.places[index], holders=())
         gradient.unit_name = self.sharded[index].unit_name  # type: ignore[attr-defined]
         return gradient
 

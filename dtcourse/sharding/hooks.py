@@ -7,7 +7,7 @@ backward, from its end   _outputs_gradient_came  gather    _gradient_is_ready  r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, ValuesView
+from collections.abc import Callable, Iterable, ValuesView
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from dtcourse import nested
+from dtcourse.parameters.backward import weakly
 from dtcourse.sharding.schedule import Schedule
 from dtcourse.sharding.unit import Unit, units_in
 from dtcourse.torch_private import base_of, in_backward
@@ -37,8 +38,10 @@ class Hooks:
         self._schedule: Schedule | None = None
         # By the forwards that are running: a module may call itself.
         self._held_before: list[list[HeldTensor]] = []
-        for group in unit.param_groups:
-            group.on_gradient(self._gradient_is_ready)
+        for (
+            group
+        ) in unit.param_groups:  # weakly, since the collector does not look into hooks of tensors
+            group.on_gradient(weakly(self._gradient_is_ready))
         module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._after_forward, always_call=True)
 
@@ -71,7 +74,7 @@ class Hooks:
             tells_its_end = bool(inputs) and (in_backward() or not any(t.is_leaf for t in inputs))
             self.schedule.expect_backward(unit, tells_its_end)
             if tells_its_end:
-                torch.autograd.graph.register_multi_grad_hook(inputs, self._inputs_are_ready)
+                _when_all_have_gradients(inputs, self._inputs_are_ready)
         return args, keywords
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
@@ -140,6 +143,15 @@ def _tensors_held_by(modules: Iterable[nn.Module]) -> list[HeldTensor]:
                 if isinstance(item, torch.Tensor) and item.grad_fn is not None:
                     found.append((item, item.grad_fn))
     return found
+
+
+def _when_all_have_gradients(inputs: list[torch.Tensor], hook: Callable[[Any], None]) -> None:
+    if (
+        len(inputs) == 1
+    ):  # PyTorch's hook for several knows the node it is on: a graph with it waits for the collector
+        inputs[0].register_hook(hook)
+    else:
+        torch.autograd.graph.register_multi_grad_hook(inputs, hook)
 
 
 def _cast(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -167,6 +168,31 @@ def all_tensor_bytes():
         readings.append(sum(storages.values()))
         time.sleep(0.02)
     return min(readings)
+
+
+def left_of_a_model(shard, steps):
+    """What is still alive of a model that was made, run and dropped: its class, by what was done with it."""
+    alive = []
+    for step in steps:
+        model = sharded(shard, layers())
+        if step != "made":
+            output = model(torch.ones(2, WIDTHS[0]))
+            if step == "backward":
+                output.sum().backward()
+                torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9).step()
+            output = None
+        parts = [*model.modules(), *model.parameters()]
+        known = [(type(part).__name__, weakref.ref(part)) for part in parts]
+        del model, parts
+        gc.collect()
+        alive.append([name for name, reference in known if reference() is not None])
+    return alive
+
+
+def test_a_model_that_is_dropped_is_freed(shard):
+    """The collector sees no reference through C++: of a graph's nodes, hooks on tensors, and gradients."""
+    steps = ["made", "forward", "backward"]
+    assert launch(left_of_a_model, 2, shard, steps)[0] == [[], [], []]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

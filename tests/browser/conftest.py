@@ -34,6 +34,9 @@ FLAGS = [
     "--disable-sync",
 ]
 
+# Seconds for JupyterLab, a page or a kernel to come up. At a load of 35 it took more than 60.
+PATIENCE = 240
+
 OPEN = """async ([path, kernel]) => {
     const app = window.jupyterapp;
     await app.restored;
@@ -198,7 +201,7 @@ def served(command: list[str], home: Path, root: Path, scratch: Path) -> Iterato
                 assert process.poll() is None, f"JupyterLab ended:\n{log.read_text()}"
                 return _answers(f"{address}/api/status?token={token}")
 
-            wait_for(up, 60, "JupyterLab to start")
+            wait_for(up, PATIENCE, "JupyterLab to start")
             yield {"address": address, "token": token}
         finally:
             _end_kernels(address, token)
@@ -224,9 +227,9 @@ def page_of(
     )
     try:
         page = context.pages[0] if context.pages else context.new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(PATIENCE * 1000)
         page.goto(f"{server['address']}/lab?token={server['token']}")
-        page.wait_for_function("() => window.jupyterapp !== undefined", timeout=60_000)
+        page.wait_for_function("() => window.jupyterapp !== undefined")
         yield page
     finally:
         context.close()

@@ -38,7 +38,7 @@ def test_a_lesson_with_a_kernel_saved_by_keyboard_is_as_it_was(lab, until):
     lesson = "lessons/03-collectives.ipynb"
     before = (lab.home / lesson).read_text(encoding="utf-8")
     lab.open(lesson)
-    until(lambda: "version" in lab.current()["language"], 60, "the kernel to tell its version")
+    until(lambda: "version" in lab.current()["language"], 240, "the kernel to tell its version")
     ids = [cell["id"] for cell in lab.current()["cells"]]
     lab.save_by_keyboard()
     assert changed(before, lab.home / lesson) == []

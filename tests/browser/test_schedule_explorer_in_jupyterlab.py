@@ -35,7 +35,7 @@ def test_presets_and_controls_change_the_picture_and_the_impossible_is_said(
     lab = jupyterlab(folder=tmp_path)
     page = lab.page
     lab.open("explorer.ipynb")
-    until(lambda: lab.current()["status"] == "idle", 60, "the kernel to be idle")
+    until(lambda: lab.current()["status"] == "idle", 240, "the kernel to be idle")
     lab.do("notebook:run-all-cells")
 
     def picture() -> str:
@@ -46,7 +46,7 @@ def test_presets_and_controls_change_the_picture_and_the_impossible_is_said(
     def press_until_redrawn(act: Callable[[], Any], what: str) -> None:
         before = picture()
         act()
-        until(lambda: picture() not in ("", before), 60, what)
+        until(lambda: picture() not in ("", before), 240, what)
 
     until(picture, 120, "the presets' picture")
     lab.screenshot("schedules-presets.png")

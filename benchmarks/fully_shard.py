@@ -9,8 +9,10 @@ Forward and backward are timed apart from the optimizer, because fully_shard's o
 time for each parameter and say nothing about gathering and reducing.
 
 Ours keeps a unit's gradients in memory while they travel beside the next unit's backward. PyTorch's reduce-scatter
-waits (async_op=False; on a GPU its own stream makes room for overlap), so on gloo its peak is a unit lower where the
-network is the slower one.
+waits (async_op=False; on a GPU its own stream makes room for overlap), so on gloo its peak is lower. Counted at the
+peak, in flat buffers as large as a unit: PyTorch's has the unit in use, the next one coming, and a copy of that which
+gloo makes; ours has beside them the gradients under way, and gloo's copy of those. Not to gather before the gradients
+have landed would save both, but when they land is chance: ranks would call collectives in different orders.
 
 Memory is what PyTorch's allocator gave out and took back in a step, summed up to its peak, on top of what both hold
 between steps: the profiler records every call, inside operators and collectives too. (A process's resident set would

@@ -41,7 +41,10 @@ class RankRecord:
 
 
 class Traffic:
-    """The messages of one or of all ranks. Every number is a sum over the rows that match what is given."""
+    """The messages of one or of all ranks. Every number is a sum over the rows that match what is given.
+
+    call_counts: {(rank, operation, phase): how often it was called}
+    """
 
     def __init__(
         self,
@@ -49,8 +52,8 @@ class Traffic:
         calls: dict[tuple[int, str, str], int] | None = None,
         algorithmic: bool = False,
     ) -> None:
-        self.rows = list(rows)
-        self._calls = dict(calls or {})
+        self._rows = list(rows)
+        self.call_counts = dict(calls or {})
         self.algorithmic = algorithmic
 
     @classmethod
@@ -143,19 +146,24 @@ class Traffic:
         """How often a collective was called (a call of all four ranks counts four times unless `rank` is given)."""
         return sum(
             n
-            for (r, o, p), n in self._calls.items()
+            for (r, o, p), n in self.call_counts.items()
             if rank in (None, r) and operation in (None, o) and phase in (None, p)
         )
 
     @property
+    def rows(self) -> list[Row]:
+        """What was counted, a row for each rank, operation, phase, direction and peer."""
+        return self._rows
+
+    @property
     def ranks(self) -> list[int]:
-        return sorted({row.rank for row in self.rows} | {rank for rank, _, _ in self._calls})
+        return sorted({row.rank for row in self.rows} | {rank for rank, _, _ in self.call_counts})
 
     @property
     def operations(self) -> list[str]:
         """Names of the operations, in the order in which they were first used."""
         return list(
-            dict.fromkeys([r.operation for r in self.rows] + [o for _, o, _ in self._calls])
+            dict.fromkeys([r.operation for r in self.rows] + [o for _, o, _ in self.call_counts])
         )
 
     def matrix(self) -> list[list[int]]:
@@ -170,14 +178,14 @@ class Traffic:
     def table(self) -> list[dict[str, int | str]]:
         """One dict a rank, operation and phase: for pandas, or to print."""
         lines: dict[tuple[int, str, str], dict[str, int | str]] = {}
-        keys = [(row.rank, row.operation, row.phase) for row in self.rows] + list(self._calls)
+        keys = [(row.rank, row.operation, row.phase) for row in self.rows] + list(self.call_counts)
         for key in sorted(dict.fromkeys(keys)):
             rank, operation, phase = key
             lines[key] = {
                 "rank": rank,
                 "operation": operation,
                 "phase": phase,
-                "calls": self._calls.get(key, 0),
+                "calls": self.call_counts.get(key, 0),
                 "messages sent": self.messages_sent(*key),
                 "bytes sent": self.bytes_sent(*key),
                 "messages received": self.messages_received(*key),

@@ -117,22 +117,19 @@ class Counter(Traffic):
     def call(self, label: Label) -> None:
         key = (self.rank, label.operation, label.phase)
         with self._lock:
-            self._calls[key] = self._calls.get(key, 0) + 1
+            self.call_counts[key] = self.call_counts.get(key, 0) + 1
 
     @property
     def rows(self) -> list[Row]:
+        """What was counted so far."""
         with self._lock:
             return [
                 Row(self.rank, operation, phase, direction, peer, *count)
                 for (operation, phase, direction, peer), count in self._counts.items()
             ]
 
-    @rows.setter
-    def rows(self, rows: list[Row]) -> None:
-        pass  # Traffic.__init__ has none to give
-
     def record(self) -> RankRecord:
-        return RankRecord(self.rows, dict(self._calls), self.algorithmic)
+        return RankRecord(self.rows, dict(self.call_counts), self.algorithmic)
 
 
 _counters: tuple[Counter, ...] = ()

@@ -115,7 +115,7 @@ def attempt(
     results = Results([one["value"] for one in run], float(run.seconds))
     if options.get("record"):
         results.traffic_rows = [list(row) for row in run.traffic.rows]
-        results.traffic_calls = [[*key, n] for key, n in run.traffic._calls.items()]
+        results.traffic_calls = [[*key, n] for key, n in run.traffic.call_counts.items()]
         results.algorithmic = bool(run.traffic.algorithmic)
         results.event_rows = [
             [e.name, e.kind, e.rank, e.start, e.end, e.bytes, e.lane, _plain_detail(e.detail)]

@@ -105,6 +105,7 @@ class FlatServer:
         """Returns when every worker has ended. Raises RuntimeError if all of them were lost."""
         for worker in sorted(self.active):
             self._expect(worker, [self._headers[worker]], is_header=True)
+        self._lose_broken()
         while self.active:
             worker, coming = self._next()
             try:
@@ -114,8 +115,7 @@ class FlatServer:
                 self._lose(worker, error)
             else:
                 self._came(worker, coming.is_header)
-            while self._broken:
-                self._lose(*self._broken.pop())
+            self._lose_broken()
         for worker in sorted(self._going):
             self._finish_answer(worker)
         if len(self.report.lost) == self.num_workers:
@@ -216,6 +216,10 @@ class FlatServer:
     def _record(self, what: str, workers: tuple[int, ...], staleness: tuple[int, ...]) -> None:
         done = Served(what, workers, self.version, staleness, events.now())
         self.report.served.append(done)
+
+    def _lose_broken(self) -> None:
+        while self._broken:  # to go on without one may be to find another one gone
+            self._lose(*self._broken.pop())
 
     def _lose(self, worker: int, error: BaseException) -> None:
         """The connection to a worker is broken: the others go on."""

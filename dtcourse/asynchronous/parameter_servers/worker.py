@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
@@ -38,9 +39,11 @@ class Worker:
     model:  gets the server's parameters at once, and after each `pull`
     server: its rank in the group, or those of all servers (sharded_parameter_server.py)
     link:   where a server on this rank uses it too (colocated.py)
+    timeout: seconds that a server may take to answer; as long as the group waits, where none are given
 
     Made at the same time as the server and the other workers; raises ValueError as they do. `push`, `pull` and `close`
-    raise ServerLost where a server is gone.
+    raise ServerLost where a server is gone, or has not answered in time. The second is needed too: gloo tells who waits
+    for a process that has died, but not always where the message is posted in the moment of its death.
     """
 
     def __init__(
@@ -49,10 +52,12 @@ class Worker:
         server: int | Sequence[int] = 0,
         group: Group = None,
         link: Link | None = None,
+        timeout: float | None = None,
     ) -> None:
         as_server = False if link is None else None
         self._servers = meet(model, server, group, as_server).servers
         self._link = Link(group) if link is None else link
+        self._timeout = None if timeout is None else timedelta(seconds=timeout)
         self.num_pushed = 0
         self._gradients = flat_buckets(model)
         self._parameters = [bucket.empty() for bucket in self._gradients]
@@ -136,14 +141,14 @@ class Worker:
         for rank in self._servers:
             try:
                 with p2p.operation("push"):
-                    self._link.isend(header, rank, PUSH).wait()
+                    self._link.isend(header, rank, PUSH).wait(self._timeout)
             except RuntimeError as error:
                 gone.append((rank, error))
         return gone
 
     def _wait(self, rank: int, work: Any) -> None:
         try:
-            work.wait()
+            work.wait(self._timeout)
         except RuntimeError as error:
             raise self._lost(rank, error) from error
 

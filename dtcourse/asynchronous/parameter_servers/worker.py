@@ -57,7 +57,7 @@ class Worker:
         as_server = False if link is None else None
         self._servers = meet(model, server, group, as_server).servers
         self._link = Link(group) if link is None else link
-        self._timeout = None if timeout is None else timedelta(seconds=timeout)
+        self._timeout = timedelta(seconds=timeout or 0)  # 0 is no limit, as in PyTorch
         self.num_pushed = 0
         self._gradients = flat_buckets(model)
         self._parameters = [bucket.empty() for bucket in self._gradients]

@@ -57,7 +57,7 @@ from dtcourse.compression import (
     deep_gradient_hook,
 )
 from dtcourse.course import results_file
-from dtcourse.course.curves import median_at, quickest_rate
+from dtcourse.course.curves import median_at, quickest_lr
 from dtcourse.course.results_file import key
 from dtcourse.course.stand_in import A100, LATENCY, LINKS, WORKLOADS, StandIn, Workload
 from dtcourse.data_parallel import DistributedDataParallel
@@ -286,16 +286,16 @@ def study(
     return results_file.run_missing(results, path, todo, seeds, budget)
 
 
-def best_rate(results: dict[str, Any], method: str, target: float) -> tuple[str, list[float]]:
-    """The rate whose median number of steps to the target is lowest, and each seed's number."""
+def best_lr(results: dict[str, Any], method: str, target: float) -> tuple[str, list[float]]:
+    """The learning rate whose median number of steps to the target is lowest, and each seed's number."""
     runs = [
         results["runs"][key("steps", method, seed)]["losses"] for seed in range(results["seeds"])
     ]
-    return quickest_rate(runs, target, results["settings"]["every"])
+    return quickest_lr(runs, target, results["settings"]["every"])
 
 
 def target_of(results: dict[str, Any]) -> float:
-    """The loss that fp32 has, at its best rate, after half of its steps: the median over the seeds."""
+    """The loss that fp32 has, at its best learning rate, after half of its steps: the median over the seeds."""
     runs = [results["runs"][key("steps", "fp32", seed)] for seed in range(results["seeds"])]
     half = len(next(iter(runs[0]["losses"].values()))) // 2
     losses = [run["losses"] for run in runs]
@@ -311,9 +311,9 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
     )
     places = [(model, link) for model in results["models"] for link in results["links"]]
     yield " " * 52 + "".join(f"{name.split('-')[0][:6] + ' ' + str(g):>11s}" for name, g in places)
-    base = statistics.median(best_rate(results, "fp32", target)[1])
+    base = statistics.median(best_lr(results, "fp32", target)[1])
     for name in results["methods"]:
-        rate, steps = best_rate(results, name, target)
+        rate, steps = best_lr(results, name, target)
         low, _, high = (
             statistics.quantiles(steps, n=4) if math.isfinite(max(steps)) else (math.nan,) * 3
         )

@@ -192,7 +192,8 @@ class Gossip(Local):
 class Outer(Local):
     """DiLoCo: AdamW within, Nesterov without. Douillard et al. 2311.08105, algorithm 1.
 
-    With an outer rate of 1 and no momentum, local AdamW; with period 1 besides, each rank's AdamW on its own gradient.
+    With an outer learning rate of 1 and no momentum, local AdamW; with period 1 besides, each rank's AdamW on its own
+    gradient.
     """
 
     outer_lr: float = 0.7
@@ -268,7 +269,7 @@ PATTERN = {method.name: method.pattern or method.name for method in _METHODS}
 def lanes(
     method: Method, settings: Settings, seed: int, deal: str, dtype: torch.dtype = torch.float32
 ) -> Iterator[tuple[Local, torch.Tensor]]:
-    """The method and X (K, p, N), before the first step and after each; a lane for each rate."""
+    """The method and X (K, p, N), before the first step and after each; a lane for each learning rate."""
     p, model = settings.ranks, Replicas((64, settings.width, settings.width, 10))
     digits = Digits.drawn(settings.samples, seed, dtype)
     batches = digits.batches(digits.pools(p, deal == "by class"), settings.batch, seed + 1)
@@ -454,12 +455,12 @@ def of(results: dict[str, Any], deal: str, method: str) -> list[dict[str, Any]]:
 
 
 def summary(results: dict[str, Any]) -> Iterator[str]:
-    """A line per deal and method: its best rate, its loss at the end, the difference from the first within a seed."""
+    """A line per deal and method: its best lr, its loss at the end, the difference from the first within a seed."""
     for deal in DEALS:
         base: list[float] = []
         for name in results["methods"]:
             runs = of(results, deal, name)
-            rate = curves.best_rate([run["losses"] for run in runs])
+            rate = curves.best_lr([run["losses"] for run in runs])
             ends = curves.at_end([run["losses"] for run in runs], rate)
             base = base or ends
             low, high = curves.paired_interval(ends, base)

@@ -180,11 +180,11 @@ class SimulatedServer:
 
     # what the rule calls
 
-    def apply(self, workers: Collection[int], weight: float, rate_factor: float = 1.0) -> None:
+    def apply(self, workers: Collection[int], weight: float, lr_factor: float = 1.0) -> None:
         """An update of these workers' gradients."""
         self.staleness += [self.version - self.pulled[w] for w in workers]
         self.version += 1
-        self.applied(workers, weight, rate_factor)
+        self.applied(workers, weight, lr_factor)
 
     def drop(self, worker: int) -> None:
         """The worker's gradient came too late."""
@@ -204,7 +204,7 @@ class SimulatedServer:
     def came(self, worker: int) -> None:
         """The worker's gradient is there."""
 
-    def applied(self, workers: Collection[int], weight: float, rate_factor: float) -> None:
+    def applied(self, workers: Collection[int], weight: float, lr_factor: float) -> None:
         """Their sum, times weight, is the gradient of a step."""
 
     def pulls(self, worker: int) -> None:
@@ -242,9 +242,9 @@ class Training(SimulatedServer):
         x, y = self.digits.x[chosen], self.digits.y[chosen]
         self.gradients[worker], _ = self.model.gradients(self.has[worker], x, y)
 
-    def applied(self, workers: Collection[int], weight: float, rate_factor: float) -> None:
+    def applied(self, workers: Collection[int], weight: float, lr_factor: float) -> None:
         total = torch.stack([self.gradients[w] for w in workers]).sum(0)
-        self.X = self.X - self.lr * rate_factor * weight * total
+        self.X = self.X - self.lr * lr_factor * weight * total
         self.counts.update(workers)
 
     def pulls(self, worker: int) -> None:
@@ -361,7 +361,7 @@ def study(
 
 
 def summary(results: dict[str, Any]) -> Iterator[str]:
-    """A line per pace and method: its best rate, its loss at the end and when that is, and the staleness."""
+    """A line per pace and method: its best learning rate, its loss at the end and when that is, and the staleness."""
     for pace in PACES:
         base: list[float] = []
         for name, paces in results["methods"].items():
@@ -371,7 +371,7 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
                 results["runs"][key("gradients", pace, name, seed)]
                 for seed in range(results["seeds"])
             ]
-            rate = curves.best_rate([run["losses"] for run in runs])
+            rate = curves.best_lr([run["losses"] for run in runs])
             ends = curves.at_end([run["losses"] for run in runs], rate)
             base = base or ends
             low, high = curves.paired_interval(ends, base)

@@ -21,21 +21,21 @@ def steps_to(losses: Curve, target: float, every: int) -> float:
     return math.inf
 
 
-def median_at(runs: Sequence[dict[str, Curve]], rate: str, look: int) -> float:
+def median_at(runs: Sequence[dict[str, Curve]], lr: str, look: int) -> float:
     """Over the seeds, at this look (-1: the last); infinite where half of them have none any more."""
-    return statistics.median(math.inf if (at := run[rate][look]) is None else at for run in runs)
+    return statistics.median(math.inf if (at := run[lr][look]) is None else at for run in runs)
 
 
-def best_rate(runs: Sequence[dict[str, Curve]], look: int = -1) -> str:
-    """The rate whose median loss over the seeds is lowest at this look, the last if no other is named."""
-    return min(runs[0], key=lambda rate: median_at(runs, rate, look))
+def best_lr(runs: Sequence[dict[str, Curve]], look: int = -1) -> str:
+    """The learning rate whose median loss over the seeds is lowest at this look, the last if no other is named."""
+    return min(runs[0], key=lambda lr: median_at(runs, lr, look))
 
 
-def quickest_rate(
+def quickest_lr(
     runs: Sequence[dict[str, Curve]], target: float, every: int
 ) -> tuple[str, list[float]]:
-    """The rate whose median number of steps to the target is lowest, and each seed's number."""
-    found = {rate: [steps_to(run[rate], target, every) for run in runs] for rate in runs[0]}
+    """The learning rate whose median number of steps to the target is lowest, and each seed's number."""
+    found = {lr: [steps_to(run[lr], target, every) for run in runs] for lr in runs[0]}
     return min(found.items(), key=lambda one: statistics.median(one[1]))
 
 
@@ -49,9 +49,9 @@ def interval(differences: Sequence[float], confidence: float = 0.95) -> tuple[fl
     return middle - half, middle + half
 
 
-def at_end(runs: Sequence[dict[str, Curve]], rate: str) -> list[float]:
+def at_end(runs: Sequence[dict[str, Curve]], lr: str) -> list[float]:
     """By seed, the loss at the last look; infinite where it is no number any more."""
-    return [math.inf if (end := run[rate][-1]) is None else end for run in runs]
+    return [math.inf if (end := run[lr][-1]) is None else end for run in runs]
 
 
 def paired_interval(values: Sequence[float], base: Sequence[float]) -> tuple[float, float]:

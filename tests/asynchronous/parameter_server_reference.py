@@ -32,7 +32,7 @@ def gradients(case, model, parameters, worker, step):
     }
 
 
-def replay(served, case, workers, rate, weight, rate_factor=lambda staleness: 1.0):
+def replay(served, case, workers, rate, weight, lr_factor=lambda staleness: 1.0):
     """Parameters by name, and the staleness of each applied gradient, after all that was `served`.
 
     weight: number of gradients in an update -> what each counts
@@ -56,7 +56,7 @@ def replay(served, case, workers, rate, weight, rate_factor=lambda staleness: 1.
         if what == "drop":
             continue
         staleness += [since[w] for w in who]
-        factor = rate_factor(since[who[0]])
+        factor = lr_factor(since[who[0]])
         for n, g in sums.items():
             current[n].add_(g * weight(len(who)), alpha=-rate * factor)
         since = {w: count + 1 for w, count in since.items()}

@@ -150,7 +150,7 @@ def test_any_order_of_pushes_and_pulls_is_what_one_process_computes_in_that_orde
             range(1, len(run)),
             RATE,
             weight=lambda number: 1 / num_workers,
-            rate_factor=(lambda s: 1 / max(1, s)) if key[0] == "aware" else lambda s: 1.0,
+            lr_factor=(lambda s: 1 / max(1, s)) if key[0] == "aware" else lambda s: 1.0,
         )
         assert all(torch.equal(got[name], expected[name]) for name in expected), key
         assert staleness == their_staleness
@@ -215,9 +215,9 @@ class Fake:
         self.num_pushed, self.pulled = dict.fromkeys(workers, 0), dict.fromkeys(workers, 0)
         self.calls = []
 
-    def apply(self, workers, weight, rate_factor=1.0):
+    def apply(self, workers, weight, lr_factor=1.0):
         self.version += 1
-        self.calls.append(("apply", list(workers), weight, rate_factor))
+        self.calls.append(("apply", list(workers), weight, lr_factor))
 
     def drop(self, worker):
         self.calls.append(("drop", worker))

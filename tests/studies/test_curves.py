@@ -14,17 +14,17 @@ def test_steps_to_a_target():
     assert curves.steps_to([2.0, None], 0.5, every=10) == math.inf
 
 
-def test_the_best_rate_is_that_of_the_median_seed():
+def test_the_best_lr_is_that_of_the_median_seed():
     runs = [
         {"0.1": [3.0, 2.0], "0.3": [3.0, 1.0]},
         {"0.1": [3.0, 2.0], "0.3": [3.0, 1.0]},
         {"0.1": [3.0, 0.1], "0.3": [3.0, None]},
     ]
-    assert curves.best_rate(runs) == "0.3"
+    assert curves.best_lr(runs) == "0.3"
     assert curves.median_at(runs, "0.3", 1) == 1.0
-    assert curves.best_rate([{"0.1": [3.0, 2.0], "0.3": [1.0, None]}]) == "0.1"
-    assert curves.best_rate([{"0.1": [3.0, 2.0], "0.3": [1.0, None]}], look=0) == "0.3"
-    assert curves.quickest_rate(runs, 1.5, every=5) == ("0.3", [5.0, 5.0, math.inf])
+    assert curves.best_lr([{"0.1": [3.0, 2.0], "0.3": [1.0, None]}]) == "0.1"
+    assert curves.best_lr([{"0.1": [3.0, 2.0], "0.3": [1.0, None]}], look=0) == "0.3"
+    assert curves.quickest_lr(runs, 1.5, every=5) == ("0.3", [5.0, 5.0, math.inf])
 
 
 def test_the_interval_is_student_s():

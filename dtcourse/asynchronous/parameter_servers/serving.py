@@ -155,8 +155,8 @@ class FlatServer:
 
     # --- what a rule calls --------------------------------------------------------------------------------------
 
-    def apply(self, workers: Collection[int], weight: float, rate_factor: float = 1.0) -> None:
-        """One step of the optimizer with weight * (the sum of these workers' gradients), at rate_factor * its lr."""
+    def apply(self, workers: Collection[int], weight: float, lr_factor: float = 1.0) -> None:
+        """One step of the optimizer with weight * (the sum of these workers' gradients), at lr_factor * its lr."""
         with events.span("update", "compute"), torch.no_grad():
             for i, bucket in enumerate(self._buckets):
                 first, *others = [self._gradients[w][i] for w in workers]
@@ -170,7 +170,7 @@ class FlatServer:
                     parameter.grad = gradient
         learning_rates = [group["lr"] for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
-            group["lr"] = group["lr"] * rate_factor
+            group["lr"] = group["lr"] * lr_factor
         self.optimizer.step()
         for group, lr in zip(self.optimizer.param_groups, learning_rates, strict=True):
             group["lr"] = lr

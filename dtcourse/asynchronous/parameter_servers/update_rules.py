@@ -40,7 +40,7 @@ class Serving(Protocol):
     def num_pushed(self) -> Mapping[int, int]: ...
     @property
     def pulled(self) -> Mapping[int, int]: ...
-    def apply(self, workers: Collection[int], weight: float, rate_factor: float = 1.0) -> None: ...
+    def apply(self, workers: Collection[int], weight: float, lr_factor: float = 1.0) -> None: ...
     def drop(self, worker: int) -> None: ...
     def answer(self, workers: Collection[int]) -> None: ...
 
@@ -101,20 +101,20 @@ def constant(staleness: int) -> float:
 class Asynchronous:
     """Applies each gradient as it comes, and answers at once.
 
-    rate_factor: staleness -> factor of the learning rate: `constant`, or `inverse_staleness`
+    lr_factor: staleness -> factor of the learning rate: `constant`, or `inverse_staleness`
     """
 
     arrival_decides = True
 
-    def __init__(self, rate_factor: Callable[[int], float] = constant) -> None:
-        self.rate_factor = rate_factor
+    def __init__(self, lr_factor: Callable[[int], float] = constant) -> None:
+        self.lr_factor = lr_factor
 
     def check(self, num_workers: int) -> None:
         pass
 
     def received(self, server: Serving, worker: int) -> None:
         staleness = server.version - server.pulled[worker]
-        server.apply([worker], 1 / server.num_workers, self.rate_factor(staleness))
+        server.apply([worker], 1 / server.num_workers, self.lr_factor(staleness))
         self._answer(server, worker)
 
     def left(self, server: Serving, worker: int) -> None:
@@ -128,17 +128,17 @@ class BoundedStaleness(Asynchronous):
     """Applies each gradient as it comes; a worker more than `max_ahead` steps ahead of the slowest waits for it.
 
     max_ahead:   Ho et al.'s s. 0 is synchronous: all wait for the slowest in each step, and see the same model then
-    rate_factor: as above
+    lr_factor: as above
 
     Raises ValueError for a max_ahead below 0.
     """
 
-    def __init__(self, max_ahead: int, rate_factor: Callable[[int], float] = constant) -> None:
+    def __init__(self, max_ahead: int, lr_factor: Callable[[int], float] = constant) -> None:
         if isinstance(max_ahead, bool) or not isinstance(max_ahead, int) or max_ahead < 0:
             raise ValueError(
                 f"a worker may be 0 steps or more ahead of the slowest; got max_ahead={max_ahead!r}"
             )
-        super().__init__(rate_factor)
+        super().__init__(lr_factor)
         self.max_ahead = max_ahead
         self._waiting: list[int] = []
 

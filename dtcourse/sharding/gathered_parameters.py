@@ -6,8 +6,7 @@
                 trained_shard_numel,): goes into the reduce-scatter
 
 While the whole is not there, its storage is empty, and the model holds what this rank keeps in each parameter's place.
-How the parameters are cut is a layout: flat_parameter.py cuts all of them as one run,
-dtensor_parameters.py each by its rows.
+How they are cut is a layout: flat_parameter.py cuts all of them as one run, dtensor_parameters.py each by its rows.
 
 A gradient of zero is not none: weight decay and momentum act on the one, and leave a parameter alone that no rank's
 loss depends on. Ranks must agree on which it is, and can without a message: the sign of zero says it. Where a rank has
@@ -23,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtcourse.parameters.backward import on_gradient
 from dtcourse.sharding.policies import ShardGroups
 from dtcourse.sharding.sharded_parameter import FreedParameter, Place
 from dtcourse.torch_private import as_plain_tensors, gradient_hooks, own_parameters, version_of
@@ -226,12 +226,12 @@ class GatheredParameters:
 
     # --- gradients --------------------------------------------------------------------------------------------
 
-    def on_gradient(self, callback: Callable[[], Any]) -> None:
-        """Has callback() run whenever backward has the gradient of one of the views."""
+    def on_gradient(self, method: Callable[[torch.Tensor], None]) -> None:
+        """Has method(view) run whenever backward has a view's gradient, for as long as the method's object lives."""
         with as_plain_tensors():
             for view, place in zip(self.views, self.places, strict=True):
                 if place.trains:
-                    view.register_post_accumulate_grad_hook(lambda _: callback())
+                    on_gradient(view, method)
 
     def pack_gradients(self, scale: float) -> None:
         """Moves the views' gradients, times `scale`, to where they are sent from; each is freed as it is moved.

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from dtcourse import nested
-from dtcourse.parameters.backward import weakly
 from dtcourse.sharding.schedule import Schedule
 from dtcourse.sharding.unit import Unit, units_in
 from dtcourse.torch_private import base_of, in_backward
@@ -38,10 +37,8 @@ class Hooks:
         self._schedule: Schedule | None = None
         # By the forwards that are running: a module may call itself.
         self._held_before: list[list[HeldTensor]] = []
-        for (
-            group
-        ) in unit.param_groups:  # weakly, since the collector does not look into hooks of tensors
-            group.on_gradient(weakly(self._gradient_is_ready))
+        for group in unit.param_groups:
+            group.on_gradient(self._gradient_is_ready)
         module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._after_forward, always_call=True)
 
@@ -120,7 +117,7 @@ class Hooks:
                 "step, a loaded state): gradients would be of neither model. Call backward first."
             )
 
-    def _gradient_is_ready(self) -> None:
+    def _gradient_is_ready(self, _view: torch.Tensor) -> None:
         self.schedule.gradient_is_ready(self.unit)
 
     def _inputs_are_ready(self, gradients: Any) -> None:
@@ -146,9 +143,8 @@ def _tensors_held_by(modules: Iterable[nn.Module]) -> list[HeldTensor]:
 
 
 def _when_all_have_gradients(inputs: list[torch.Tensor], hook: Callable[[Any], None]) -> None:
-    if (
-        len(inputs) == 1
-    ):  # PyTorch's hook for several knows the node it is on: a graph with it waits for the collector
+    # PyTorch's hook for several knows the node it is on: a graph with it waits for the collector.
+    if len(inputs) == 1:
         inputs[0].register_hook(hook)
     else:
         torch.autograd.graph.register_multi_grad_hook(inputs, hook)

@@ -21,15 +21,14 @@ UNITS = ("bytes", "seconds", "count", "flops", "percent")
 def unit_axis(ax: Axes, axis: str, unit: str | None, log: bool) -> None:
     """Ticks written with the unit's own prefixes, at round places."""
     which = getattr(ax, f"{axis}axis")
+    low, high = which.get_view_interval()
     if unit == "bytes":
         if log:
-            low, high = ax.get_xlim() if axis == "x" else ax.get_ylim()
             octaves = max(1.0, np.log2(max(high / max(low, 1e-9), 2)))
             which.set_major_locator(LogLocator(base=2.0 ** max(1, round(octaves / 6)), numticks=12))
         else:
             which.set_major_locator(BinaryLocator())
     elif log:
-        low, high = ax.get_xlim() if axis == "x" else ax.get_ylim()
         # Under two decades powers of ten alone would be one tick, or none.
         within = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
         which.set_major_locator(LogLocator(base=10, subs=within, numticks=9))

@@ -313,7 +313,7 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
     yield " " * 52 + "".join(f"{name.split('-')[0][:6] + ' ' + str(g):>11s}" for name, g in places)
     base = statistics.median(best_lr(results, "fp32", target)[1])
     for name in results["methods"]:
-        rate, steps = best_lr(results, name, target)
+        lr, steps = best_lr(results, name, target)
         low, _, high = (
             statistics.quantiles(steps, n=4) if math.isfinite(max(steps)) else (math.nan,) * 3
         )
@@ -323,7 +323,7 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
             step = results["runs"][key("seconds", model, link)]["step"]
             ratios.append(middle * step[name] / (base * step["fp32"]))
         yield (
-            f"{name:22s} lr {rate:<6s} {middle:5.0f} ({low:.0f} to {high:.0f})".ljust(52)
+            f"{name:22s} lr {lr:<6s} {middle:5.0f} ({low:.0f} to {high:.0f})".ljust(52)
             + "".join(f"{ratio:11.2f}" for ratio in ratios)
         )
 

@@ -460,15 +460,15 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
         base: list[float] = []
         for name in results["methods"]:
             runs = of(results, deal, name)
-            rate = curves.best_lr([run["losses"] for run in runs])
-            ends = curves.at_end([run["losses"] for run in runs], rate)
+            lr = curves.best_lr([run["losses"] for run in runs])
+            ends = curves.at_end([run["losses"] for run in runs], lr)
             base = base or ends
             low, high = curves.paired_interval(ends, base)
             own, apart, meetings = (
-                [run[part][rate] for run in runs] for part in ("own", "apart", "meetings")
+                [run[part][lr] for run in runs] for part in ("own", "apart", "meetings")
             )
             yield (
-                f"{deal:9s} {name:33s} lr {rate:<7s} loss {statistics.median(ends):.4f} ({low:+.4f} to {high:+.4f})"
+                f"{deal:9s} {name:33s} lr {lr:<7s} loss {statistics.median(ends):.4f} ({low:+.4f} to {high:+.4f})"
                 f"  own {statistics.median(own):.4f}  apart {statistics.median(apart):.3f}  met "
                 f"{statistics.median(meetings):g}"
             )

@@ -371,15 +371,15 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
                 results["runs"][key("gradients", pace, name, seed)]
                 for seed in range(results["seeds"])
             ]
-            rate = curves.best_lr([run["losses"] for run in runs])
-            ends = curves.at_end([run["losses"] for run in runs], rate)
+            lr = curves.best_lr([run["losses"] for run in runs])
+            ends = curves.at_end([run["losses"] for run in runs], lr)
             base = base or ends
             low, high = curves.paired_interval(ends, base)
             stale = Counter[int]()
             for run in runs:
                 stale.update({int(s): n for s, n in run["staleness"].items()})
             yield (
-                f"{pace:9s}{name:40s} lr {rate:<5s} loss {statistics.median(ends):.4f} ({low:+.4f} to {high:+.4f})"
+                f"{pace:9s}{name:40s} lr {lr:<5s} loss {statistics.median(ends):.4f} ({low:+.4f} to {high:+.4f})"
                 f"  at {statistics.mean(run['times'][-1] for run in runs):6.1f}"
                 f"  stale {sum(s * n for s, n in stale.items()) / stale.total():5.2f}, at most {max(stale)}"
                 f"  slow {statistics.mean(run['slow'] for run in runs):.3f}"

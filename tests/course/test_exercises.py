@@ -15,7 +15,6 @@ import ast
 import copy
 import importlib.util
 import sys
-import time
 from functools import cache
 from pathlib import Path
 
@@ -30,7 +29,8 @@ from dtcourse.course.judging.runs import InKernel
 from dtcourse.course.judging.sandbox import Sandbox
 from dtcourse.course.judging.serving import define
 from dtcourse.course.judging.taking import take
-from dtcourse.launch import standby, template
+from dtcourse.launch import standby
+from tests import kept_ranks
 from tests.course import rotation
 from tests.course.edits import edited
 
@@ -123,10 +123,7 @@ def put(exercise: Exercise, notebook: dict, wanted: str | None = None) -> Report
 @pytest.fixture(scope="module", autouse=True)
 def ranks_that_stay():
     """What judging costs is launching: ranks come from a template, once there is one, and serve many answers."""
-    template.start_early()
-    limit = time.monotonic() + 60
-    while template.POSSIBLE and not template.refresh() and time.monotonic() < limit:
-        time.sleep(0.05)
+    kept_ranks.come_from_template(60)
     with standby.keeping():
         yield
 

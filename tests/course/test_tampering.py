@@ -14,7 +14,8 @@ import pytest
 from dtcourse.course.judging import runs, tampering
 from dtcourse.course.judging.framework import Refused
 from dtcourse.course.places import PACKAGE
-from dtcourse.launch import launch, standby, template
+from dtcourse.launch import standby, template
+from tests import kept_ranks
 
 # What a check takes its numbers from: these modules are asked by the others of the course.
 _BOOKS = ("dtcourse.collectives.traffic", "dtcourse.events")
@@ -182,8 +183,7 @@ def test_a_change_between_two_launches_of_one_rank_is_noticed():
         gc.collect()  # it is among the oldest objects now, which no collection looks at before the rank cleans up
         return 0
 
-    while not launch(frozen, 1, init=False)[0]:
-        time.sleep(0.1)
+    assert kept_ranks.come_from_template()
     alone = {"init": False}
     with standby.keeping():
         assert runs.attempt(step, {"answer": leaves_a_trap}, 1, (), alone).values == [0]
@@ -192,7 +192,3 @@ def test_a_change_between_two_launches_of_one_rank_is_noticed():
         ):
             runs.attempt(step, {"answer": int}, 1, (), alone)
         assert runs.attempt(step, {"answer": int}, 1, (), alone).values == [0], "of a fresh rank"
-
-
-def frozen():
-    return gc.get_freeze_count() > 0

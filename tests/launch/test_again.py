@@ -19,6 +19,7 @@ from dtcourse import emulation, launch
 from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
 from dtcourse.emulation.clock import installed
 from dtcourse.launch import RankFailure, RankTimeout, standby, template
+from tests import kept_ranks
 
 pytestmark = pytest.mark.skipif(not template.POSSIBLE, reason="ranks are kept on Linux only")
 
@@ -26,17 +27,10 @@ pytestmark = pytest.mark.skipif(not template.POSSIBLE, reason="ranks are kept on
 @pytest.fixture(autouse=True)
 def template_is_there():
     """Only ranks whose garbage collector passes over what was imported are kept: those of a template."""
-    deadline = time.monotonic() + 120
-    while not launch(frozen, 1, init=False)[0]:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert kept_ranks.come_from_template()
     with standby.keeping():
         yield
     assert not standby._kept
-
-
-def frozen():
-    return gc.get_freeze_count() > 0
 
 
 def who():

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.browser.conftest import PATIENCE
+
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
@@ -43,7 +45,7 @@ def test_every_cell_runs_and_a_control_changes_the_picture(
     assert lab.open(LESSON) == len(written["cells"])
     page.evaluate("() => window.jupyterapp.commands.execute('notebook:clear-all-cell-outputs')")
     assert not any(cell["count"] or cell["outputs"] for cell in lab.current()["cells"])
-    until(lambda: lab.current()["status"] == "idle", 240, "the kernel to be idle")
+    until(lambda: lab.current()["status"] == "idle", PATIENCE, "the kernel to be idle")
     lab.do("notebook:run-all-cells")
 
     def finished() -> bool:
@@ -76,7 +78,7 @@ def test_every_cell_runs_and_a_control_changes_the_picture(
         idle = lab.current()["status"] == "idle"
         return idle and page.evaluate(PICTURE, "memory-wall") not in ("", before)
 
-    until(redrawn, 240, "the picture to change")
+    until(redrawn, PATIENCE, "the picture to change")
     lab.screenshot("lesson-01-light-moved.png")
 
     lab.do("apputils:change-theme", {"theme": "JupyterLab Dark"})

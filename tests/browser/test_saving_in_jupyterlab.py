@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.browser.conftest import PATIENCE
 from tests.course import rotation
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(420)]
@@ -38,7 +39,9 @@ def test_a_lesson_with_a_kernel_saved_by_keyboard_is_as_it_was(lab, until):
     lesson = "lessons/03-collectives.ipynb"
     before = (lab.home / lesson).read_text(encoding="utf-8")
     lab.open(lesson)
-    until(lambda: "version" in lab.current()["language"], 240, "the kernel to tell its version")
+    until(
+        lambda: "version" in lab.current()["language"], PATIENCE, "the kernel to tell its version"
+    )
     ids = [cell["id"] for cell in lab.current()["cells"]]
     lab.save_by_keyboard()
     assert changed(before, lab.home / lesson) == []

@@ -10,6 +10,8 @@ from typing import Any
 import nbformat
 import pytest
 
+from tests.browser.conftest import PATIENCE
+
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
@@ -35,7 +37,7 @@ def test_presets_and_controls_change_the_picture_and_the_impossible_is_said(
     lab = jupyterlab(folder=tmp_path)
     page = lab.page
     lab.open("explorer.ipynb")
-    until(lambda: lab.current()["status"] == "idle", 240, "the kernel to be idle")
+    until(lambda: lab.current()["status"] == "idle", PATIENCE, "the kernel to be idle")
     lab.do("notebook:run-all-cells")
 
     def picture() -> str:
@@ -46,7 +48,7 @@ def test_presets_and_controls_change_the_picture_and_the_impossible_is_said(
     def press_until_redrawn(act: Callable[[], Any], what: str) -> None:
         before = picture()
         act()
-        until(lambda: picture() not in ("", before), 240, what)
+        until(lambda: picture() not in ("", before), PATIENCE, what)
 
     until(picture, 120, "the presets' picture")
     lab.screenshot("schedules-presets.png")

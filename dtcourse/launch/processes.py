@@ -14,7 +14,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from dtcourse.launch import deadlock, failures, rank, serialization, server, standby, waiting
+from dtcourse.launch import deadlock, failures, rank, rank_process, serialization, standby, waiting
 from dtcourse.launch.interrupts import Interrupts
 from dtcourse.launch.output import Output
 from dtcourse.launch.reporting import Bars
@@ -72,7 +72,7 @@ class Ranks:
         return [member.channel for member in self.members]
 
     @property
-    def processes(self) -> list[server.RankProcess]:
+    def processes(self) -> list[rank_process.RankProcess]:
         """By rank."""
         return [member.process for member in self.members]
 

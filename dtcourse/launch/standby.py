@@ -25,12 +25,13 @@ from typing import Any
 
 from dtcourse.launch import memory, rank, serialization, server, template
 from dtcourse.launch.interrupts import Interrupts
+from dtcourse.launch.rank_process import RankProcess, preparation
 
 MOST = 8
 PATIENCE = 5.0  # seconds in which spares must answer, or others take their place
 
 
-class _Rank(server.RankProcess):
+class _Rank(RankProcess):
     @staticmethod
     def connect(descriptors: list[int]) -> tuple[int, int]:
         """From the template where there is one, else from the fork server."""
@@ -39,7 +40,7 @@ class _Rank(server.RankProcess):
         return server.connect(descriptors)
 
 
-class _Spare(server.RankProcess):
+class _Spare(RankProcess):
     attempts, waits = 1, False
     connect = staticmethod(template.connect)
 
@@ -47,7 +48,7 @@ class _Spare(server.RankProcess):
 class Member:
     """A rank's process, and our ends of its pipes."""
 
-    def __init__(self, kind: type[server.RankProcess], name: str) -> None:
+    def __init__(self, kind: type[RankProcess], name: str) -> None:
         self.channel, channel = Pipe(duplex=True)
         self.output, output = Pipe(duplex=False)
         self.stacks, stacks = Pipe(duplex=False)
@@ -190,7 +191,7 @@ def members(count: int) -> list[Member]:
     alive = []
     try:
         for spare in taken:
-            spare.adopt(server.preparation("rank"))
+            spare.adopt(preparation("rank"))
         limit = time.monotonic() + PATIENCE
         for spare in taken:
             if spare.has_taken(limit):

@@ -33,6 +33,7 @@ from multiprocessing.connection import Connection
 import dtcourse
 from dtcourse.launch import again, huge_pages, memory, server
 from dtcourse.launch.course_files import COURSE, is_system, sources, users_modules
+from dtcourse.launch.rank_process import RankProcess
 
 POSSIBLE = os.path.isdir("/proc/self/task")
 
@@ -79,7 +80,7 @@ def _load_course(alive: Connection) -> None:
 # --- in the notebook ---------------------------------------------------------------------------------------------
 
 
-class _Process(server.RankProcess):
+class _Process(RankProcess):
     waits = False  # the server may still be importing torch
 
 

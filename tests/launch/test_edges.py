@@ -185,6 +185,31 @@ def test_streamed_parts_of_lines_do_not_mix(capfd):
     ]
 
 
+# --- what ranks have loaded ---------------------------------------------------------------------------------------
+
+
+def test_a_program_may_have_more_preloaded_before_its_first_launch():
+    done = run_script("""
+        import sys
+        from dtcourse import launch
+        from dtcourse.launch import server
+
+        def loaded():
+            return "colorsys" in sys.modules
+
+        server.preload("colorsys")
+        print(launch(loaded, 1)[0])
+        try:
+            server.preload("this")
+        except RuntimeError as error:
+            print(error)
+    """)  # fmt: skip
+    said = (
+        "True\nthe fork server has started already: say what to preload before the first launch\n"
+    )
+    assert done.stdout == said, done.stderr
+
+
 # --- time limits ---------------------------------------------------------------------------------------------------
 
 

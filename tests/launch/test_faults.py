@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from dtcourse import launch
 from dtcourse.launch import RankFailure, RankTimeout, server, standby
+from dtcourse.launch.rank_process import RankProcess
 from tests.launch.settling import settle
 
 
@@ -388,6 +389,6 @@ def test_an_end_that_is_told_late_spoils_no_result(monkeypatch):
         late.append(process.pid)
         raise ValueError("Cannot close a process while it is still running.")
 
-    monkeypatch.setattr(server.RankProcess, "close", close)
+    monkeypatch.setattr(RankProcess, "close", close)
     assert list(launch(dist.get_rank, 2)) == [0, 1]
     assert len(late) == 2

@@ -28,7 +28,6 @@ LONGER = {
     "dtcourse/launch/cluster/slurm.py": 275,
     "dtcourse/launch/cluster/throwaway.py": 347,
     "dtcourse/launch/processes.py": 306,
-    "dtcourse/launch/server.py": 312,
     "dtcourse/memory/allocator.py": 264,
     "dtcourse/memory/attention_triton.py": 322,
     "dtcourse/memory/checkpointing.py": 262,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -228,7 +229,9 @@ def test_a_thread_that_serves_has_a_time_of_its_own():
 def _one_rank_dies():
     case, rank = CASES["mlp"], dist.get_rank()
     model = started(case, 0)
-    with ColocatedWorker(model, sgd) as worker:
+    # gloo misses a death now and then: then this limit tells.
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    with ColocatedWorker(model, sgd, group=group) as worker:
         work(case, model, worker, rank, steps=2)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -11,6 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
+from contextlib import suppress
 
 # What each process computes, and prints the seconds of: an interpreter's work, as most tests are.
 WORK = """
@@ -50,3 +51,16 @@ def words(slowness: float) -> str:
 
 if __name__ == "__main__":
     print(words(slowness()))
+
+
+def schedule(batch: bool) -> None:
+    """How the system shares out the processors among what this process starts from now on: for throughput, or as usual.
+
+    For throughput (Linux's SCHED_BATCH, sched(7)) nobody who wakes up takes the processor from somebody at work. As
+    usual gloo's threads do, from one another, and where that holds the lock that they want they turn round and round
+    till their time is over: with four ranks on two cores three quarters of an all-reduce is that.
+    """
+    if hasattr(os, "SCHED_BATCH"):
+        with suppress(OSError):  # a container may forbid it
+            policy = os.SCHED_BATCH if batch else os.SCHED_OTHER
+            os.sched_setscheduler(0, policy, os.sched_param(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,6 +78,7 @@ def test_a_misspelt_marker_is_an_error(project):
         (["tests/repository/test_conftest.py"], ["tests"], 3),
         (["requirements.lock"], ["tests"], 3),
         (["README.md"], ["tests/repository/test_conftest.py"], 3),
+        (["README.md"], ["tests/repository"], 3),
         (None, ["tests"], 3),  # what has changed cannot be told
     ],
 )
@@ -104,3 +106,7 @@ def test_what_stands_on_unchanged_files_takes_turns(
     assert all("test_conftest: not its turn (one of 3)" in one for one in said if one)
     monkeypatch.setenv("DTCOURSE_MUTANTS", "all")
     assert conftest.why_it_waits(item) == ""
+
+
+def test_the_garbage_collector_passes_over_what_was_collected():
+    assert gc.isenabled() and gc.get_freeze_count() > 0

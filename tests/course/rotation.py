@@ -17,11 +17,10 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LATELY = 10  # commits: more than what is pushed at once
-TURNS, SELDOM = (
-    3,
-    9,
-)  # one answer of so many, where what it stands on has changed, and where nothing has
+# Commits, and hours: the longer of the two is more than what is pushed at once.
+LATELY, HOURS = 10, 3
+# One answer of so many, where what it stands on has changed, and where nothing has.
+TURNS, SELDOM = 3, 9
 # What every verdict may come from, besides what the checks import.
 EVERYWHERE = ("dtcourse/course/", "tests/course/", "tests/conftest.py", "pyproject.toml",
               "requirements.lock")  # fmt: skip
@@ -49,7 +48,7 @@ def reason(lesson: str, number: int, paths: Iterable[str], commit: str) -> str:
         return ""
     return (
         f"an answer to lesson {lesson}: not its turn (one of {turns}), and neither the lesson's checks nor its "
-        f"solution or answers have changed in {LATELY} commits (DTCOURSE_MUTANTS=all tries all)"
+        f"solution or answers have changed lately (DTCOURSE_MUTANTS=all tries all)"
     )
 
 
@@ -82,9 +81,12 @@ def touches(path: str, lesson: str) -> bool:
 
 @cache
 def changed() -> list[str] | None:
-    """The files that are not as they were some commits ago; None where that cannot be told (no git,
-    a shallow clone)."""
-    base = _git("rev-parse", "--verify", "-q", f"HEAD~{LATELY}")
+    """The files that are not as they were LATELY commits and HOURS hours before the last commit; None where that
+    cannot be told (no git, a shallow clone, so young a repository)."""
+    by_number = _git("rev-parse", "--verify", "-q", f"HEAD~{LATELY}")
+    now = int(_git("log", "-1", "--format=%ct") or 0)
+    by_time = _git("rev-list", "-1", f"--before={now - HOURS * 3600}", "HEAD")
+    base = _git("merge-base", by_number, by_time) if by_number and by_time else ""
     if not base:
         return None
     return (

@@ -1,5 +1,8 @@
 """Which answers are tried: all that a change is about, and each of the others in its turn."""
 
+import os
+import subprocess
+
 import pytest
 
 from dtcourse.course.judging import exercises
@@ -86,3 +89,31 @@ def test_what_stands_on_few_files_has_its_turn_too(monkeypatch):
     assert not any(rotation.waits(n, ("lessons/04", "lessons/scripts/")) for n in range(4))
     monkeypatch.setenv("DTCOURSE_MUTANTS", "all")
     assert not any(rotation.waits(n, ("lessons/04",)) for n in range(4))
+
+
+@pytest.mark.parametrize(
+    ("hours_ago", "lately"),
+    [
+        ([9] * 5 + [0] * 4, None),  # of nine commits none is the tenth
+        ([20] * 5 + [9] * 10, 10),  # ten at least
+        ([9] * 5 + [1] * 12, 12),  # pushed at once
+        ([9] * 5 + [4] * 4 + [2] * 3, 10),
+    ],
+)
+def test_what_has_changed_lately_is_all_that_is_pushed_at_once(
+    tmp_path, monkeypatch, hours_ago, lately
+):
+    def git(*words, at=0):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        date = {"GIT_COMMITTER_DATE": f"{1_790_000_000 - at * 3600} +0000"}
+        subprocess.run(["git", *who, *words], cwd=tmp_path, env=os.environ | date, check=True)
+
+    git("init", "-q")
+    for number, hours in enumerate(hours_ago):
+        (tmp_path / str(number)).touch()
+        git("add", ".")
+        git("commit", "-q", "-m", "one more", at=hours)
+    monkeypatch.setattr(rotation, "ROOT", tmp_path)
+    monkeypatch.setattr(rotation, "_git", rotation._git.__wrapped__)
+    found = rotation.changed.__wrapped__()
+    assert (found and len(found)) == lately

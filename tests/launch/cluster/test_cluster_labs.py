@@ -13,7 +13,11 @@ import pytest
 from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.slow,
+    pytest.mark.stands_on("docs/cluster-labs.md", "dtcourse/launch/", "dtcourse/cli/"),
+]
 
 # An installation takes minutes: the test's own environment takes its place.
 INSTALLS = {"git clone $COURSE dtcourse", "make env"}

@@ -27,7 +27,11 @@ from dtcourse.launch.cluster.record import JobFailed
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
 from tests import at_once
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.slow,
+    pytest.mark.stands_on("dtcourse/launch/"),
+]
 
 MINUTE = 60.0
 

@@ -12,6 +12,7 @@ the template's work (template.py).
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -138,10 +139,16 @@ def preload(*modules: str) -> None:
 
 
 def load(modules: list[str] = PRELOAD) -> None:
-    """Imports what ranks do."""
-    for name in modules + OF_RANKS:
-        with suppress(ImportError):
-            importlib.import_module(name)
+    """Imports what ranks do, without the garbage collector, which would find nothing in a quarter of the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        for name in modules + OF_RANKS:
+            with suppress(ImportError):
+                importlib.import_module(name)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def is_copy() -> bool:

@@ -9,7 +9,7 @@ written test by test.
     python tools/test.py                 # everything
     python tools/test.py unit timing     # some stages
     DTCOURSE_WORLD_SIZES=2,3 ...         # what the stage `parameters` tries (see tests/notebooks)
-    DTCOURSE_TEST_WORKERS=8 ...          # processes for the stages that run in parallel (2)
+    DTCOURSE_TEST_WORKERS=8 ...          # processes for the stages that run in parallel (3)
     DTCOURSE_TEST_UNTIL=1795000000 ...   # all stages together end by then (seconds, as `date +%s` has them)
     DTCOURSE_TEST_SLOWNESS=4 ...         # how slow the machine is, instead of measuring it
 
@@ -38,7 +38,8 @@ from processes import MARK, end_all, mark_of_this_run
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "reports"
 NOTHING_COLLECTED = 5  # pytest's exit code
-WORKERS = os.environ.get("DTCOURSE_TEST_WORKERS") or "2"
+# One more than a small machine has cores: tests also wait, for a cluster, a browser, a time limit.
+WORKERS = os.environ.get("DTCOURSE_TEST_WORKERS") or "3"
 ROOM = 3.0  # a stage may take so many times what it usually takes
 TEST_LIMIT = 300.0  # seconds for one test without a limit of its own, as in pyproject.toml
 CELL_LIMIT = 180.0  # seconds for one cell of a notebook
@@ -119,7 +120,7 @@ def stages() -> list[Stage]:
             "unit",
             "unit tests",
             ["tests", *parallel, "--dist", "worksteal", "-m", "not timing and not notebooks"],
-            usual=23,
+            usual=16,
         ),
         Stage(
             "timing",
@@ -138,7 +139,7 @@ def stages() -> list[Stage]:
                 "notebooks",
                 "lessons and solutions, their outputs compared with the committed ones" + waiting,
                 [*nbval, *notebooks, *parallel, "--dist", "loadfile"],
-                usual=7,
+                usual=6,
             )
         )
     every_size = os.environ.get("DTCOURSE_WORLD_SIZES") == "all"
@@ -147,7 +148,7 @@ def stages() -> list[Stage]:
             "parameters",
             "notebooks with other parameters",
             ["tests", *parallel, "-m", "notebooks and not timing"],
-            usual=14 if every_size else 7,
+            usual=14 if every_size else 5,
         )
     )
     return listed

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import gc
 import html
+import importlib
 import math
 import multiprocessing
 import os
@@ -208,6 +209,19 @@ def test_a_program_may_have_more_preloaded_before_its_first_launch():
         "True\nthe fork server has started already: say what to preload before the first launch\n"
     )
     assert done.stdout == said, done.stderr
+
+
+def test_imports_for_ranks_are_not_searched_for_garbage(tmp_path, monkeypatch):
+    (tmp_path / "who_collects.py").write_text("import gc\nit_does = gc.isenabled()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    server.load(["who_collects"])
+    assert not importlib.import_module("who_collects").it_does and gc.isenabled()
+    gc.disable()
+    try:
+        server.load([])
+        assert not gc.isenabled(), "somebody had switched it off"
+    finally:
+        gc.enable()
 
 
 # --- time limits ---------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class Ci:
         return subprocess.Popen(
             [shutil.which("bash"), ".ci/run"],
             cwd=self.top,
-            env={"PATH": str(self.bin)},
+            env={"PATH": str(self.bin), "PYTHONDONTWRITEBYTECODE": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -50,6 +50,13 @@ class Ci:
 @pytest.fixture
 def ci(tmp_path: Path) -> Ci:
     return Ci(tmp_path)
+
+
+def test_what_is_imported_is_compiled_once_as_at_our_users(ci):
+    ci.command("apt-get")
+    ci.command("make", 'echo "${PYTHONDONTWRITEBYTECODE-compiled}"')
+    done, _ = ci.run()
+    assert done.stdout.splitlines()[-1] == "compiled"
 
 
 def test_ci_installs_what_is_missing_and_calls_the_readmes_command(ci):

@@ -45,12 +45,16 @@ def part(output: str, title: str) -> str:
 MIXED = """
 import os, pytest
 
+def is_for_throughput():
+    return hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_BATCH
+
 def test_passes():
-    pass
+    assert is_for_throughput() == hasattr(os, "SCHED_BATCH")
 
 @pytest.mark.timing
 def test_is_timed():
     assert os.environ["PYTEST_XDIST_WORKER_COUNT"] == "1", "timing tests run one by one"
+    assert not is_for_throughput(), "it measures what users have"
 
 @pytest.mark.skip(reason="not here")
 def test_is_skipped():

@@ -58,13 +58,16 @@ server.preload("pytest", "hypothesis", "hypothesis.strategies", "torch.distribut
 
 _terminal = pytest.StashKey[int]()
 
-gc.disable()  # while seven thousand tests are collected, of which none is garbage
 
-
-def pytest_collection_finish() -> None:
-    """What was collected stays to the end: the collector need not go through it again and again."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Of seven thousand tests none is garbage: they are out of the collector's sight, now and till the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -49,10 +49,6 @@ def words(slowness: float) -> str:
     return f"This machine: {os.cpu_count()} cores{load}; it takes {slowness:.1f} times as long as usual."
 
 
-if __name__ == "__main__":
-    print(words(slowness()))
-
-
 def schedule(batch: bool) -> None:
     """How the system shares out the processors among what this process starts from now on: for throughput, or as usual.
 
@@ -64,3 +60,7 @@ def schedule(batch: bool) -> None:
         with suppress(OSError):  # a container may forbid it
             policy = os.SCHED_BATCH if batch else os.SCHED_OTHER
             os.sched_setscheduler(0, policy, os.sched_param(0))
+
+
+if __name__ == "__main__":
+    print(words(slowness()))

@@ -75,10 +75,8 @@ class _Popen(popen_forkserver.Popen):
                     self.arrived()
                 else:
                     self.returncode = forkserver.read_signed(self.sentinel)
-            except (
-                OSError,
-                EOFError,
-            ):  # who would have told is gone; the process itself may be well
+            # Who would have told is gone; the process itself may be well.
+            except (OSError, EOFError):
                 self.returncode, self.is_untold = 255, True
         return self.returncode
 

@@ -49,9 +49,7 @@ OF_RANKS = [
     "dtcourse.launch.launcher",
     "dtcourse.collectives.backend.register",
 ]
-
-
-_further: list[str] = []  # what `preload` adds
+_further: list[str] = []  # what `preload` adds to PRELOAD
 
 
 def _new_server() -> Any:  # its private attributes are no part of its type

@@ -48,7 +48,7 @@ def reason(lesson: str, number: int, paths: Iterable[str], commit: str) -> str:
         return ""
     return (
         f"an answer to lesson {lesson}: not its turn (one of {turns}), and neither the lesson's checks nor its "
-        f"solution or answers have changed lately (DTCOURSE_MUTANTS=all tries all)"
+        "solution or answers have changed lately (DTCOURSE_MUTANTS=all tries all)"
     )
 
 

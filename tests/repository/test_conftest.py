@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dtcourse import launch
 from tests.course import rotation
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,3 +111,12 @@ def test_what_stands_on_unchanged_files_takes_turns(
 
 def test_the_garbage_collector_passes_over_what_was_collected():
     assert gc.isenabled() and gc.get_freeze_count() > 0
+
+
+def test_a_rank_has_what_the_modules_of_tests_import():
+    here = {
+        "__name__": "__main__"
+    }  # so that the function goes by value, and the rank imports no module of tests
+    exec("def loaded():\n    import sys\n    return set(sys.modules)", here)
+    wanted = {"pytest", "hypothesis.strategies", "torch.distributed.optim"}
+    assert wanted <= launch(here["loaded"], 1)[0]

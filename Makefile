@@ -14,7 +14,7 @@ python = $(VENV)/bin/python
 BENCH ?= $(sort $(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help env lab test test-all notebooks lint bench triton lock clean
+.PHONY: help env lab test test-ci test-all notebooks lint bench triton lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -25,11 +25,14 @@ env: ## make or refresh the environment in .venv, and nothing else
 lab: env ## open JupyterLab on your copy of lesson 01 (LAB_ARGS=... go to JupyterLab)
 	@$(VENV)/bin/dtcourse lab 01 -- $(LAB_ARGS)
 
-test: env ## the whole suite: unit tests, then timing, then every notebook
+test: env ## the suite: unit tests, then timing, then every lesson; the same everywhere
 	@$(python) tools/test.py
 
-test-all: env ## the same, with every notebook at every number of ranks and ten times the random programs
-	@DTCOURSE_WORLD_SIZES=all DTCOURSE_MUTANTS=all DTCOURSE_FUZZ=10 $(python) tools/test.py
+test-ci: env ## the same, and what takes turns: what has changed lately, and a share of the rest
+	@DTCOURSE_TEST_SHARE=drawn $(python) tools/test.py
+
+test-all: env ## all: every wrong answer, every notebook at every number of ranks, ten times the random programs
+	@DTCOURSE_TEST_SHARE=all DTCOURSE_FUZZ=10 $(python) tools/test.py
 
 notebooks: env ## make exercises/ from solutions/, execute lessons and solutions, normalise them
 	@$(VENV)/bin/dtcourse exercises

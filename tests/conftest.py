@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import faulthandler
 import gc
 import importlib.util
@@ -70,7 +71,8 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)  # what -m and -k leave out does not wait
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run, and say what is missing; give a slow machine more time."""
     for marker, missing in (
         ("gpu", missing_gpu),
@@ -84,34 +86,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items if SLOWNESS > 1 else ():  # for the others tools/test.py gives the limit
         if limit := item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(limit.args[0] * SLOWNESS), append=False)
-    for item in items:
-        if reason := why_it_waits(item):
-            item.add_marker(pytest.mark.skip(reason=reason))
+    waiting = {item: reason for item in items if (reason := why_it_waits(item))}
+    items[:] = [item for item in items if item not in waiting]
+    config.hook.pytest_deselected(items=list(waiting))
+    config.waiting = dict(collections.Counter(waiting.values()))
+    if hasattr(config, "workeroutput"):  # xdist's way to the process that reports
+        config.workeroutput["waiting"] = config.waiting
 
 
 def why_it_waits(item: pytest.Item) -> str:
-    """Why a test marked `stands_on` is not tried in this run; empty where it is, as where it is asked for by name.
-
-    It proves nothing new where neither it nor what it stands on has changed. Then one of three is tried, by the
-    commit, for what else may have changed around it (tests/course/rotation.py).
-    """
+    """Why a test marked `stands_on` is left out of this run; empty where it is not."""
     marker = item.get_closest_marker("stands_on")
-    by_name = any(Path(argument).name != "tests" for argument in item.config.args)
-    if marker is None or by_name or item.config.option.keyword:
+    if marker is None:
         return ""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
-    from tests.course import rotation
+    from tests import rotation
 
     # A module that is marked as a whole, since its tests share what is slow, takes its turn as a whole.
-    number = zlib.crc32((item.nodeid if marker in item.own_markers else item.path.name).encode())
+    name = item.nodeid if marker in item.own_markers else item.path.name
+    turn = {"place": zlib.crc32(name.encode()), **marker.kwargs}
     own = (item.path.relative_to(ROOT).as_posix(), "requirements.lock", *marker.args)
-    if not rotation.waits(number, own):
-        return ""
-    return (
-        f"{item.path.stem}: not its turn (one of {rotation.TURNS}), and nothing that it stands on has changed lately "
-        "(DTCOURSE_MUTANTS=all tries all)"
-    )
+    return rotation.why_it_waits(files=own, **turn)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -16,11 +16,13 @@ class Outcomes:
     finished   {test: its line of the record}
     running    {test: seconds since it started}: those that were under way at the end
     not_run    tests that were collected and never started
+    waiting    {why: number of tests} that this run leaves out
     """
 
     finished: dict[str, dict[str, Any]] = field(default_factory=dict)
     running: dict[str, float] = field(default_factory=dict)
     not_run: list[str] = field(default_factory=list)
+    waiting: dict[str, int] = field(default_factory=dict)
 
     def of(self, outcome: str) -> dict[str, dict[str, Any]]:
         """The finished tests that passed, failed or were skipped."""
@@ -53,6 +55,8 @@ def read(path: Path, ended: float) -> Outcomes:
         elif "test" in line:
             found.running.pop(line["test"], None)
             found.finished[line["test"]] = line
+        elif "waiting" in line:
+            found.waiting = line["waiting"]
     seen = found.seen
     found.not_run = [test for test in collected if test not in seen]
     return found

@@ -8,6 +8,7 @@ Lines of RECORD.jsonl, in the order of what happened (`outcomes.py` reads them):
     {"collected": [test, ...]}
     {"started": test, "at": seconds}                                  seconds since this process started
     {"test": test, "outcome": "passed" | "failed" | "skipped", "seconds": ..., "why": ...}
+    {"waiting": {why: number of tests}}                               what this run leaves out (tests/rotation.py)
 
 A failure's traceback is printed when it happens, and not again at the end. With xdist all this is in
 the process that hands out the tests; its workers tell it.
@@ -77,6 +78,17 @@ class Recorder:
         if report.failed:
             self.show(report)
             self.write(test=report.nodeid, outcome="failed", seconds=0.0, why=why(report))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if waiting := getattr(session.config, "waiting", None):
+            self.write(waiting=waiting)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        if waiting := getattr(node, "workeroutput", {}).get(
+            "waiting"
+        ):  # every worker leaves out the same
+            self.write(waiting=waiting)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.running[nodeid] = Test()

@@ -1,14 +1,15 @@
 """The whole suite, stage by stage; what `make test` runs and what CI shows.
 
 A stage that fails does not stop the next one. A failure's traceback is printed when it happens. At the
-end: the slowest tests and files, why tests were skipped, each failed test with its exception, what was
+end: the slowest tests and files, why tests were skipped or left out, each failed test with its exception, what was
 under way or never started where a stage was cut short, each stage's result and time, then one line that
 adds them up. The exit code is 0 only if every stage passed. build/reports/ keeps a record of each stage,
 written test by test.
 
-    python tools/test.py                 # everything
+    python tools/test.py                 # all stages
     python tools/test.py unit timing     # some stages
-    DTCOURSE_WORLD_SIZES=2,3 ...         # what the stage `parameters` tries (see tests/notebooks)
+    DTCOURSE_TEST_SHARE=drawn ...        # what each tries: fixed (as here), drawn (CI) or all; see tests/rotation.py
+    DTCOURSE_TEST_DRAW=1c7e93a2 ...      # the draw of another run, which has printed it
     DTCOURSE_TEST_WORKERS=8 ...          # processes for the stages that run in parallel (3)
     DTCOURSE_TEST_UNTIL=1795000000 ...   # all stages together end by then (seconds, as `date +%s` has them)
     DTCOURSE_TEST_SLOWNESS=4 ...         # how slow the machine is, instead of measuring it
@@ -27,7 +28,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +38,9 @@ import outcomes
 from processes import MARK, end_all, mark_of_this_run
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from tests import rotation  # noqa: E402
+
 REPORTS = ROOT / "build" / "reports"
 NOTHING_COLLECTED = 5  # pytest's exit code
 # One more than a small machine has cores: tests also wait, for a cluster, a browser, a time limit.
@@ -46,14 +51,23 @@ CELL_LIMIT = 180.0  # seconds for one cell of a notebook
 LISTED = 10  # slowest tests, and slowest files
 
 
+# Minutes of each stage on two idle cores, by what the run tries.
+USUAL = {
+    "fixed": {"unit": 12, "timing": 1, "notebooks": 4, "parameters": 0.5},
+    "drawn": {"unit": 14, "timing": 1, "notebooks": 5, "parameters": 4},
+    "all": {"unit": 16, "timing": 1, "notebooks": 8, "parameters": 12},
+}
+
+
 @dataclass
 class Stage:
-    """One run of pytest: what it is for, what it is given, and the minutes that it usually takes."""
+    """One run of pytest: what it is for, what it is given, the minutes that it usually takes, what it leaves out."""
 
     name: str
     purpose: str
     arguments: list[str]
-    usual: float
+    usual: float = 1.0
+    waiting: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -106,81 +120,57 @@ class Result:
         return ", ".join(words)
 
 
-def stages() -> list[Stage]:
+def stages(share: str) -> list[Stage]:
     """All of them, in order. Timing comes alone: a busy second core would spoil what it measures."""
-    parallel = ["-n", WORKERS]
-    notebooks = [
-        str(path.relative_to(ROOT))
-        for folder in ("lessons", "solutions")
-        for path in sorted((ROOT / folder).glob("*.ipynb"))
-    ]
-    notebooks, waiting = in_turn(notebooks)
+    usual, parallel = USUAL[share], ["-n", WORKERS]
+    nbval = ["--nbval", "--nbval-current-env"]
+    sanitize = ROOT / "tests" / "notebooks" / "sanitize.cfg"
+    if sanitize.exists():
+        nbval.append(f"--nbval-sanitize-with={sanitize}")
+    tried, waiting = notebooks()
     listed = [
         Stage(
             "unit",
             "unit tests",
             ["tests", *parallel, "--dist", "worksteal", "-m", "not timing and not notebooks"],
-            usual=16,
         ),
         Stage(
             "timing",
             "tests that assert wall-clock time, one by one",
             ["tests", "-n", "1", "-m", "timing"],  # a worker: a test that hangs ends alone
-            usual=2,
         ),
-    ]
-    if notebooks:
-        nbval = ["--nbval", "--nbval-current-env"]
-        sanitize = ROOT / "tests" / "notebooks" / "sanitize.cfg"
-        if sanitize.exists():
-            nbval.append(f"--nbval-sanitize-with={sanitize}")
-        listed.append(
-            Stage(
-                "notebooks",
-                "lessons and solutions, their outputs compared with the committed ones" + waiting,
-                [*nbval, *notebooks, *parallel, "--dist", "loadfile"],
-                usual=6,
-            )
-        )
-    every_size = os.environ.get("DTCOURSE_WORLD_SIZES") == "all"
-    listed.append(
+        Stage(
+            "notebooks",
+            "lessons and solutions, their outputs compared with the committed ones",
+            [*nbval, *tried, *parallel, "--dist", "loadfile"],
+            waiting=waiting,
+        ),
         Stage(
             "parameters",
             "notebooks with other parameters",
             ["tests", *parallel, "-m", "notebooks and not timing"],
-            usual=14 if every_size else 5,
-        )
-    )
-    return listed
+        ),
+    ]
+    for stage in listed:
+        stage.usual = usual[stage.name]
+    return [stage for stage in listed if stage.name != "notebooks" or tried]
 
 
-def in_turn(notebooks: list[str]) -> tuple[list[str], str]:
-    """The notebooks to execute in this run, and in words which are left out.
-
-    Every lesson is. Of the solutions, whose answers tests/course puts before the judge in each run, those that have
-    not changed lately, nor their checks, take turns: one of three, by the commit.
+def notebooks() -> tuple[list[str], Counter[str]]:
+    """The notebooks to execute in this run, and why how many are left out: of the solutions some are, whose answers
+    tests/course puts before the judge in each run.
     """
-    sys.path.insert(0, str(ROOT))
-    from tests.course import rotation
-
-    waiting = []
-    for number, name in enumerate(notebooks):
-        lesson = Path(name).name[:2]
-        own = (
-            name,
-            f"exercises/{lesson}-",
-            f"dtcourse/course/checks/lesson_{lesson}_",
-            "requirements.lock",
-        )
-        if name.startswith("solutions/") and rotation.waits(number, own):
-            waiting.append(lesson)
-    if not waiting:
-        return notebooks, ""
-    tried = [name for name in notebooks if name[:12] not in {f"solutions/{one}" for one in waiting}]
-    return (
-        tried,
-        f"; not their turn: solutions {', '.join(waiting)} (DTCOURSE_MUTANTS=all tries all)",
-    )
+    tried, waiting = [], Counter()
+    for folder in ("lessons", "solutions"):
+        for place, path in enumerate(sorted((ROOT / folder).glob("*.ipynb"))):
+            name, why = path.relative_to(ROOT).as_posix(), ""
+            if folder == "solutions":
+                why = rotation.why_it_waits(place, rotation.files_of_solution(path.name))
+            if why:
+                waiting[f"solutions, {why}"] += 1
+            else:
+                tried.append(name)
+    return tried, waiting
 
 
 class Stop:
@@ -265,6 +255,11 @@ def summarise(results: list[Result], not_started: list[Stage]) -> None:
         for reason, number in result.outcomes.skips.most_common():
             print(f"{number:>5}  {result.stage.name:<11}{reason}")
 
+    print("\n== left out")
+    for result in results:
+        for reason, number in {**result.stage.waiting, **result.outcomes.waiting}.items():
+            print(f"{number:>5}  {result.stage.name:<11}{reason}")
+
     print("\n== failed")
     for result in results:
         for test, line in result.outcomes.of("failed").items():
@@ -292,7 +287,15 @@ def summarise(results: list[Result], not_started: list[Stage]) -> None:
 
 def main() -> None:
     """Run the stages named on the command line, or all."""
-    left = stages()
+    share = os.environ.setdefault(rotation.TRIED, "fixed")
+    if share not in USUAL:
+        sys.exit(f"{rotation.TRIED}={share}: there are {', '.join(USUAL)}.")
+    if share == "drawn":
+        os.environ[rotation.DRAW] = rotation.draw()
+        print(
+            f"{rotation.DRAW}={rotation.draw()} draws what this run tries; set so, another draws the same."
+        )
+    left = stages(share)
     names = [stage.name for stage in left]
     if unknown := [name for name in sys.argv[1:] if name not in names]:
         sys.exit(f"No stage {', '.join(unknown)}; there are {', '.join(names)}.")

@@ -5,8 +5,10 @@ each as the checks are:
     MUTANTS    [(name, words of the sentence that rejects it, answer)]
     ACCEPTED   [(name, answer)]: right, and another way than the solution's
     NOTHING    [(name, answer)]: does nothing, or has it done by what is there already; earns no point
+    NAMED      the name of the wrong answer that every run tries; the first, where this is not there
 
-An answer is code, or edits of the solution's own cell: ((right, wrong), ...).
+An answer is code, or edits of the solution's own cell: ((right, wrong), ...). All but the named ones take turns
+(tests/rotation.py).
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ from __future__ import annotations
 import ast
 import copy
 import importlib.util
+import itertools
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +35,6 @@ from dtcourse.course.judging.serving import define
 from dtcourse.course.judging.taking import take
 from dtcourse.launch import standby
 from tests import kept_ranks
-from tests.course import rotation
 from tests.course.edits import edited
 
 MUTANTS = Path(__file__).with_name("mutants")
@@ -44,8 +47,8 @@ ALL = exercises()
 
 
 @cache
-def answers(exercise: str, kind: str) -> list[tuple]:
-    """The answers of one kind to an exercise, by its name: MUTANTS, ACCEPTED or NOTHING."""
+def answers(exercise: str, kind: str) -> Any:
+    """What the file of an exercise's answers has under a name: MUTANTS, ACCEPTED, NOTHING or NAMED."""
     folder = Path(sys.modules[ALL[exercise].checks[0].function.__module__].__file__).parent.name
     path = MUTANTS / folder / f"{exercise}.py"
     if not path.is_file():
@@ -128,34 +131,34 @@ def ranks_that_stay():
         yield
 
 
-@pytest.fixture
-def its_turn(exercise, name):
-    """Skips most answers to lessons that the change is not about."""
-    if why := rotation.left_out(exercise.lesson, PLACES[exercise.name, name]):
-        pytest.skip(why)
+# What an answer's verdict comes from first of all.
+OWN = ("dtcourse/course/checks/lesson_{}_", "tests/course/mutants/lesson_{}_", "solutions/{}-")
+_places = itertools.count()
 
 
-EVERY_MUTANT = [
-    pytest.param(exercise, *mutant, id=f"{exercise.lesson}-{exercise.name}-{mutant[0]}")
-    for exercise in ALL.values()
-    for mutant in answers(exercise.name, "MUTANTS")
-]
-EVERY_NOTHING = [
-    pytest.param(exercise, *other, id=f"{exercise.lesson}-{exercise.name}-{other[0]}")
-    for exercise in ALL.values()
-    for other in answers(exercise.name, "NOTHING")
-]
-EVERY_ACCEPTED = [
-    pytest.param(exercise, *other, id=f"{exercise.lesson}-{exercise.name}-{other[0]}")
-    for exercise in ALL.values()
-    for other in answers(exercise.name, "ACCEPTED")
-]
-PLACES = {
-    (exercise.name, answer[0]): place
-    for place, (exercise, *answer) in enumerate(
-        one.values for one in EVERY_MUTANT + EVERY_NOTHING + EVERY_ACCEPTED
-    )
-}
+def named(exercise: Exercise) -> str:
+    """The wrong answer that every run tries."""
+    return answers(exercise.name, "NAMED") or answers(exercise.name, "MUTANTS")[0][0]
+
+
+def every(kind: str) -> list:
+    """All answers of one kind, as a test's parameters."""
+    return [
+        pytest.param(
+            exercise,
+            *answer,
+            id=f"{exercise.lesson}-{exercise.name}-{answer[0]}",
+            marks=()
+            if kind == "MUTANTS" and answer[0] == named(exercise)
+            else pytest.mark.stands_on(
+                *(one.format(exercise.lesson) for one in OWN), place=next(_places), share=(2, 3)
+            ),
+        )
+        for exercise in ALL.values()
+        for answer in answers(exercise.name, kind)
+    ]
+
+
 EVERY_EXERCISE = [pytest.param(one, id=f"{one.lesson}-{one.name}") for one in ALL.values()]
 
 
@@ -183,24 +186,21 @@ def test_the_untouched_exercise_fails_politely(exercise):
     assert "not written yet" in report.unfinished, str(report)
 
 
-@pytest.mark.usefixtures("its_turn")
-@pytest.mark.parametrize(("exercise", "name", "answer"), EVERY_ACCEPTED)
+@pytest.mark.parametrize(("exercise", "name", "answer"), every("ACCEPTED"))
 def test_other_right_answers_pass(exercise, name, answer):
     solution = nbfile.read(SOLUTIONS[exercise.lesson])
     report = put(exercise, with_mutant(solution, written(exercise, answer)))
     assert report.passed, f"{name}: {report}"
 
 
-@pytest.mark.usefixtures("its_turn")
-@pytest.mark.parametrize(("exercise", "name", "answer"), EVERY_NOTHING)
+@pytest.mark.parametrize(("exercise", "name", "answer"), every("NOTHING"))
 def test_what_does_nothing_earns_nothing(exercise, name, answer):
     solution = nbfile.read(SOLUTIONS[exercise.lesson])
     report = put(exercise, with_mutant(solution, written(exercise, answer)))
     assert report.points == 0 and not report.passed, f"{name}: {report}"
 
 
-@pytest.mark.usefixtures("its_turn")
-@pytest.mark.parametrize(("exercise", "name", "fragment", "answer"), EVERY_MUTANT)
+@pytest.mark.parametrize(("exercise", "name", "fragment", "answer"), every("MUTANTS"))
 def test_each_wrong_answer_is_rejected_with_the_sentence_that_helps(
     exercise, name, fragment, answer
 ):
@@ -212,6 +212,7 @@ def test_each_wrong_answer_is_rejected_with_the_sentence_that_helps(
         return
     assert not report.passed, f"{name} passes"
     assert fragment in str(report), str(report)
+    assert name != named(exercise) or not report.refused, "no check has run: name another one"
 
 
 @pytest.mark.parametrize("exercise", EVERY_EXERCISE)
@@ -224,6 +225,7 @@ def test_every_exercise_has_points_checks_and_enough_answers(exercise):
     assert len(found) >= ENOUGH, f"{exercise.name} has {len(found)} mutants; {ENOUGH} are the least"
     assert len({answer for *_, answer in found}) == len(found)
     assert all(len(fragment) >= 4 for _, fragment, _ in found)
+    assert named(exercise) in [name for name, *_ in found]
 
 
 @pytest.mark.parametrize("lesson", sorted({one.lesson for one in ALL.values()}))

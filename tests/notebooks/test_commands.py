@@ -19,7 +19,6 @@ import pytest
 
 from dtcourse.course import grading, places, workspace
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
-from tests.course import rotation
 from tests.notebooks.commands import Printed, defined, is_command, needed, printed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -47,7 +46,10 @@ SAYS = {
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
     """A copy of the course's folder, as a reader has it; names with a space are allowed, and one is here."""
-    folder = tmp_path_factory.mktemp("the course")
+    return laid_out(tmp_path_factory.mktemp("the course"))
+
+
+def laid_out(folder: Path) -> Path:
     for name in ("lessons", "exercises", "solutions", "studies"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "pyproject.toml").touch()
@@ -141,13 +143,6 @@ def test_what_counts_as_a_command(text, whether):
 
 @pytest.mark.parametrize("command", OF_TORCHRUN)
 def test_it_runs_as_printed(course, command):
-    notebook = PRINTED[command].notebook.relative_to(ROOT).as_posix()
-    own = (notebook, "lessons/scripts/", "tests/notebooks/", "dtcourse/launch/__main__.py")
-    own += ("dtcourse/launch/torchrun.py", "dtcourse/launch/environment.py")
-    if rotation.waits(OF_TORCHRUN.index(command), own):
-        pytest.skip(
-            "not its turn, and its notebook has not changed (DTCOURSE_MUTANTS=all tries all)"
-        )
     [target] = [word for word in SAYS if word in command]
     prepare(course, PRINTED[command], target)
     with socket.socket() as s:
@@ -205,19 +200,13 @@ def tasks_of_srun(command: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def test_students_get_their_copies_and_their_answers(course, monkeypatch):
-    """Each `start`; `check` as far as finding the copy and its exercises, and one of them to its end."""
+    """What each `start` calls; `check` as far as finding the copy and its exercises, and one of them to its end."""
     numbers = sorted({text[-2:] for text in OF_STUDENTS})
     for number in numbers:
         assert f"dtcourse start {number}" in PRINTED and f"dtcourse check {number}" in PRINTED
     monkeypatch.setenv("DTCOURSE_HOME", str(course))
-    own = ("dtcourse/cli/", "dtcourse/course/workspace.py", "tests/notebooks/test_commands.py")
     for number in numbers:
-        if rotation.waits(int(number), (*own, f"lessons/{number}-", f"solutions/{number}-")):
-            workspace.start(
-                number
-            )  # what the command calls, without an interpreter for each lesson
-        else:
-            finish([shell(course, f"dtcourse start {number}")])
+        workspace.start(number)
     for number in numbers:
         found, path = workspace.find(number)
         assert found == number and path.is_file() and grading.exercises_of(number)
@@ -225,6 +214,30 @@ def test_students_get_their_copies_and_their_answers(course, monkeypatch):
     out, errors = done.communicate(timeout=500)
     assert done.returncode == 1, out + errors  # nothing is written yet
     assert re.search(r"0 of \d+ exercises, 0 of \d+ points\.", out)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(
+            number,
+            marks=()
+            if place == 0
+            else pytest.mark.stands_on(
+                "dtcourse/cli/",
+                "dtcourse/course/workspace.py",
+                f"lessons/{number}-",
+                f"solutions/{number}-",
+                place=place,
+            ),
+        )
+        for place, number in enumerate(sorted({text[-2:] for text in OF_STUDENTS}))
+    ],
+)
+def test_a_student_starts_a_lesson_as_printed(number, tmp_path):
+    course = laid_out(tmp_path)
+    finish([shell(course, f"dtcourse start {number}")])
+    assert len([*course.glob(f"my/{number}-*.ipynb")]) == 2
 
 
 @pytest.mark.slurm

@@ -5,12 +5,10 @@ from __future__ import annotations
 import gc
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from dtcourse import launch
-from tests.course import rotation
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,42 +69,14 @@ def test_a_misspelt_marker_is_an_error(project):
     assert done.returncode == 2 and "timming" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("changed", "arguments", "tried"),
-    [
-        (["README.md"], ["tests"], 1),
-        (["README.md", "tools/a.py"], ["tests"], 3),
-        (["tests/repository/test_conftest.py"], ["tests"], 3),
-        (["requirements.lock"], ["tests"], 3),
-        (["README.md"], ["tests/repository/test_conftest.py"], 3),
-        (["README.md"], ["tests/repository"], 3),
-        (None, ["tests"], 3),  # what has changed cannot be told
-    ],
-)
-def test_what_stands_on_unchanged_files_takes_turns(
-    request, monkeypatch, changed, arguments, tried
-):
-    [conftest] = [
-        one for one in request.config.pluginmanager.get_plugins() if hasattr(one, "why_it_waits")
-    ]
-    monkeypatch.delenv("DTCOURSE_MUTANTS", raising=False)
-    monkeypatch.setattr(rotation, "changed", lambda: changed)
-    marker = pytest.mark.stands_on("tools/").mark
-    item = SimpleNamespace(
-        own_markers=[marker],
-        nodeid="tests/repository/test_conftest.py::test_something",
-        path=ROOT / "tests" / "repository" / "test_conftest.py",
-        get_closest_marker=lambda name: marker if name == "stands_on" else None,
-        config=SimpleNamespace(args=arguments, option=SimpleNamespace(keyword="")),
-    )
-    said = []
-    for commit in ("0000000a", "0000000b", "0000000c"):
-        monkeypatch.setattr(rotation, "_git", lambda *words, commit=commit: commit)
-        said.append(conftest.why_it_waits(item))
-    assert said.count("") == tried
-    assert all("test_conftest: not its turn (one of 3)" in one for one in said if one)
-    monkeypatch.setenv("DTCOURSE_MUTANTS", "all")
-    assert conftest.why_it_waits(item) == ""
+def test_what_waits_is_not_collected_and_counted_by_its_reason(project):
+    """One test by its own mark and one by its file's, which -m chooses from; without a share all are tried."""
+    marked = "import pytest\n\n{}\ndef test_a():\n    pass\n\ndef test_b():\n    pass\n"
+    project.write("test_one.py", marked.format("@pytest.mark.stands_on('dtcourse/')"))
+    project.write("test_file.py", marked.format("pytestmark = pytest.mark.stands_on(place=1)\n"))
+    command = [sys.executable, "-m", "pytest", "-q", "tests", "-n", "1"]
+    assert "4 passed" in project.run(*command).stdout
+    assert "1 passed" in project.run(*command, DTCOURSE_TEST_SHARE="fixed").stdout
 
 
 def test_the_garbage_collector_passes_over_what_was_collected():

@@ -17,7 +17,9 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 # Command -> the file that runs it, and words that it must contain for that to be true.
 RUN_ELSEWHERE = {
     "make lab": ("tests/repository/test_package.py", ['"make", "lab"']),
-    "make test": (".ci/run", ["make test"]),
+    # What CI runs is this and more, by the same program.
+    "make test": ("tests/repository/test_suite.py", ["tools/test.py", '"fixed"']),
+    "make test-ci": (".ci/run", ["make test-ci"]),
     'make lab PIP_ARGS="--index-url <address from the selector>"': (
         "tests/repository/test_setup.py",
         ["PIP_ARGS=--find-links"],
@@ -31,7 +33,7 @@ RUN_ELSEWHERE = {
     "conda activate dtcourse": ("environment.yml", ["name: dtcourse"]),
     # `make lint` is these three, and each is a test of its own.
     "make lint": ("tests/repository/test_rules.py", ['"check"', '"format", "--check"']),
-    "make test-all": ("tests/notebooks/test_other_world_sizes.py", ['"all"']),
+    "make test-all": ("tests/repository/test_rotation.py", ['"all"']),
 }
 
 # Run right here.

@@ -64,6 +64,10 @@ def test_is_skipped():
 def test_runs_a_notebook():
     pass
 
+@pytest.mark.stands_on("README.md")
+def test_waits():
+    raise AssertionError("it is none of the fixed set")
+
 def test_fails():
     print("found in its output")
     x = {x}
@@ -83,6 +87,8 @@ def test_the_stages_add_up_and_a_failure_shows(project):
     assert done.stdout.splitlines()[-1] == "5 passed, 0 failed, 1 skipped"
     assert part(done.stdout, "failed") == ""
     assert "    1  unit       not here" in part(done.stdout, "skipped")
+    [waiting] = part(done.stdout, "left out").splitlines()
+    assert waiting.startswith("    1  unit       not its turn: ")
 
     project.write("test_mixed.py", MIXED.format(x=3))
     write_notebook(project.folder / "lessons" / "01-a.ipynb", "print(1 + 1)", "3\n")
@@ -93,6 +99,7 @@ def test_the_stages_add_up_and_a_failure_shows(project):
     stage = done.stdout.split("\n== ")[1]
     assert stage.startswith("unit") and stage.count('assert x == 4, "the sum"') == 1
     assert "found in its output" in stage
+    assert "    1  unit       not its turn: " in part(done.stdout, "left out")  # without xdist, too
     failed = part(done.stdout, "failed")
     assert "unit       tests/test_mixed.py::test_fails\n" in failed
     assert "           AssertionError: the sum assert 3 == 4\n" in failed
@@ -280,29 +287,39 @@ def tool(monkeypatch):
     return module
 
 
-def test_solutions_that_nothing_has_changed_take_turns_and_lessons_do_not(tool, monkeypatch):
-    from tests.course import rotation
+def test_every_lesson_is_executed_and_solutions_take_turns(tool, monkeypatch):
+    lessons, solutions = (
+        {path.name for path in ROOT.glob(f"{kind}/*.ipynb")} for kind in ("lessons", "solutions")
+    )
+    assert lessons == solutions
+    names = {"lessons": lessons, "solutions": solutions}
+    monkeypatch.setattr(
+        tool.rotation, "changed", lambda: ["dtcourse/course/checks/lesson_02_x/a.py"]
+    )
+    monkeypatch.setenv("DTCOURSE_TEST_SHARE", "drawn")
+    seen = []
+    for draw in ("0", "1"):
+        monkeypatch.setenv("DTCOURSE_TEST_DRAW", draw)
+        tried, waiting = tool.notebooks()
+        assert {name for name in tried if name.startswith("lessons")} == {
+            f"lessons/{name}" for name in lessons
+        }
+        assert sum(waiting.values()) == len(names["lessons"]) + len(solutions) - len(tried) > 0
+        assert all(reason.startswith("solutions, not its turn: ") for reason in waiting)
+        seen += [name for name in tried if name.startswith("solutions")]
+    assert [name[10:12] for name in sorted(seen) if seen.count(name) == 2] == ["02", "02"]
+    assert len({*seen}) == len(solutions)
+    monkeypatch.setenv("DTCOURSE_TEST_SHARE", "fixed")
+    assert tool.notebooks()[0] == sorted(f"lessons/{name}" for name in lessons)
 
-    monkeypatch.delenv("DTCOURSE_MUTANTS", raising=False)
-    names = [f"{kind}/{n:02}-x.ipynb" for kind in ("lessons", "solutions") for n in range(1, 7)]
-    monkeypatch.setattr(rotation, "changed", lambda: ["dtcourse/course/checks/lesson_02_x/a.py"])
-    tried = []
-    for commit in ("00000000", "00000001", "00000002"):
-        monkeypatch.setattr(rotation, "_git", lambda *words, commit=commit: commit)
-        some, words = tool.in_turn(names)
-        assert {*names[:6], "solutions/02-x.ipynb"} <= {*some}
-        left_out = [name for name in names if name not in some]
-        assert words.startswith(f"; not their turn: solutions {left_out[0][10:12]}, ")
-        tried += [name for name in some if name[:1] == "s" and "02" not in name]
-    assert sorted(tried) == [
-        name for name in names[6:] if "02" not in name
-    ]  # each once in three commits
-    monkeypatch.setattr(rotation, "changed", lambda: None)
-    assert tool.in_turn(names) == (names, "")
+
+@pytest.mark.parametrize("share", ["fixed", "drawn", "all"])
+def test_every_stage_has_its_usual_minutes(tool, share):
+    assert {stage.name: stage.usual for stage in tool.stages(share)} == tool.USUAL[share]
 
 
 def test_a_stage_has_more_time_on_a_slower_machine(tool):
-    stages = tool.stages()
+    stages = tool.stages("fixed")
     usual = stages[0].usual * 60
     assert tool.limit(stages, 1.0, None) == pytest.approx(3 * usual)
     assert tool.limit(stages, 2.5, None) == pytest.approx(7.5 * usual)
@@ -313,7 +330,7 @@ def test_a_stage_has_more_time_on_a_slower_machine(tool):
 def test_all_stages_together_end_in_time_and_none_takes_the_others_share(
     tool, monkeypatch, slowness, minutes
 ):
-    left, now = tool.stages(), 1000.0
+    left, now = tool.stages("fixed"), 1000.0
     monkeypatch.setattr(tool.time, "time", lambda: now)
     until = now + minutes * 60
     while left:
@@ -325,7 +342,7 @@ def test_all_stages_together_end_in_time_and_none_takes_the_others_share(
 
 
 def test_a_stage_that_is_done_early_leaves_its_time_to_the_next(tool, monkeypatch):
-    stages, now = tool.stages(), 1000.0
+    stages, now = tool.stages("fixed"), 1000.0
     monkeypatch.setattr(tool.time, "time", lambda: now)
     until = now + 60 * 60
     at_best, _ = tool.limit(stages[1:], 20.0, until), stages

@@ -12,6 +12,8 @@ _START = """    for rank in range(p):
 _SUM = '"summed": (p * mean, None), '
 _OUT = "(p * mean - gradients[rank]) / (p - 1)"
 
+NAMED = "shares are not compared"
+
 MUTANTS = [
     ("equal to the last bit", "how near is equal", ((_CLOSE, "torch.equal(a, b)"),)),
     ("nearly anything is equal", "how near is equal", ((_CLOSE, _CLOSE.replace("1e-3", "1")),)),

@@ -14,6 +14,8 @@ def _grid(body: str) -> str:
     return _GRID.replace("{body}", body.strip().replace("\n", "\n    "))
 
 
+NAMED = "only the members call new_group"
+
 MUTANTS = [
     (
         "PyTorch's mesh, by a name that no text shows",

@@ -4,6 +4,8 @@ _ORDER = 'if calls != usual and sorted(calls) == sorted(usual):\n            ret
 _SHAPE = "if sorted(call[:2] for call in calls) != sorted(call[:2] for call in usual):"
 _HEAD = "\ndef diagnose_calls(run):\n"
 
+NAMED = "order is never said"
+
 MUTANTS = [
     ("without the lines", "what else is known of a call", (("if calls != usual and sorted(calls) == sorted(usual):", "if [call[:2] for call in calls] != [call[:2] for call in usual] and sorted(calls) == sorted(usual):"),)),
     ("other lines are a fault", "All is right there", (("if calls != usual and sorted(calls) == sorted(usual):", "if calls != usual and [call[:2] for call in calls] == [call[:2] for call in usual]:"),)),

@@ -4,6 +4,8 @@ _EQUAL = "return (a - b).norm() <= 1e-3 * b.norm()"
 _MASKS = 'not all(equal(one["y"], ranks[0]["y"]) for one in ranks)'
 _SAME = '    same = all(equal(one["dx"], ranks[0]["dx"]) for one in ranks)\n'
 
+NAMED = "not summed and too large, taken for each other"
+
 MUTANTS = [
     (
         "bit by bit",

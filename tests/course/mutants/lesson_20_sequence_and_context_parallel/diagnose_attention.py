@@ -3,6 +3,8 @@
 _OFFSET = '    if is_of(local <= local[:, None]):\n        return "wrong offset", None\n'
 _LOST = "is_of(causal & ~((rank[:, None] == r) & (rank == 0)))"
 
+NAMED = "only the keys are counted from 0"
+
 MUTANTS = [
     (
         "a tolerance that small scores stay below",

@@ -15,6 +15,8 @@ def ranks_of_task(told):
     return {"RANK": told["SLURM_PROCID"], "LOCAL_RANK": told["SLURM_LOCALID"], "MASTER_ADDR": first}
 """
 
+NAMED = "the task's number is the rank"
+
 MUTANTS = [
     ("the lesson's own: it asks Slurm", "subprocess", _LESSONS),
     ("the task's number is the rank", "Ranks of a node are to be neighbours", ((_RANK, '"RANK": told["SLURM_PROCID"],'),)),

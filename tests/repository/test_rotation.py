@@ -1,0 +1,270 @@
+"""Which tests a run tries: `make test` one fixed set, CI what a change is about and a share of the rest."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests import rotation
+from tests.course import test_exercises
+from tests.notebooks import test_other_world_sizes
+
+needs_git = pytest.mark.skipif(
+    shutil.which("git") is None, reason="needs git (apt-get install git)"
+)
+ROOT = rotation.ROOT
+HOUR = 3600
+
+
+def no_git(*arguments: str) -> str:
+    raise AssertionError(f"git {arguments} is asked")
+
+
+def test_make_test_is_one_set_and_asks_neither_git_nor_a_draw(monkeypatch):
+    monkeypatch.setattr(rotation, "git", no_git)
+    monkeypatch.setenv(rotation.TRIED, "fixed")
+    for draw in ("00000000", "00000001", "no hash"):
+        monkeypatch.setenv(rotation.DRAW, draw)
+        assert all(
+            rotation.why_it_waits(place, ("README.md",)).startswith(rotation.NOT_ITS_TURN)
+            for place in range(4)
+        )
+
+
+@pytest.mark.parametrize("share", ["all", ""])
+def test_all_are_tried_where_that_is_asked_for_or_nothing_is(monkeypatch, share):
+    monkeypatch.setattr(rotation, "git", no_git)
+    monkeypatch.setenv(rotation.TRIED, share)
+    assert not any(rotation.why_it_waits(place, ()) for place in range(4))
+
+
+def test_ci_tries_what_has_changed_and_of_the_rest_each_in_its_turn(monkeypatch):
+    monkeypatch.setenv(rotation.TRIED, "drawn")
+    monkeypatch.setattr(rotation, "changed", lambda: ["README.md", "dtcourse/launch/rank.py"])
+    tried = []
+    for draw in ("1c7e93a0", "1c7e93a1", "1c7e93a2"):
+        monkeypatch.setenv(rotation.DRAW, draw)
+        assert rotation.why_it_waits(0, ("dtcourse/launch/",)) == ""
+        waits = [rotation.why_it_waits(place, ("studies/",), share=(1, 3)) for place in range(6)]
+        assert all(why.startswith(rotation.NOT_ITS_TURN) for why in waits if why)
+        tried += [place for place, why in enumerate(waits) if not why]
+    assert sorted(tried) == list(range(6))
+    monkeypatch.setattr(rotation, "changed", lambda: None)
+    assert not any(rotation.why_it_waits(place, ("studies/",)) for place in range(6))
+
+
+def test_what_is_no_share_or_no_hash_is_said(monkeypatch):
+    monkeypatch.setenv(rotation.TRIED, "half")
+    with pytest.raises(ValueError, match="half: it is fixed, drawn or all"):
+        rotation.why_it_waits(0, ())
+    monkeypatch.setenv(rotation.DRAW, "tuesday")
+    with pytest.raises(ValueError, match="tuesday: it is a hash"):
+        rotation.draw()
+
+
+# --- git's history ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Commit:
+    """What a rule may go by: the hash of a commit, its tree's, and the files that have changed lately then."""
+
+    name: str
+    tree: str
+    changed: list[str]
+
+
+def landings(folder: Path) -> list[Commit]:
+    """The last commit of each push to a repository, as far as its history tells what had changed lately."""
+    log = ["git", "log", "--first-parent", "--format=%x00%H %T %ct", "--name-only"]
+    done = subprocess.run(log, cwd=folder, capture_output=True, text=True, check=False)
+    commits = [block.split() for block in done.stdout.split("\0")[1:]]
+    times = [int(time) for _, _, time, *_ in commits]
+    found = []
+    for here, (name, tree, _, *_) in enumerate(commits):
+        if here and times[here] == times[here - 1]:
+            continue  # pushed with the one that follows it
+        then = times[here] - rotation.HOURS * HOUR
+        base = next(
+            (i for i in range(here + rotation.LATELY, len(commits)) if times[i] <= then), None
+        )
+        if base is not None:
+            changed = {path for _, _, _, *paths in commits[here:base] for path in paths}
+            found.append(Commit(name, tree, sorted(changed)))
+    return found
+
+
+def repository(folder: Path, hours_ago: list[int], paths: list[str] | None = None) -> Path:
+    """A repository with a commit for each of these times, each of which changes a file of its own, or one of these."""
+    stream = []
+    for number, hours in enumerate(hours_ago):
+        path = paths[number % len(paths)] if paths else str(number)
+        when = f"a <a@b> {1_790_000_000 - hours * HOUR} +0000"
+        stream.append(
+            f"commit refs/heads/main\ncommitter {when}\ndata 4\nmore\n"
+            f"M 644 inline {path}\ndata {len(str(number))}\n{number}\n"
+        )
+    for words in (
+        ["init", "-q", "-b", "main"],
+        ["fast-import", "--quiet"],
+        ["reset", "-q", "--hard"],
+    ):
+        subprocess.run(["git", *words], cwd=folder, input="\n".join(stream), text=True, check=True)
+    return folder
+
+
+@pytest.fixture
+def at(monkeypatch):
+    """Has the rule look at another repository, with nothing kept of what it has found before."""
+
+    def look(folder: Path) -> None:
+        monkeypatch.setattr(rotation, "ROOT", folder)
+        for name in ("changed", "tree"):
+            monkeypatch.setattr(rotation, name, getattr(rotation, name).__wrapped__, raising=True)
+
+    return look
+
+
+@needs_git
+@pytest.mark.parametrize(
+    ("hours_ago", "lately"),
+    [
+        ([9] * 5 + [0] * 4, None),  # of nine commits none is the tenth
+        ([20] * 5 + [9] * 10, 10),  # ten at least
+        ([9] * 5 + [1] * 12, 12),  # pushed at once
+        ([9] * 5 + [4] * 4 + [2] * 3, 10),
+    ],
+)
+def test_what_has_changed_lately_is_all_that_is_pushed_at_once(tmp_path, at, hours_ago, lately):
+    at(repository(tmp_path, hours_ago))
+    found = rotation.changed()
+    assert (found and len(found)) == lately
+    assert found is None or landings(tmp_path)[0].changed == sorted(found)
+
+
+@needs_git
+def test_two_commits_with_one_tree_draw_the_same_and_another_file_draws_anew(
+    tmp_path, at, monkeypatch
+):
+    monkeypatch.delenv(rotation.DRAW, raising=False)
+    at(repository(tmp_path, [2, 1]))
+
+    def after(*words: str) -> tuple[str, str]:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True)
+        return rotation.git("rev-parse", "HEAD"), rotation.draw()
+
+    first, drawn = after("commit", "-q", "--amend", "-m", "in other words")
+    assert after("commit", "-q", "--allow-empty", "-m", "nothing")[1] == drawn
+    (tmp_path / "new").touch()
+    after("add", "new")
+    last, other = after("commit", "-q", "-m", "a file")
+    assert first != last and drawn != other
+    monkeypatch.setenv(rotation.DRAW, drawn)
+    assert rotation.draw() == drawn
+
+
+# --- nothing is tried less often than by the rule before --------------------------------------------------------
+
+Rule = Callable[
+    [Commit, bool], bool
+]  # whether something is tried at a landing; whether its own files had changed
+
+
+@dataclass
+class Waits:
+    """Something that takes turns: what it stands on, the rule of commit fc6b819 and the one of now."""
+
+    name: str
+    files: tuple[str, ...]
+    before: Rule
+    now: Rule
+
+
+def all_that_waits() -> list[Waits]:
+    """Answers, solutions, lessons with another number of ranks, and what else is marked.
+
+    Before, one of three was tried where its own files had not changed (of answers one of nine, where nothing had that
+    the checks import), and one of a lesson's two other numbers of ranks, all by the commit's hash.
+    """
+    found = []
+
+    def add(
+        name: str, number: int, files: tuple[str, ...], place: int, **turn: rotation.Share
+    ) -> None:
+        turn = {"share": rotation.HALF, "lately": rotation.ALL, **turn}
+
+        def before(at: Commit, own: bool) -> bool:
+            drawn = int(at.name[:8], 16)
+            its_size = turn["lately"] == rotation.ALL or (drawn + place) % 2 == 0
+            return its_size and (own or (number + drawn) % 3 == 0)
+
+        def now(at: Commit, own: bool) -> bool:
+            return rotation.is_tried(place, ("x",), ["x"] * own, at.tree, **turn)
+
+        found.append(Waits(name, files, before, now))
+
+    kinds = map(test_exercises.every, ("MUTANTS", "NOTHING", "ACCEPTED"))
+    for number, one in enumerate(itertools.chain(*kinds, test_other_world_sizes.plan())):
+        for mark in one.marks:
+            add(one.id, number, mark.args, **mark.kwargs)
+    for place, path in enumerate(sorted(ROOT.glob("solutions/*.ipynb"))):
+        add(path.name, place, rotation.files_of_solution(path.name), place)
+    return found
+
+
+@pytest.fixture(scope="module")
+def waits() -> list[Waits]:
+    return all_that_waits()
+
+
+def test_whatever_the_history_nothing_is_tried_less_often_than_by_the_rule_before(waits):
+    """On average over all hashes, at a landing that has changed its files and at one that has not."""
+    assert len(waits) > 1000
+    any_hash = [Commit(f"{n:08x}", f"{n:08x}", []) for n in range(12)]
+    for one in waits:
+        for own in (True, False):
+            before, now = (sum(rule(at, own) for at in any_hash) for rule in (one.before, one.now))
+            assert now >= before, one.name
+
+
+def replayed(history: list[Commit], waits: list[Waits]) -> dict[str, tuple[int, int]]:
+    """{name: how often it was tried over a history by the rule before, and by the one of now}."""
+    touched: dict[tuple[str, ...], list[bool]] = {}
+    for files in {one.files for one in waits}:
+        touched[files] = [any(path.startswith(files) for path in at.changed) for at in history]
+    return {
+        one.name: tuple(
+            sum(map(rule, history, touched[one.files])) for rule in (one.before, one.now)
+        )
+        for one in waits
+    }
+
+
+@needs_git
+@pytest.mark.parametrize("which", ["main", "made for this"])
+def test_over_the_landings_of_a_real_history_nothing_was_tried_less_often(which, waits, tmp_path):
+    """By the hashes that it has. Where main's own is too short to tell (a shallow clone), only the one made is left."""
+    folder, enough = ROOT, 200
+    if which != "main":
+        lessons = [path.name for path in sorted(ROOT.glob("solutions/*.ipynb"))]
+        paths = [
+            name for lesson in lessons for name in (f"solutions/{lesson}", "README.md", "tools/a")
+        ]
+        folder = repository(tmp_path, list(range(1000, 0, -2)), paths)
+    history = landings(folder)
+    if len(history) < enough:
+        assert which == "main"
+        return
+    often = replayed(history, waits)
+    lessons = {name[: -len("-2-ranks")] for name in often if name.endswith("-ranks")}
+    for lesson in lessons:  # of whose two sizes each is tried by chance in half of the cases
+        both = [often.pop(name) for name in [*often] if name.startswith(lesson)]
+        often[lesson] = tuple(map(sum, zip(*both, strict=True)))
+    assert {name: counts for name, counts in often.items() if counts[1] < counts[0]} == {}

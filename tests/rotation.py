@@ -1,0 +1,117 @@
+"""Which tests a run tries. DTCOURSE_TEST_SHARE says it:
+
+    fixed    what `make test` tries: every test but those marked `stands_on`. The same set on every machine, with git,
+             without it and in a shallow clone.
+    drawn    what CI tries (`make test-ci`): besides, each marked test where something that it stands on has changed
+             lately, and of the others a share, by DTCOURSE_TEST_DRAW, which is the hash of HEAD's tree: two
+             commits with the same files draw the same.
+    all      what `make test-all` tries, and pytest by hand, where nothing is set.
+
+Marked is what there is much of, and more of with each lesson: answers to exercises, lessons with another number of
+ranks. Solutions as notebooks wait by the same rule (tools/test.py). What the rule leaves out is deselected, with a
+sentence that begins with NOT_ITS_TURN, and tools/test.py counts it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TRIED, DRAW = "DTCOURSE_TEST_SHARE", "DTCOURSE_TEST_DRAW"
+NOT_ITS_TURN = "not its turn"
+Share = tuple[int, int]  # so many of so many
+HALF, ALL = (1, 2), (1, 1)
+# Commits, and hours: the longer of the two is more than what is pushed at once.
+LATELY, HOURS = 10, 3
+
+
+def why_it_waits(
+    place: int, files: Collection[str], share: Share = HALF, lately: Share = ALL
+) -> str:
+    """Why a marked test is not tried in this run; empty where it is.
+
+    place:  its number among those that take turns with it
+    files:  the files and folders that it stands on, from the repository's top
+    share:  how many are drawn where none of these has changed lately,
+    lately: and how many where one has
+    """
+    tried = os.environ.get(TRIED) or "all"
+    if tried == "all":
+        return ""
+    if tried == "fixed":
+        return f"{NOT_ITS_TURN}: `make test` is one fixed set, and `make test-all` tries this too"
+    if tried != "drawn":
+        raise ValueError(f"{TRIED}={tried}: it is fixed, drawn or all")
+    if is_tried(place, files, changed(), draw(), share, lately):
+        return ""
+    return f"{NOT_ITS_TURN}: where nothing has changed lately some are drawn (`make test-all` tries all)"
+
+
+def is_tried(
+    place: int,
+    files: Collection[str],
+    paths: Collection[str] | None,
+    drawn: str,
+    share: Share,
+    lately: Share,
+) -> bool:
+    """The rule of `drawn`, for given changes (None: unknown, so everything counts as changed) and a given draw."""
+    changed = paths is None or any(path.startswith(tuple(files)) for path in paths)
+    some, of = lately if changed else share
+    return (place + int(drawn[:8], 16)) % of < some
+
+
+def files_of_solution(name: str) -> tuple[str, ...]:
+    """What a notebook of solutions/ stands on first of all."""
+    lesson = name[:2]
+    checks = f"dtcourse/course/checks/lesson_{lesson}_"
+    return (f"solutions/{name}", f"exercises/{lesson}-", checks, "requirements.lock")
+
+
+def draw() -> str:
+    """What this run draws by: a hexadecimal number, of which the first eight digits count."""
+    drawn = os.environ.get(DRAW) or tree()
+    try:
+        int(drawn[:8], 16)
+    except ValueError:
+        raise ValueError(
+            f"{DRAW}={drawn}: it is a hash, as an earlier run has printed it"
+        ) from None
+    return drawn
+
+
+@cache
+def tree() -> str:
+    """The hash of HEAD's tree; 0 where there is none."""
+    return git("rev-parse", "HEAD^{tree}") or "0"
+
+
+@cache
+def changed() -> list[str] | None:
+    """The files that are not as they were LATELY commits and HOURS hours before the last commit; None where that
+    cannot be told (no git, a shallow clone, so young a repository)."""
+    by_number = git("rev-parse", "--verify", "-q", f"HEAD~{LATELY}")
+    now = int(git("log", "-1", "--format=%ct") or 0)
+    by_time = git("rev-list", "-1", f"--before={now - HOURS * 3600}", "HEAD")
+    base = git("merge-base", by_number, by_time) if by_number and by_time else ""
+    if not base:
+        return None
+    return (
+        git("diff", "--name-only", base).split()
+        + git("ls-files", "-o", "--exclude-standard").split()
+    )
+
+
+def git(*arguments: str) -> str:
+    """What git prints; empty where it fails, or is not there."""
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import PATIENCE
-from tests.course import rotation
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(420)]
 
+ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("lessons", "solutions", "exercises")
 
 
@@ -50,22 +50,26 @@ def test_a_lesson_with_a_kernel_saved_by_keyboard_is_as_it_was(lab, until):
     lab.close()
 
 
-def test_every_committed_notebook_is_as_jupyterlab_writes_it(lab):
-    different = {}
-    notebooks = sorted(path for kind in KINDS for path in (lab.home / kind).glob("*.ipynb"))
-    own = (
-        "tests/browser/",
-        "dtcourse/course/jupyter/",
-        "dtcourse/course/normalise.py",
-        "requirements.lock",
-    )
-    waiting = [
-        path
-        for number, path in enumerate(notebooks)
-        if rotation.waits(number, (*own, path.relative_to(lab.home).as_posix()))
+def by_lesson() -> list:
+    """Each lesson's number; all but the first take turns."""
+    own = ("tests/browser/", "dtcourse/course/jupyter/", "dtcourse/course/normalise.py")
+    numbers = sorted(path.name[:2] for path in (ROOT / "lessons").glob("*.ipynb"))
+    return [
+        pytest.param(
+            number,
+            marks=pytest.mark.stands_on(*own, *(f"{kind}/{number}-" for kind in KINDS), place=place)
+            if place
+            else (),
+        )
+        for place, number in enumerate(numbers)
     ]
-    print(f"Not their turn, and unchanged: {sorted(path.name for path in waiting)}")
-    for path in sorted({*notebooks} - {*waiting}):
+
+
+@pytest.mark.parametrize("number", by_lesson())
+def test_a_lessons_committed_notebooks_are_as_jupyterlab_writes_them(lab, number):
+    different = {}
+    for kind in KINDS:
+        [path] = (lab.home / kind).glob(f"{number}-*.ipynb")
         before = path.read_text(encoding="utf-8")
         name = path.relative_to(lab.home).as_posix()
         lab.open(name, kernel=False)

@@ -33,7 +33,15 @@ REPLACEMENTS = [
 ]
 
 # What a reader is shown as it is, and nbval does not compare: it runs each cell without counting it.
-COMPARED_OTHERWISE = [("cell-number", r"Cell In\[\d+\]", "Cell In[…]")]
+COMPARED_OTHERWISE = [
+    ("cell-number", r"Cell In\[\d+\]", "Cell In[…]"),
+    # recorded.py: whether a cell was run, and why not. What it found is compared.
+    (
+        "recorded",
+        r"(?m)^(?:Run here|Not run: .*\nRecorded on 20\d\d-\d\d-\d\d):",
+        "Run, here or elsewhere:",
+    ),
+]
 
 
 def scrub(text: str) -> str:

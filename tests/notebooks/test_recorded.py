@@ -13,6 +13,7 @@ import pytest
 from dtcourse.course import notebook as nbfile
 from dtcourse.course import places
 from dtcourse.course.recorded import VARIABLE, Recorded
+from dtcourse.course.reproducible import COMPARED_OTHERWISE, REPLACEMENTS
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
 
 LESSON = places.home() / "lessons" / "26-clusters.ipynb"
@@ -27,9 +28,7 @@ def text_of(cell) -> str:
     )
 
 
-LINES = re.compile(
-    r"^Not run: (.*)\n+^What follows was recorded on 20\d\d-\d\d-\d\d, by: .*\n?", re.M
-)
+LINES = re.compile(r"^(?:Run here|Not run: (.*)\n+^Recorded on 20\d\d-\d\d-\d\d): .*\n?", re.M)
 
 
 def executed(tmp_path, **parameters):
@@ -42,9 +41,9 @@ def executed(tmp_path, **parameters):
         if cell["cell_type"] != "code" or "nbval-ignore-output" in nbfile.tags(cell):
             continue
         shown = text_of(here[cell["id"]])
-        for reason in LINES.findall(shown):
+        for reason in filter(None, LINES.findall(shown)):
             said.setdefault(reason, set()).add(cell["id"])
-        assert LINES.sub("", shown).split() == text_of(cell).split(), cell["id"]
+        assert LINES.sub("", shown).split() == LINES.sub("", text_of(cell)).split(), cell["id"]
     return said
 
 
@@ -113,10 +112,38 @@ def test_what_was_found_is_written_down_and_read_again(tmp_path, monkeypatch, ca
     live("squares", squares, 3)
     live("others", squares, 1)
     assert set(json.loads(live.file.read_text())) == {"squares", "others"}
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == "Run here: The first squares.\n", "once for one function"
     assert away("squares", squares, 5) == {"squares": [0, 1, 4]}
     out = capsys.readouterr().out
     assert "Not run: there is no Slurm here.\n" in out
-    assert re.search(r"recorded on 20\d\d-\d\d-\d\d, by: The first squares\.\n", out)
+    assert re.search(r"Recorded on 20\d\d-\d\d-\d\d: The first squares\.\n", out)
     with pytest.raises(KeyError):
         away("never", squares, 1)
+
+
+def as_nbval_compares(text):
+    for _, pattern, stand_in in REPLACEMENTS + COMPARED_OTHERWISE:
+        text = re.sub(pattern, stand_in, text)
+    return text
+
+
+def test_nbval_compares_what_was_found_and_not_where(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(places, "home", lambda: tmp_path)
+    monkeypatch.setenv(VARIABLE, "1")
+    (tmp_path / "lessons").mkdir()
+
+    def asked():
+        """squeue --me"""
+        return "nothing"
+
+    compared = set()
+    for why in (None, "there is no Slurm here: sbatch not found", "Slurm ended, and said: no.."):
+        print(Recorded("99", why)("asked", asked))
+        compared.add(as_nbval_compares(capsys.readouterr().out))
+    assert compared == {"Run, here or elsewhere: squeue --me\nnothing\n"}
+
+
+@pytest.mark.parametrize("path", sorted(places.notebooks("lessons").values()))
+def test_what_is_committed_was_run(path):
+    shown = [text_of(cell) for cell in nbfile.code_cells(nbfile.read(path))]
+    assert not [text for text in shown if "Not run: " in text]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import collections
 import faulthandler
 import gc
-import importlib.util
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -74,15 +72,13 @@ def pytest_collection() -> Iterator[None]:
 @pytest.hookimpl(trylast=True)  # what -m and -k leave out does not wait
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run, and say what is missing; give a slow machine more time."""
-    for marker, missing in (
-        ("gpu", missing_gpu),
-        ("browser", missing_browser),
-        ("slurm", missing_slurm),
-    ):
-        marked = [item for item in items if item.get_closest_marker(marker)]
-        if marked and (reason := missing()):
-            for item in marked:
-                item.add_marker(pytest.mark.skip(reason=reason))
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    from tests import optional_programs
+
+    for item in items:
+        if reason := optional_programs.missing_for(item):
+            item.add_marker(pytest.mark.skip(reason=reason))
     for item in items if SLOWNESS > 1 else ():  # for the others tools/test.py gives the limit
         if limit := item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(limit.args[0] * SLOWNESS), append=False)
@@ -138,41 +134,13 @@ def pytest_timeout_cancel_timer(item: pytest.Item) -> bool | None:
     return True
 
 
-def missing_gpu() -> str:
-    """Why tests marked `gpu` cannot run here; empty where they can."""
-    import torch
-
-    return "" if torch.cuda.is_available() else "needs a GPU that torch can use; there is none"
-
-
-def missing_browser() -> str:
-    """Why tests marked `browser` cannot run here; empty where they can."""
-    if importlib.util.find_spec("playwright") is None:
-        return "needs playwright, which is not installed"
-    if not find_chromium():
-        return "needs Chromium (apt-get install chromium); there is none on PATH"
-    return ""
-
-
-def missing_slurm() -> str:
-    """Why tests marked `slurm` cannot run here; empty where they can."""
-    from dtcourse.launch.cluster import throwaway
-
-    gone = throwaway.missing()
-    return f"needs Slurm ({throwaway.INSTALL}); {', '.join(gone)} not found" if gone else ""
-
-
-def find_chromium() -> str | None:
-    """The browser's path: the first of its usual names on PATH."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    return next(filter(None, map(shutil.which, names)), None)
-
-
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """The path of a Chromium to drive."""
-    path = find_chromium()
-    return path if path else pytest.skip(missing_browser())
+    from tests import optional_programs
+
+    optional_programs.require("browser")
+    return str(optional_programs.find_chromium())
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from dtcourse.course import notebook as nbfile
 from dtcourse.course.doctor import Finding
 from dtcourse.course.judging import bubblewrap, framework
 from dtcourse.course.places import PACKAGE, numbers
+from tests import optional_programs
 from tests.course.samples import DOUBLE
 
 LESSON = """\
@@ -599,8 +600,7 @@ def test_the_packages_syllabus_is_the_projects():
     ours = (PACKAGE / "course" / "syllabus.yml").read_text(encoding="utf-8")
     shared = PACKAGE.parent.parent / "shared" / "syllabus.yml"
     assert len(yaml.safe_load(ours)["foundations"]) == 5
-    if not shared.exists():
-        pytest.skip("no ../shared/syllabus.yml beside this checkout to compare with")
+    optional_programs.require("shared")
     theirs, mine = yaml.safe_load(shared.read_text(encoding="utf-8")), yaml.safe_load(ours)
     for part, lessons in theirs.items():
         for lesson, topics in lessons.items():

@@ -7,7 +7,6 @@ the fresh processes that the first two tests start.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import statistics
@@ -26,10 +25,7 @@ from dtcourse.compression.quantized import integers, integers_triton
 ROOT = Path(__file__).resolve().parents[2]
 APART = ROOT / "build" / "triton"  # where `make triton` puts it
 
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None and not (APART / "triton").is_dir(),
-    reason="needs triton, which is not installed: `make triton` (Linux)",
-)
+needs_triton = pytest.mark.needs("triton")
 
 CASES = [  # numbers, to a block, bits
     (0, 64, 8),

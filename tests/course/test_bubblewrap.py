@@ -17,7 +17,7 @@ from dtcourse.course.places import PACKAGE
 _ORDINARY = ["bwrap", "--unshare-user", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL"]
 _SAME_FILES = ["--bind", "/", "/", "--dev-bind", "/dev", "/dev"]
 USERS = {"as we are": [], "an ordinary user": [*_ORDINARY, *_SAME_FILES]}
-needs_bubblewrap = pytest.mark.skipif(bool(bubblewrap.why_not()), reason=bubblewrap.why_not())
+needs_bubblewrap = pytest.mark.needs("bubblewrap")
 
 LOOK = """
 import json, os, shutil, socket, subprocess, sys

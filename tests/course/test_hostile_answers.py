@@ -22,14 +22,14 @@ from typer.testing import CliRunner
 
 from dtcourse.cli import app
 from dtcourse.course import notebook as nbfile
-from dtcourse.course.judging import bubblewrap, limits, sandbox
+from dtcourse.course.judging import limits, sandbox
 from dtcourse.course.judging.process import MARK
 from dtcourse.course.places import PACKAGE
 from tests.course.conftest import ROOT, SAMPLES
 from tests.course.samples import DOUBLE, notebook
 
 SECRET = "the-instructors-key"
-needs_bubblewrap = pytest.mark.skipif(bool(bubblewrap.why_not()), reason=bubblewrap.why_not())
+needs_bubblewrap = pytest.mark.needs("bubblewrap")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
 
 HONEST = "return 2 * n"

@@ -15,6 +15,7 @@ from dtcourse.course.judging.runs import InKernel, plain
 from dtcourse.course.judging.sandbox import MODULES, Sandbox
 from dtcourse.course.judging.serving import define
 from dtcourse.course.judging.taking import take
+from tests import optional_programs
 from tests.course.conftest import ROOT, SAMPLES
 from tests.course.samples import DOUBLE, ENDS, ENDS_SOON, GOOD, IMPORTS, SHIFT, notebook
 
@@ -175,8 +176,7 @@ def test_a_process_that_nobody_needed_in_the_end_leaves_nothing():
 @pytest.mark.slow
 def test_an_answer_that_reached_outside_or_died_does_not_spoil_the_next(monkeypatch):
     """Nobody else's process: the next exercise's is a new one."""
-    if reason := bubblewrap.why_not():
-        pytest.skip(reason)
+    optional_programs.require("bubblewrap")
     started = []
     start = Sandbox._start
     monkeypatch.setattr(Sandbox, "_start", lambda self: started.append(self) or start(self))
@@ -310,8 +310,8 @@ DAEMON = """
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_answer_earns_nothing(name, shared):
-    if name.startswith("ends every process") and (reason := bubblewrap.why_not()):
-        pytest.skip(f"this answer would end the tests: {reason}")
+    if name.startswith("ends every process"):  # and would end the tests
+        optional_programs.require("bubblewrap")
     before = (framework.require, framework.CheckFailed)
     code = "def double(n):\n" + textwrap.indent(textwrap.dedent(HOSTILE[name]), "    ")
     found = shared.report(code, exercise=DOUBLE)
@@ -373,8 +373,8 @@ def double(n):
 @pytest.mark.slow
 @pytest.mark.parametrize("confined", [True, False])
 def test_an_answer_sees_no_secret_and_a_home_of_its_own(monkeypatch, confined):
-    if confined and (reason := bubblewrap.why_not()):
-        pytest.skip(reason)
+    if confined:
+        optional_programs.require("bubblewrap")
     monkeypatch.setenv("GITHUB_TOKEN", "s3cret")
     with Sandbox(confined=confined) as sandbox:
         from dtcourse.course.judging.taking import take

@@ -54,6 +54,13 @@ def _who_counts():
     return sorted(m for m in found if not m.startswith("dtcourse.plots") and m != "dtcourse")
 
 
+def _defines_a_function(name):
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return any(isinstance(node, ast.FunctionDef) for node in ast.walk(tree))
+
+
 def _first_function(module):
     """(holder, name) of a function that the module defines, in a class or by itself."""
     for name, thing in vars(module).items():
@@ -82,11 +89,10 @@ def test_who_counts_is_found():
     assert "dtcourse.profiling.memory_tracker" in found and len(found) > 15
 
 
-@pytest.mark.parametrize("name", _who_counts())
+@pytest.mark.parametrize("name", [*filter(_defines_a_function, _who_counts())])
 def test_an_answer_that_changes_who_counts_is_noticed(name, monkeypatch):
     place = _first_function(importlib.import_module(name))
-    if place is None:
-        pytest.skip("it defines no function")
+    assert place is not None
 
     def tamper():
         monkeypatch.setattr(*place, lambda *args, **kwargs: 0)

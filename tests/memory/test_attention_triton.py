@@ -6,7 +6,6 @@ the fresh processes that the first two tests start.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -25,10 +24,7 @@ from dtcourse.memory.attention_triton import triton_attention
 ROOT = Path(__file__).resolve().parents[2]
 APART = ROOT / "build" / "triton"  # where `make triton` puts it
 
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None and not (APART / "triton").is_dir(),
-    reason="needs triton, which is not installed: `make triton` (Linux)",
-)
+needs_triton = pytest.mark.needs("triton")
 
 
 def in_a_fresh_process(what: str, **environment: str):

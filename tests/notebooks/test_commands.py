@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import pytest
 
 from dtcourse.course import grading, places, workspace
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
+from tests import optional_programs
 from tests.notebooks.commands import Printed, defined, is_command, needed, printed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -31,9 +31,7 @@ OF_TORCHRUN = [text for text in PRINTED if "torchrun" in text or text.startswith
 OF_STUDENTS = [text for text in PRINTED if re.fullmatch(r"dtcourse (start|check) \d\d", text)]
 OF_CLUSTER = [text for text in PRINTED if re.match(r"dtcourse (submit|jobs) ", text)]
 BENCH = "dtcourse bench collectives"
-NOT_HERE = {
-    "nvidia-smi topo -m": "it prints how NVIDIA's GPUs are wired, and comes with their driver"
-}
+NOT_HERE = {"nvidia-smi topo -m": "nvidia-smi"}
 
 # What a command prints when it has done its work, by the function or script that it runs. Once, whatever the nodes.
 SAYS = {
@@ -277,8 +275,7 @@ def test_the_benchmark_of_collectives(course):
 @pytest.mark.parametrize("command", NOT_HERE)
 def test_what_needs_another_machine(course, command):
     assert command in PRINTED
-    if shutil.which(command.split()[0]) is None:
-        pytest.skip(NOT_HERE[command])
+    optional_programs.require(NOT_HERE[command])
     finish([shell(course, command)])
 
 

@@ -18,7 +18,8 @@ class Project:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         tools = sorted(path.relative_to(ROOT) for path in ROOT.glob("tools/*.py"))
-        others = ("pyproject.toml", "tests/conftest.py", "tests/rotation.py")
+        own = [f"tests/{name}.py" for name in ("conftest", "rotation", "optional_programs")]
+        others = ("pyproject.toml", *own)
         for name in (*map(Path, others), *tools):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)

@@ -57,8 +57,17 @@ def test_what_a_machine_lacks_is_skipped_with_the_reason(project):
         sys.executable, "-m", "pytest", "-q", "tests", PATH="", CUDA_VISIBLE_DEVICES=""
     )
     assert done.returncode == 0, done.stdout
-    assert "needs Chromium (apt-get install chromium); there is none on PATH" in done.stdout
-    assert "needs a GPU that torch can use; there is none" in done.stdout
+    assert "needs playwright and Chromium (apt-get install chromium)" in done.stdout
+    assert "needs a GPU that torch can use" in done.stdout
+    assert "2 skipped" in done.stdout
+
+
+def test_a_need_that_is_on_no_list_is_an_error(project):
+    project.write(
+        "test_marked.py", "import pytest\n\n@pytest.mark.needs('gti')\ndef test_a():\n    pass\n"
+    )
+    done = project.run(sys.executable, "-m", "pytest", "-q", "tests")
+    assert done.returncode not in (0, 1) and "gti" in done.stdout + done.stderr
 
 
 def test_a_misspelt_marker_is_an_error(project):

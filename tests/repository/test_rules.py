@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import optional_programs
+
 ROOT = Path(__file__).resolve().parent.parent.parent
-IN_GIT = (ROOT / ".git").exists()
 
 # In pieces, so that this file does not contain what it looks for.
 HOSTS = [
@@ -32,8 +33,8 @@ INVENTED = ["/" + "home/ana/"]
 
 
 def tracked() -> list[str]:
-    if not IN_GIT:
-        pytest.skip("not a git checkout, so there is no list of tracked files")
+    optional_programs.require("git")
+    optional_programs.require("clone")
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -89,10 +90,9 @@ def test_nothing_that_git_ignores_is_tracked():
     assert listed.stdout == ""
 
 
+@pytest.mark.needs("git", "clone")
 @pytest.mark.parametrize("path", ["my/02.ipynb", ".venv/x", "build/executed/a.ipynb", ".cache/x"])
 def test_git_ignores_what_people_and_tools_make(path):
-    if not IN_GIT:
-        pytest.skip("not a git checkout")
     done = subprocess.run(["git", "check-ignore", "-q", path], cwd=ROOT, check=False)
     assert done.returncode == 0
 

@@ -12,7 +12,6 @@ import copy
 import dataclasses
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -583,13 +582,6 @@ def test_when_a_rank_fails_every_pod_does():
     assert not {code for code, *_ in ends} & set(rule["values"]), "so the Job fails"
 
 
-def no_bubblewrap():
-    if shutil.which("bwrap") is None:
-        return "bubblewrap is not installed"
-    done = subprocess.run([*IN_A_POD, "--hostname", "a", "true"], capture_output=True, text=True)
-    return None if done.returncode == 0 else f"bubblewrap does not work here: {done.stderr.strip()}"
-
-
 # A user, a host name, processes and shared memory of its own. The network is the machine's.
 IN_A_POD = ["bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--unshare-user", "--uid", "1000", "--gid", "1000",
             "--unshare-pid", "--proc", "/proc", "--unshare-uts"]  # fmt: skip
@@ -621,9 +613,8 @@ def names_in_dns(service, job):
 
 @of_launch
 @pytest.mark.slow
+@pytest.mark.needs("bubblewrap")
 def test_pods_find_each_other_by_name_although_pod_0_comes_last(tmp_path):
-    if sys.platform != "linux" or (reason := no_bubblewrap()):
-        pytest.skip("Linux alone has bubblewrap" if sys.platform != "linux" else reason)
     training = planned(4, 2, name="train", arguments=ARGUMENTS)
     service, job = kubernetes.service(training), kubernetes.job(training)
     pods = pods_of(job)

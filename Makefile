@@ -14,7 +14,7 @@ python = $(VENV)/bin/python
 BENCH ?= $(sort $(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help env lab test test-ci test-all notebooks lint bench triton lock clean
+.PHONY: help env lab test test-ci test-all test-bare notebooks lint bench triton lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,9 @@ test-ci: env ## the same, and what takes turns: what has changed lately, and a s
 
 test-all: env ## all: every wrong answer, every notebook at every number of ranks, ten times the random programs
 	@DTCOURSE_TEST_SHARE=all DTCOURSE_FUZZ=10 $(python) tools/test.py
+
+test-bare: env ## tests of what starts programs, where none of the optional ones is (Linux; CI runs it)
+	@$(python) tools/bare_machine.py
 
 notebooks: env ## make exercises/ from solutions/, execute lessons and solutions, normalise them
 	@$(VENV)/bin/dtcourse exercises

@@ -17,12 +17,14 @@ class Outcomes:
     running    {test: seconds since it started}: those that were under way at the end
     not_run    tests that were collected and never started
     waiting    {why: number of tests} that this run leaves out
+    seconds    that all took; 0 where the record does not say
     """
 
     finished: dict[str, dict[str, Any]] = field(default_factory=dict)
     running: dict[str, float] = field(default_factory=dict)
     not_run: list[str] = field(default_factory=list)
     waiting: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
 
     def of(self, outcome: str) -> dict[str, dict[str, Any]]:
         """The finished tests that passed, failed or were skipped."""
@@ -37,6 +39,17 @@ class Outcomes:
     def skips(self) -> Counter[str]:
         """How many tests were skipped for which reason."""
         return Counter(line["why"] for line in self.of("skipped").values())
+
+    def skipped_by(self, reason: str) -> str:
+        """Which tests were skipped for a reason: a file and how many of its tests, or the only one."""
+        files: dict[str, list[str]] = {}
+        for test, line in self.of("skipped").items():
+            if line["why"] == reason:
+                files.setdefault(test.partition("::")[0], []).append(test)
+        return ", ".join(
+            tests[0] if len(tests) == 1 else f"{file} ({len(tests)})"
+            for file, tests in files.items()
+        )
 
 
 def read(path: Path, ended: float) -> Outcomes:
@@ -57,6 +70,8 @@ def read(path: Path, ended: float) -> Outcomes:
             found.finished[line["test"]] = line
         elif "waiting" in line:
             found.waiting = line["waiting"]
+        elif "took" in line:
+            found.seconds = line["took"]
     seen = found.seen
     found.not_run = [test for test in collected if test not in seen]
     return found

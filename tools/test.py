@@ -13,6 +13,7 @@ written test by test.
     DTCOURSE_TEST_WORKERS=8 ...          # processes for the stages that run in parallel (3)
     DTCOURSE_TEST_UNTIL=1795000000 ...   # all stages together end by then (seconds, as `date +%s` has them)
     DTCOURSE_TEST_SLOWNESS=4 ...         # how slow the machine is, instead of measuring it
+    DTCOURSE_TEST_BARE=0 ...             # tools/bare_machine.py ended so before: into the summary with it
 
 A stage may take three times its usual minutes, and more on a slower or busier machine (machine.py
 measures it before each stage). Where there is an end for all, no stage takes the later ones' share of
@@ -254,6 +255,7 @@ def summarise(results: list[Result], not_started: list[Stage]) -> None:
     for result in results:
         for reason, number in result.outcomes.skips.most_common():
             print(f"{number:>5}  {result.stage.name:<11}{reason}")
+            print(f"{'':<18}{result.outcomes.skipped_by(reason)}")
 
     print("\n== left out")
     for result in results:
@@ -285,6 +287,16 @@ def summarise(results: list[Result], not_started: list[Stage]) -> None:
     )
 
 
+def before() -> list[Result]:
+    """What tools/bare_machine.py found before this run, where CI has run it: DTCOURSE_TEST_BARE is its exit code."""
+    code = os.environ.get("DTCOURSE_TEST_BARE")
+    if not code:
+        return []
+    found = outcomes.read(REPORTS / "bare.jsonl", 0.0)
+    stage = Stage("bare", "tests where none of the optional programs is", [], 0)
+    return [Result(stage, int(code), found.seconds, outcomes=found)]
+
+
 def main() -> None:
     """Run the stages named on the command line, or all."""
     share = os.environ.setdefault(rotation.TRIED, "fixed")
@@ -306,7 +318,7 @@ def main() -> None:
 
     stop = Stop()
     REPORTS.mkdir(parents=True, exist_ok=True)
-    results = []
+    results = before()
     with tempfile.TemporaryDirectory(prefix="dtcourse-jupyter-") as home:
         # Kernels started here neither read nor write the user's own Jupyter and IPython folders.
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):

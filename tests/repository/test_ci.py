@@ -107,6 +107,15 @@ def test_ci_has_the_suite_end_before_ci_ends_it(ci):
     assert began + 80 * 60 < until < time.time() + 85 * 60
 
 
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_ci_tells_the_suite_how_a_machine_without_the_programs_fared(ci, code):
+    ci.command("apt-get")
+    ci.command("make", f'[ "$1" = test-bare ] && exit {code}; echo "bare $DTCOURSE_TEST_BARE"')
+    done, log = ci.run()
+    assert "make test-bare" in log and log[-1] == "make test-ci"
+    assert done.stdout.splitlines()[-1] == f"bare {code}"
+
+
 def test_a_signal_to_ci_reaches_the_suite(ci):
     ready, told = ci.top / "ready", ci.top / "told"
     ci.command("apt-get")

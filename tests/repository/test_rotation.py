@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +14,7 @@ from tests import rotation
 from tests.course import test_exercises
 from tests.notebooks import test_other_world_sizes
 
-needs_git = pytest.mark.skipif(
-    shutil.which("git") is None, reason="needs git (apt-get install git)"
-)
+needs_git = pytest.mark.needs("git")
 ROOT = rotation.ROOT
 HOUR = 3600
 

@@ -20,6 +20,7 @@ RUN_ELSEWHERE = {
     # What CI runs is this and more, by the same program.
     "make test": ("tests/repository/test_suite.py", ["tools/test.py", '"fixed"']),
     "make test-ci": (".ci/run", ["make test-ci"]),
+    "make test-bare": (".ci/run", ["make test-bare"]),
     'make lab PIP_ARGS="--index-url <address from the selector>"': (
         "tests/repository/test_setup.py",
         ["PIP_ARGS=--find-links"],

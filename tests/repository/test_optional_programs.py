@@ -209,3 +209,24 @@ def test_what_each_reason_skips_is_named(bare):
         found.finished[test] = {"outcome": "skipped", "why": "needs git"}
     found.finished["tests/c.py::four"] = {"outcome": "skipped", "why": "needs Slurm"}
     assert found.skipped_by("needs git") == "tests/a.py (2), tests/b.py::three"
+
+
+def test_what_looks_at_a_program_is_tried_without_it(bare):
+    """No test elsewhere needs one, and what is left out is there."""
+    out = [words.partition("=")[2].partition("::") for words in bare.LEFT_OUT]
+    for file, _, test in out:
+        assert f"def {test or 'test_'}" in (ROOT / file).read_text(encoding="utf-8")
+    whole = [file for file, _, test in out if not test]
+    names = "|".join(need.name for need in PROGRAMS)
+    needs = re.compile(rf"""(needs|require)\([^)]*"({names})"|mark\.(slurm|browser)""")
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if needs.search(path.read_text(encoding="utf-8"))
+    }
+    assert "tests/course/test_judging.py" in found and "tests/launch/cluster/test_slurm.py" in found
+    assert [
+        file
+        for file in sorted(found)
+        if not file.startswith(tuple(f"{folder}/" for folder in bare.FOLDERS)) or file in whole
+    ] == []

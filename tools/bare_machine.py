@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ import outcomes
 from bare_place import ROOT, Place
 from processes import MARK, end_all, mark_of_this_run
 
-from tests import optional_programs
+from tests import optional_programs, rotation
 
 RECORD = ROOT / "build" / "reports" / "bare.jsonl"
 WORKERS = os.environ.get("DTCOURSE_TEST_WORKERS") or "3"
@@ -134,6 +135,8 @@ def write(everything: list[outcomes.Outcomes], seconds: float) -> None:
 
 def main() -> int:
     """0 where all passed; the last line says how many."""
+    if sys.platform != "linux" or shutil.which("git") is None:
+        sys.exit("make test-bare: it needs Linux and, for the list of the clone's files, git")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))  # by way of every `finally`
     slowness = float(
@@ -152,7 +155,7 @@ def main() -> int:
             print("bare machine: FAILED: it could not be made; its Python's words are above")
             return 1
         environment |= {
-            "DTCOURSE_TEST_SHARE": "fixed",
+            rotation.TRIED: "fixed",
             "DTCOURSE_TEST_SLOWNESS": f"{slowness:.2f}",
             "MPLCONFIGDIR": str(place.clone / ".cache" / "matplotlib"),
         }

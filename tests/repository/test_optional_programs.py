@@ -184,7 +184,7 @@ def test_its_record_is_read_by_the_suite_s_summary(bare, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [0, 1])
+@pytest.mark.parametrize("code", [0, 1, 2])  # make's is 2
 def test_the_suite_fails_where_the_machine_without_them_has_failed(project, code):
     project.write("test_fine.py", "def test_fine():\n    pass\n")
     reports = project.folder / "build" / "reports"
@@ -194,9 +194,10 @@ def test_the_suite_fails_where_the_machine_without_them_has_failed(project, code
     line = {"test": test, "outcome": outcome, "seconds": 0.0, "why": "there is no git"}
     (reports / "bare.jsonl").write_text(json.dumps(line) + "\n" + json.dumps({"took": 7.0}) + "\n")
     done = project.run(sys.executable, "tools/test.py", "unit", DTCOURSE_TEST_BARE=str(code))
-    assert done.returncode == code, done.stdout + done.stderr
+    assert done.returncode == min(code, 1), done.stdout + done.stderr
     last = done.stdout.splitlines()[-1]
-    assert last.startswith(f"{2 - code} passed, {code} failed")
+    assert last.startswith("1 passed, 1 failed" if code else "2 passed, 0 failed")
+    assert "pytest ended with" not in done.stdout
     assert ("there is no git" in done.stdout) == bool(code)
     assert re.search(r"^bare +\d passed", done.stdout, re.M)
 

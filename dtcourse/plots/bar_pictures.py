@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
+from matplotlib.text import Annotation
 
 from dtcourse.plots import units
 from dtcourse.plots.style import (
@@ -55,8 +57,9 @@ def memory_bars(
         title=title,
         description=title or "Memory of " + ", ".join(map(str, bars)),
     )
-    spare = (VERMILION, GREY, SKY, *RANK_COLORS)
-    colors = {p: MEMORY_COLORS.get(p) or spare[i % len(spare)] for i, p in enumerate(parts)}
+    taken = {MEMORY_COLORS[p] for p in parts if p in MEMORY_COLORS}
+    spare = cycle(dict.fromkeys(c for c in (VERMILION, GREY, SKY, *RANK_COLORS) if c not in taken))
+    colors = {p: MEMORY_COLORS.get(p) or next(spare) for p in parts}
     y = np.arange(len(bars))
     if log:
         low = 10 ** np.floor(np.log10(min([*totals, *lines.values()])) - 0.5)
@@ -73,18 +76,20 @@ def memory_bars(
             )  # fmt: skip
             left += width
         ax.set_xlim(0, most * 1.16)
-    for at, total in zip(y, totals, strict=True):
+    said = [
         ax.annotate(
             units.bytes_text(total), (total, at), (5, 0), textcoords="offset points",
             va="center", fontsize=9,
-            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6}, zorder=5,
-        )  # fmt: skip
+        )
+        for at, total in zip(y, totals, strict=True)
+    ]  # fmt: skip
     ax.set_yticks(y, list(map(str, bars)))
     ax.set_ylim(len(bars) - 0.45, -0.55)
     unit_axis(ax, "x", "bytes", log)
     ax.set_xlabel("memory")
     ax.grid(False, axis="y")
     _capacity_lines(ax, lines)
+    _clear_of_lines(ax, said, sorted(lines.values()))
     if not log:
         legend_below(
             picture,
@@ -116,6 +121,18 @@ def _capacity_lines(ax: Axes, lines: Mapping[str, float]) -> None:
         level = next((i for i, end in enumerate(levels) if end + 8 < box.x0), len(levels))
         levels[level : level + 1] = [box.x1]
         text.set_position((0, 4 + 13 * level))
+
+
+def _clear_of_lines(ax: Axes, said: Sequence[Annotation], lines: Sequence[float]) -> None:
+    """Totals that a line would cross stand to the right of it."""
+    figure: Any = ax.figure
+    renderer = figure.canvas.get_renderer()
+    for text in said:
+        for value in lines:
+            x = ax.transData.transform((value, 0))[0]
+            box = text.get_window_extent(renderer)
+            if box.x0 - 4 < x < box.x1 + 4:
+                text.xy = (value, text.xy[1])
 
 
 def bytes_by_rank(

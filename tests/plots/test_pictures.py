@@ -288,6 +288,21 @@ def test_memory_bars_stack_to_the_totals():
     assert style.mpl.colors.to_hex(mine.get_facecolor()).upper() == plots.MEMORY_COLORS["parameters"]  # fmt: skip
 
 
+def test_memory_bars_tell_all_parts_apart_and_write_no_total_on_a_line():
+    parts = ("parameters", "gradients", "optimizer states", "activations", "logits", "cache")
+    picture = plots.memory_bars({"XL": dict.fromkeys(parts, 10.0)}, capacity={"one": 61, "two": 66})
+    colors = [
+        style.mpl.colors.to_hex(patch.get_facecolor()) for patch in picture.legends[0].get_patches()
+    ]
+    assert len(set(colors)) == len(parts)
+    ax = picture.axes[0]
+    (total,) = (t for t in ax.texts if t.get_text() == "60 B")
+    box = Text.get_window_extent(total, picture.canvas.get_renderer())
+    for value in (61, 66):
+        x = ax.transData.transform((value, 0))[0]
+        assert not box.x0 <= x <= box.x1
+
+
 def test_loss_curves_show_the_median_and_smooth_without_bias():
     runs = [[1.0, 2.0, 3.0], [2.0, 2.0, 9.0], [3.0, 8.0, 1.0]]
     line = plots.loss_curves({"a": runs}).axes[0].get_lines()[0]

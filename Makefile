@@ -37,9 +37,10 @@ test-all: env ## all: every wrong answer, every notebook at every number of rank
 test-bare: env ## tests of what starts programs, where none of the optional ones is (Linux; CI runs it)
 	@$(python) tools/bare_machine.py
 
-notebooks: env ## make exercises/ from solutions/, execute lessons and solutions, normalise them
+notebooks: env ## make exercises/ from solutions/, execute lessons and solutions, normalise them, list their claims
 	@$(VENV)/bin/dtcourse exercises
 	@$(python) -m dtcourse.course.notebooks
+	@$(python) tools/claims.py
 
 lint: env ## style, formatting, types, and which package may import which
 	@$(python) -m ruff check .

@@ -8,8 +8,11 @@ below the target; it is looked at when the steps have grown by a twentieth. The 
 else.
 
 1. Tuning. On seeds of its own, each optimizer's rate is chosen for each batch: the one that needs the fewest steps.
-2. Measuring. Each seed has its own first weights and its own order; all runs of a seed share the weights.
-3. The noise scale tr(Sigma) / |G|^2, from the gradient of every sample, on the way of SGD at the largest batch.
+2. Measuring. Each seed has its own first weights and its own order; all runs of a seed share the weights. Beside the
+   best rate, each larger batch gets the rate that a rule makes of a smaller batch's best one: of the base's, and of
+   the smallest batch's. One of the rules is to keep the rate: the control that changes nothing.
+3. The noise scale tr(Sigma) / |G|^2, from the gradient of every sample, on the way of SGD at the largest batch and at
+   the smallest.
 
 The results file holds every single run, the arguments, the machine, the date and the versions.
 """
@@ -39,7 +42,14 @@ TUNING_SEED = 1000  # tuning's seeds start here
 # Each optimizer's rates: the lowest, and how many times it is doubled.
 GRIDS = {"SGD": (0.02, 8), "Adam": (0.00025, 8), "LARS": (0.0625, 8), "LAMB": (0.001, 7)}
 SWEPT = ("SGD", "Adam")  # at every batch; the other two at the smallest and the largest
-RULES = {"linear": linear_scaling, "square root": square_root_scaling}
+
+
+def keep(base_lr: float, base_batch: int, batch: int) -> float:
+    """The rule that changes nothing."""
+    return base_lr
+
+
+RULES = {"keep": keep, "linear": linear_scaling, "square root": square_root_scaling}
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,11 @@ def grid(optimizer: str) -> list[float]:
     """The rates that are tried."""
     lowest, doublings = GRIDS[optimizer]
     return [lowest * 2**i for i in range(doublings + 1)]
+
+
+def bases(settings: Settings) -> dict[int, str]:
+    """The batches from whose best rate the rules start, and how a rule's runs from there are named."""
+    return {settings.smallest: f" from {settings.smallest}"} | {settings.base: ""}
 
 
 def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
@@ -160,13 +175,16 @@ def jobs(settings: Settings, seeds: int, results: dict[str, Any]) -> Iterator[Jo
                 lr = tuned(results, optimizer, batch)
                 yield key("tuned", optimizer, batch, seed), job(optimizer, batch, lr, seed)
         for optimizer in SWEPT:
-            base = tuned(results, optimizer, settings.base)
-            for batch in [b for b in batches(settings) if b > settings.base]:
-                for rule, scale in RULES.items():
-                    lr = scale(base, settings.base, batch)
-                    yield key(rule, optimizer, batch, seed), job(optimizer, batch, lr, seed)
-        lr = tuned(results, "SGD", settings.largest)
-        yield key("noise scale", seed), job("SGD", settings.largest, lr, seed, watch=True)
+            for base, suffix in bases(settings).items():
+                base_lr = tuned(results, optimizer, base)
+                for batch in [b for b in batches(settings) if b > base]:
+                    for rule, scale in RULES.items():
+                        name, lr = rule + suffix, scale(base_lr, base, batch)
+                        yield key(name, optimizer, batch, seed), job(optimizer, batch, lr, seed)
+        ways = {"noise scale": settings.largest, "noise scale, smallest batch": settings.smallest}
+        for name, batch in ways.items():
+            lr = tuned(results, "SGD", batch)
+            yield key(name, seed), job("SGD", batch, lr, seed, watch=True)
 
 
 def load(path: Path, settings: Settings) -> dict[str, Any]:
@@ -191,7 +209,7 @@ def steps_of(results: dict[str, Any], *name: Any) -> list[float]:
 def summary(results: dict[str, Any]) -> Iterator[str]:
     """A line per optimizer, batch and rule."""
     seen = {tuple(k.split(" | ")[:-1]) for k in results["runs"]}
-    for name in sorted(n for n in seen if n[0] not in ("tuning", "noise scale")):
+    for name in sorted(n for n in seen if n[0] != "tuning" and "noise" not in n[0]):
         rate = results["runs"][key(*name, 0)]["lr"]
         steps = steps_of(results, *name)
         yield f"{' '.join(name):28s} rate {rate:<8.3g} median steps {statistics.median(steps):g}, all {steps}"

@@ -21,7 +21,7 @@ def tiny(script, monkeypatch):
         script, "GRIDS", {"SGD": (0.3, 1), "Adam": (0.01, 0), "LARS": (0.5, 0), "LAMB": (0.02, 0)}
     )
     return script.Settings(
-        target=2.2, smallest=16, largest=64, base=16, most=200, tuning_seeds=1
+        target=2.2, smallest=16, largest=64, base=32, most=200, tuning_seeds=1
     )  # fmt: skip
 
 
@@ -35,14 +35,16 @@ def check_file(results, script):
                 run = results["runs"][script.key("tuned", optimizer, batch, seed)]
                 assert run["lr"] == script.tuned(results, optimizer, batch)
                 assert 1 <= run["steps"] <= settings.most
-                for rule in script.RULES if batch > settings.base else ():
-                    k = batch / settings.base
-                    base = script.tuned(results, optimizer, settings.base)
-                    run = results["runs"][script.key(rule, optimizer, batch, seed)]
-                    assert run["lr"] == pytest.approx(base * (k if rule == "linear" else k**0.5))
-        path = results["runs"][script.key("noise scale", seed)]["path"]
-        assert path[-1][1] <= settings.target < path[0][1] + 1e-3
-        assert all(noise > 0 and signal > 0 for _, _, noise, signal in path)
+                for base, suffix in script.bases(settings).items():
+                    k, lr = batch / base, script.tuned(results, optimizer, base)
+                    ruled = {"keep": lr, "linear": lr * k, "square root": lr * k**0.5}
+                    for rule in script.RULES if k > 1 else ():
+                        run = results["runs"][script.key(rule + suffix, optimizer, batch, seed)]
+                        assert run["lr"] == pytest.approx(ruled[rule])
+        for way in ("noise scale", "noise scale, smallest batch"):
+            path = results["runs"][script.key(way, seed)]["path"]
+            assert path[-1][1] <= settings.target < path[0][1] + 1e-3
+            assert all(noise > 0 and signal > 0 for _, _, noise, signal in path)
 
 
 def test_it_measures_stops_and_goes_on(script, tiny, tmp_path):

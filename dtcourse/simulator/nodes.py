@@ -92,7 +92,10 @@ def cluster(nodes: int, gpus: int, inside: float, card: float, cards: int) -> To
             if name not in graph:
                 graph.add_node(name, kind="switch", at=(float(n * gpus + i), 1.5))
                 graph.add_edge(name, "network", bandwidth=card)
-            graph.add_edge(f"GPU {n}.{i}", name, bandwidth=card)
+            # A port of its own makes the way by the card the longer one inside a node: NVSwitch carries what stays.
+            graph.add_node(f"port {n}.{i}", kind="switch", at=(float(n * gpus + i), 0.75))
+            graph.add_edge(f"GPU {n}.{i}", f"port {n}.{i}", bandwidth=card)
+            graph.add_edge(f"port {n}.{i}", name, bandwidth=card)
     return Topology("cluster", graph)
 
 

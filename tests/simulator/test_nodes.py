@@ -67,6 +67,12 @@ def test_a_clusters_cards_are_shared(cards, share):
     assert nodes.seconds(net, one_ring) == pytest.approx(2 * 15 / 16 * N / 50e9)
 
 
+def test_gpus_of_a_node_that_share_a_card_talk_by_nvswitch():
+    net = nodes.cluster(2, 8, 450e9, 50e9, 1)
+    carried = nodes.loads(net, [("GPU 0.0", "GPU 0.1", N)])
+    assert carried == {("GPU 0.0", "NVSwitch 0"): N, ("NVSwitch 0", "GPU 0.1"): N}
+
+
 def test_broken_links():
     half = nodes.broken(MESH, "GPU 0", "GPU 3", 25e9)
     assert nodes.seconds(half, nodes.ring_flows(N, WIDE)) == pytest.approx(1.75 * N / 25e9)

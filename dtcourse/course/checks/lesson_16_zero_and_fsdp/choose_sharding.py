@@ -14,17 +14,17 @@ CHOOSE = Exercise(
 )
 
 # parameters, nodes, GPUs per node, bytes for states on a GPU, seconds of compute;
-# bytes per second: inside a node, between nodes (both per GPU), to the host
+# bytes per second of a GPU: inside a node, by its card between nodes, to the host
 Cluster = tuple[float, int, int, float, float, float, float, float]
 INSIDE: tuple[Cluster, ...] = (
-    (7e9, 16, 8, 40e9, 0.5, 450e9, 12.5e9, 63e9),
+    (7e9, 16, 8, 40e9, 0.5, 450e9, 1.6e9, 63e9),
     (13e9, 8, 8, 60e9, 1.0, 300e9, 3e9, 31e9),
-    (3e9, 4, 4, 16e9, 0.1, 60e9, 6e9, 12e9),
+    (3e9, 4, 4, 16e9, 0.1, 60e9, 1.5e9, 12e9),
 )
 ACROSS: tuple[Cluster, ...] = (
-    (70e9, 8, 8, 60e9, 9.0, 450e9, 50e9, 12e9),
+    (70e9, 8, 8, 60e9, 2.0, 450e9, 20e9, 63e9),  # offload would do with less, were it one card
     (50e9, 2, 8, 60e9, 0.5, 450e9, 200e9, 31.4e9),
-    (175e9, 64, 8, 60e9, 20.0, 450e9, 50e9, 4e9),
+    (70e9, 8, 8, 60e9, 9.0, 450e9, 6.25e9, 63e9),  # hidden here
 )
 HOST: tuple[Cluster, ...] = (
     (70e9, 1, 8, 60e9, 8.0, 450e9, 50e9, 63e9),
@@ -54,7 +54,9 @@ def seconds(cluster: Cluster, choice: Choice) -> float:
     parameters, nodes, per_node, _, compute, inside, between, host = cluster
     stage, over, offload = choice
     ranks = per_node * (nodes if over == "all" else 1)
-    slowest = between if over == "all" and nodes > 1 else inside
+    slowest = inside
+    if over == "all" and nodes > 1:  # a ring through each card
+        slowest = min(inside, per_node * between)
     messages = (3 if stage == 3 else 2) * 2 * parameters * (ranks - 1) / ranks / slowest
     if over == "node":
         messages += 2 * (nodes - 1) / nodes * 2 * parameters / ranks / between
@@ -75,7 +77,7 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
         parameters, nodes, per_node, room, compute, inside, between, host = cluster
         where = (
             f"{parameters / 1e9:g} billion parameters, {plural(nodes, 'node')} of {per_node}, {room / 1e9:g} GB on "
-            f"each, {compute:g} s of compute; GB/s: {inside / 1e9:g} inside, {between / 1e9:g} between, "
+            f"each, {compute:g} s of compute; GB/s: {inside / 1e9:g} inside, {between / 1e9:g} by a card, "
             f"{host / 1e9:g} to the host"
         )
         require(
@@ -109,7 +111,8 @@ def check_across(answer: Answer) -> None:
     _require(
         answer,
         ACROSS,
-        "How many passes of the parameters does a stage send, over which link, and what hides behind compute?",
+        "How many passes of the parameters does a stage send, by how many cards of a node, and what hides behind "
+        "compute?",
     )
 
 

@@ -31,7 +31,16 @@ class Case(NamedTuple):
     limit: float
 
 
+# between: a rank's share of its node's cards
 H100: dict[str, Any] = {"flops": 4e14, "node": 8, "inside": 450e9, "between": 50e9, "latency": 2e-6}
+# Eight GPUs share four cards of 100 Gbit/s.
+A100: dict[str, Any] = {
+    "flops": 1.25e14,
+    "node": 8,
+    "inside": 300e9,
+    "between": 6.25e9,
+    "latency": 2e-6,
+}
 SMALL = H100 | {"latency": 1e-5}
 INSIDE = (
     Case(32, 4096, 32, 4096, memory=80e9, limit=10.0, **H100),
@@ -39,13 +48,13 @@ INSIDE = (
     Case(32, 4096, 30, 8192, memory=80e9, limit=0.2, **H100),
 )
 ACROSS = (
-    Case(80, 8192, 64, 4096, memory=80e9, limit=10.0, **H100),
+    Case(80, 8192, 64, 4096, memory=80e9, limit=0.3, **H100),  # by all cards of a node at once
     Case(80, 8192, 64, 4096, memory=141e9, limit=10.0, **H100),  # the states alone fit on 8
     Case(24, 2048, 16, 512, memory=80e9, limit=0.008, **SMALL),
 )
 NOTHING_FITS = (
     Case(80, 8192, 12, 4096, memory=80e9, limit=10.0, **H100),  # too few heads
-    Case(80, 8192, 64, 4096, memory=80e9, limit=0.9, **H100),  # links between nodes
+    Case(80, 8192, 64, 4096, memory=80e9, limit=0.9, **A100),  # links between nodes
     Case(24, 2048, 16, 512, memory=80e9, limit=0.006, **SMALL),  # latency
 )
 
@@ -53,7 +62,9 @@ NOTHING_FITS = (
 def step(case: Case, p: int) -> float:
     """Seconds, by the formula of the exercise."""
     product = 2 * case.width**2 * case.tokens / (p * case.flops)  # of width x width, on p ranks
-    bandwidth = case.inside if p <= case.node else case.between
+    bandwidth = case.inside
+    if p > case.node:  # a ring through each card
+        bandwidth = min(case.inside, case.node * case.between)
     nbytes = 2 * case.tokens * case.width
     reduce = 2 * (p - 1) * case.latency + 2 * (p - 1) / p * nbytes / bandwidth
     hidden = min(reduce, 3 * product) + min(reduce, 4 * product)
@@ -124,11 +135,11 @@ def check_inside(answer: Answer) -> None:
 
 @CHOOSE.check("where a node is not enough, or too much", points=3, needs=("check_inside",))
 def check_across(answer: Answer) -> None:
-    """Slow links between nodes, and latency."""
+    """Links between nodes, and latency."""
     _require(
         answer,
         ACROSS,
-        "Which links does a ring of more ranks than a node has use? What hides behind a weight gradient?",
+        "How many cards does a node send with at once? What hides behind a weight gradient?",
     )
 
 
@@ -138,5 +149,5 @@ def check_nothing(answer: Answer) -> None:
     _require(
         answer,
         NOTHING_FITS,
-        "Which links does a ring over two nodes use, and what do its 2 (p - 1) steps cost?",
+        "Which links do rings over two nodes use, and what do their 2 (p - 1) steps cost?",
     )

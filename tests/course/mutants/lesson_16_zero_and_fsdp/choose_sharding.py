@@ -15,6 +15,11 @@ MUTANTS = [
         ((_RETURN, '    return min(one for one in found if one[2] == "all")[1:]\n'),),
     ),
     (
+        "one ring, through one card of a node",
+        "by how many cards of a node",
+        (("min(inside, per_node * between) if", "between if"),),
+    ),
+    (
         "the parts' all-reduce is forgotten",
         "the best choice takes",
         ((_HYBRID, "                messages += 0\n"),),
@@ -77,7 +82,7 @@ def choose_sharding(parameters, nodes, per_node, room, compute, inside, between,
             continue
         bytes_of_a_pass = 2 * parameters * (1 - 1 / s)
         passes = 3 if stage == 3 else 2
-        takes = passes * bytes_of_a_pass / (inside if s == per_node else between)
+        takes = passes * bytes_of_a_pass / (inside if s == per_node else min(inside, between * per_node))
         if over == "node":
             takes += 4 * parameters * (1 - 1 / nodes) / s / between
         takes = max(takes, compute) + offload * 4 * parameters / s / host

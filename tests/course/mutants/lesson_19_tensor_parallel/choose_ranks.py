@@ -45,12 +45,17 @@ MUTANTS = [
     ),
     (
         "one kind of links",
-        "Which links does a ring over two nodes use",
-        (("inside if p <= node else between", "inside"),),
+        "Which links do rings over two nodes use",
+        (("inside if p <= node else min(inside, node * between)", "inside"),),
+    ),
+    (
+        "one ring, through one card of a node",
+        "How many cards does a node",
+        (("min(inside, node * between)", "between"),),
     ),
     (
         "messages have no latency",
-        "what do its 2 (p - 1) steps cost",
+        "what do their 2 (p - 1) steps cost",
         (("2 * (p - 1) * latency + ", ""),),
     ),
     (

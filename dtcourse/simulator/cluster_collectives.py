@@ -64,13 +64,13 @@ def predict(
                 inside, all-reduce between, all-gather inside, one after the other. None: the fastest that NCCL has
     protocol:   LL, LL128 or Simple. None: the fastest
 
-    Raises ValueError for what is not known, and negative bytes.
+    Raises ValueError for what is not known or not possible there, and for negative bytes.
     """
     if isinstance(where, Topology):
         return _on_graph(where, collective, nbytes, algorithm, protocol)
     if collective not in nccl.ALGORITHMS:
         raise ValueError(f"there are {', '.join(nccl.ALGORITHMS)}; got {collective!r}")
-    if nbytes < 0:
+    if not nbytes >= 0:
         raise ValueError(f"bytes are 0 or more; got {nbytes}")
     if protocol not in (None, *nccl.PROTOCOLS):
         raise ValueError(f"protocols are {', '.join(nccl.PROTOCOLS)}; got {protocol!r}")

@@ -80,7 +80,7 @@ def rounds(
     known = ROUNDS[collective]
     if algorithm not in known:
         raise ValueError(f"{collective} on a graph is by {' or '.join(known)}; got {algorithm!r}")
-    if nbytes < 0:
+    if not nbytes >= 0:
         raise ValueError(f"bytes are 0 or more; got {nbytes}")
     if len(topology.hosts) == 1:
         return []

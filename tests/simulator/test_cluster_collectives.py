@@ -94,6 +94,23 @@ def test_latencies_by_hand():
     assert one.latency * 1e6 == pytest.approx(6.6 + 14 * 0.6)
 
 
+def test_shares_of_the_bandwidth_by_hand():
+    """16 GB, beyond the tree's correction; GB/s of NVLink or of cards, and of LL at most 20.4 on many nodes."""
+    node = Cluster.of("H100")
+    shares = {"LL": 0.92 / 3.8, "LL128": 0.92 * 7 / 9, "Simple": 0.92}
+    for protocol, share in shares.items():
+        tree = predict(node, "all_reduce", 16e9, "tree", protocol)
+        assert tree.inside == pytest.approx(2 * 16e9 / (370.8e9 * share))
+    for protocol, rate in {"LL": 20.4, "LL128": 0.92 * 384, "Simple": 384}.items():
+        ring = predict(H100, "all_reduce", 16e9, "ring", protocol)
+        assert ring.between == pytest.approx(2 * 63 / 64 * 16 / rate)
+    # 64 * 2^12 bytes: NCCL's factors 0.4, 0.6, 0.5
+    for protocol, factor in zip(nccl.PROTOCOLS, (0.4, 0.6, 0.5), strict=True):
+        tree = predict(node, "all_reduce", 64 * 2**12, "tree", protocol)
+        rate = 370.8e9 * shares[protocol] * factor
+        assert tree.inside == pytest.approx(2 * 64 * 2**12 / rate)
+
+
 def test_what_nccl_would_pick():
     small, large = predict(H100, "all_reduce", 64e3), predict(H100, "all_reduce", 16e9)
     assert (small.algorithm, small.protocol, small.limit) == ("tree", "LL", "latency")
@@ -237,6 +254,7 @@ def test_two_levels():
         (lambda: Cluster.of("H100", cards=0), "1 network card or more; got 0"),
         (lambda: predict(H100, "scatter", 1), "all_reduce, .*; got 'scatter'"),
         (lambda: predict(H100, "all_reduce", -1), "bytes are 0 or more; got -1"),
+        (lambda: predict(H100, "all_reduce", float("nan")), "bytes are 0 or more; got nan"),
         (lambda: predict(H100, "all_reduce", 1, "naive"), "ring, tree, switch .* got 'naive'"),
         (lambda: predict(H100, "all_gather", 1, "tree"), "has ring for all_gather; got 'tree'"),
         (lambda: predict(H100, "all_gather", 1, "two_level"), "two_level is an all_reduce"),

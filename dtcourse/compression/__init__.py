@@ -9,7 +9,7 @@ In the order in which to read them; each room says the same of its files:
     quantized/     fewer bits a number: floats, integers, TernGrad, signs; QSGD, 1-bit SGD, 1-bit Adam
     sparse/        fewer numbers: the largest, some drawn alike, blocks; deep gradient compression
     sketches/      sums of short pictures of long vectors: count-sketch, SketchedSGD, random projection
-    low_rank.py    PowerSGD: a matrix as two thin ones, for the same hook
+    low_rank.py    PowerSGD: a matrix as two thin ones, for the same hook; matrices.py is its linear algebra
 """
 
 from dtcourse.compression.compressor import Compressor, Payload, Residuals, Rounds

@@ -27,8 +27,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dtcourse.compression.compressor import is_finite, load_generator
+from dtcourse.compression.matrices import as_matrix, cut, mean_over_ranks, orthonormal
 from dtcourse.compression.wire.background import group_beside
-from dtcourse.compression.wire.comm_hook import ModelParameters
+from dtcourse.compression.wire.of_model import (
+    ModelParameters,
+    PerParameter,
+    WholeStep,
+    check_whose,
+    whose,
+)
 from dtcourse.parameters.replicas import Group
 
 
@@ -46,7 +54,7 @@ class PowerSGDState:
     left_out: by parameter, what is left out of this rank's gradient: (n, m)
 
     Where a gradient is not finite on any rank, the mean of that matrix is NaN on all of them, so that the step can be
-    skipped; its Q and what is left out stay as they were. Gradients of float64 are averaged in float64, others in
+    skipped; all Qs and what is left out stay as they were. Gradients of float64 are averaged in float64, others in
     float32. Raises ValueError, on all ranks, in the first step where the rank is too much for every matrix of the
     model.
     """
@@ -74,18 +82,49 @@ class PowerSGDState:
         self.start_after, self.min_compression_rate = start_after, min_compression_rate
         self.error_feedback, self.warm_start = error_feedback, warm_start
         self.steps = 0  # begun so far
-        self.factors: dict[Tensor, Tensor] = {}
-        self.left_out: dict[Tensor, Tensor] = {}
+        self.factors, self.left_out = PerParameter(), PerParameter()
         self._random = torch.Generator().manual_seed(seed)
-        self._model = ModelParameters()
+        self._model, self._step = ModelParameters(self.factors, self.left_out), WholeStep()
         self._matrices: set[tuple[int, int]] = set()  # in the first step
 
     def reset(self) -> None:
-        """Forgets what has been left out: after a step that was skipped, a jump in the weights, another loss scale.
+        """Forgets what has been left out: after a jump in the weights, or another loss scale.
 
         The last Qs stay: they are where to look, and no part of a gradient.
         """
         self.left_out.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The steps, the Qs and their generator, and what this rank has left out. Each rank has its own, and saves it.
+
+        Parameters are known by the order of the first step's buckets: register the hook before the first step.
+        """
+        return {
+            **whose(self.group),
+            **self._model.state_dict(),
+            "rank_of_matrices": self.rank,
+            "steps": self.steps,
+            "factors": self._model.saved(self.factors),
+            "left_out": self._model.saved(self.left_out),
+            "random": self._random.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what this rank's state_dict() was.
+
+        Raises ValueError for the state of another rank, another number of ranks, another rank of matrices or, in the
+        first step, of another model.
+        """
+        check_whose(state, self.group)
+        if state["rank_of_matrices"] != self.rank:
+            raise ValueError(
+                f"the saved state has Qs of {state['rank_of_matrices']} columns, and this one's rank is {self.rank}"
+            )
+        self._model.load_state_dict(state)
+        self._model.load(self.factors, state["factors"])
+        self._model.load(self.left_out, state["left_out"])
+        self.steps = state["steps"]
+        load_generator(self._random, state)
 
     def rank_of(self, shape: Sequence[int]) -> int:
         """The rank with which a parameter of that shape travels; 0 where it travels whole."""
@@ -112,28 +151,30 @@ class PowerSGDState:
         parameters = list(bucket.parameters())
         if self.steps == 0:
             self._check_rank(parameters, bucket.is_last())
+        if bucket.index() == 0:
+            self._step = WholeStep()
         compresses = self.steps >= self.start_after
         self.steps += bucket.is_last()
         x, group = bucket.buffer(), group_beside(self.group)
         x = x if x.dtype == torch.float64 else x.float()
         if not compresses:
-            return lambda: _mean(x, group)
-        return self._begin(x, parameters, group)
+            return lambda: mean_over_ranks(x, group)
+        return self._begin(x, bucket, group)
 
-    def _begin(
-        self, x: Tensor, parameters: list[Tensor], group: dist.ProcessGroup
-    ) -> Callable[[], Tensor]:
+    def _begin(self, x: Tensor, bucket: Any, group: dist.ProcessGroup) -> Callable[[], Tensor]:
+        parameters = list(bucket.parameters())
         parts = list(zip(parameters, x.split([p.numel() for p in parameters]), strict=True))
         whole = [part for parameter, part in parts if not self.rank_of(parameter.shape)]
         # In the bucket's own memory: what was left out is added to them there, and there the mean will be.
         low = [p for p in parameters if self.rank_of(p.shape)]
         matrices = [part.view(as_matrix(p.shape)) for p, part in parts if self.rank_of(p.shape)]
         ranks = [self.rank_of(p.shape) for p in low]
+        step, is_last = self._step, bucket.is_last()
         first, second = (x.new_empty(count) for count in self.numbers(p.shape for p in parameters))
         rows = [(m.shape[0], rank) for m, rank in zip(matrices, ranks, strict=True)]
         columns = [(m.shape[1], rank) for m, rank in zip(matrices, ranks, strict=True)]
-        vectors, ps = _cut(first, sum(map(len, whole)), rows)
-        _, qs = _cut(second, 0, columns)
+        vectors, ps = cut(first, sum(map(len, whole)), rows)
+        _, qs = cut(second, 0, columns)
         torch.cat([*whole, x[:0]], out=vectors)
         for parameter, matrix, p in zip(low, matrices, ps, strict=True):
             if parameter in self.left_out:
@@ -145,21 +186,28 @@ class PowerSGDState:
             vectors.div_(dist.get_world_size(group))
             for vector, mean in zip(whole, vectors.split([len(v) for v in whole]), strict=True):
                 vector.copy_(mean)
-            if not low:
-                return x
-            bases = [orthonormal(p) if _finite(p) else None for p in ps]
+            left_out, factors, finite = {}, {}, is_finite(vectors)
+            bases = [orthonormal(p) if is_finite(p) else None for p in ps]
             for matrix, basis, q in zip(matrices, bases, qs, strict=True):
                 q.zero_() if basis is None else torch.mm(matrix.t(), basis, out=q)
-            _mean(second, group)
+            if low:
+                mean_over_ranks(second, group)
             for parameter, matrix, basis, q in zip(low, matrices, bases, qs, strict=True):
-                if basis is None or not _finite(q):
+                if basis is None or not is_finite(q):
                     matrix.fill_(math.nan)
+                    finite = False
                     continue
                 if self.error_feedback:
-                    self.left_out[parameter] = torch.addmm(matrix, basis, q.t(), alpha=-1)
+                    left_out[parameter] = torch.addmm(matrix, basis, q.t(), alpha=-1)
                 torch.mm(basis, q.t(), out=matrix)
                 if self.warm_start:
-                    self.factors[parameter] = q
+                    factors[parameter] = q
+
+            def keep() -> None:
+                self.left_out.update(left_out)
+                self.factors.update(factors)
+
+            step.bucket_done(finite, is_last, keep)
             return x
 
         return finish
@@ -196,40 +244,3 @@ class PowerSGDState:
             f"at most to have more than {self.min_compression_rate:g} times the numbers of its two factors. Take a "
             "smaller rank, or a smaller min_compression_rate"
         )
-
-
-def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of a parameter: the first dim, and all others."""
-    return (shape[0], math.prod(shape[1:])) if len(shape) else (1, 1)
-
-
-def orthonormal(columns: Tensor) -> Tensor:
-    """An orthonormal basis, (n, r), of what the columns span. One column of zeros stays zero.
-
-    By Householder's reflections: Gram and Schmidt's way, once through, loses its right angles where columns are nearly
-    parallel, and counts the same direction twice.
-    """
-    tiny = torch.finfo(columns.dtype).tiny
-    # squares of large or small numbers have no number
-    columns = columns / columns.abs().max().clamp_min(tiny)
-    if columns.shape[1] == 1:
-        return columns / columns.norm().clamp_min(tiny)
-    return torch.linalg.qr(columns).Q
-
-
-def _mean(x: Tensor, group: Group) -> Tensor:
-    x /= dist.get_world_size(group)
-    dist.all_reduce(x, group=group)
-    return x
-
-
-def _finite(x: Tensor) -> bool:
-    return bool(torch.stack(x.aminmax()).isfinite().all())
-
-
-def _cut(
-    flat: Tensor, begin: int, shapes: Sequence[tuple[int, int]]
-) -> tuple[Tensor, list[Tensor]]:
-    """A flat tensor as a vector of `begin` numbers, and matrices of those shapes behind it."""
-    head, *parts = flat.split([begin, *(n * m for n, m in shapes)])
-    return head, [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -17,6 +17,7 @@ from dtcourse.collectives import traffic
 from dtcourse.compression import (
     AdaptiveThreshold,
     CompressionState,
+    OneBitAdam,
     Residuals,
     SampledThreshold,
     SignThreshold,
@@ -240,3 +241,36 @@ def test_means_are_those_of_one_process_and_bytes_the_formulas(p):
 def test_bad_options(make, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         make()
+
+
+def two_of_one_size():
+    """Two buckets as large as each other, and an optimizer's two weights, with gradients a thousand times as large."""
+    found = []
+    for state in (CompressionState(AdaptiveThreshold(0.1)), None):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(40, 40, bias=False), nn.Linear(40, 40, bias=False))
+        optimizer = OneBitAdam(
+            model.parameters(), warmup_steps=1, compressor=AdaptiveThreshold(0.1)
+        )
+        model[1].weight.register_hook(lambda g: g * 1e-3)
+        wrapped = model if state is None else DistributedDataParallel(model, bucket_cap_mb=0.006)
+        if state is not None:
+            wrapped.register_comm_hook(state, compression_hook)
+        for step in range(6):
+            make = torch.Generator().manual_seed(step + 10 * dist.get_rank())
+            optimizer.zero_grad()
+            hidden = wrapped(torch.randn(16, 40, generator=make))
+            hidden.square().mean().backward()
+            if state is None:
+                optimizer.step()
+        compressor = optimizer.compressor if state is None else state.compressor
+        found.append(
+            (len(compressor.thresholds), sorted(float(t) for t in compressor.thresholds.values()))
+        )
+    return found
+
+
+def test_two_vectors_of_one_size_have_a_threshold_each():
+    for hook, optimizer in launch(two_of_one_size, 2):
+        assert hook[0] == 2 and hook[1][1] > 100 * hook[1][0]
+        assert optimizer[0] == 2 and optimizer[1][1] > 100 * optimizer[1][0]

@@ -37,6 +37,10 @@ class HalfPrecision(Compressor):
             (torch.div(x, num_shares, out=x.new_empty(len(x), dtype=self.dtype)),), len(x)
         )
 
+    def contraction(self, n: int) -> float:
+        # Half of the last bit, of what is in the range of its exponents.
+        return 1 - (torch.finfo(self.dtype).eps / 2) ** 2
+
     def decompress(self, payload: Payload) -> Tensor:
         return payload.wire[0].float()
 
@@ -61,6 +65,12 @@ class Float8(Compressor):
         scale = largest / torch.finfo(self.dtype).max
         codes = (x / torch.where(scale > 0, scale, 1.0)).to(self.dtype)
         return Payload((scale, codes.view(torch.uint8)), len(x))
+
+    def contraction(self, n: int) -> float:
+        # Worst: the largest number is exact, all others are half of the smallest code, which rounds to 0.
+        info = torch.finfo(self.dtype)
+        most, relative = info.max / info.smallest_normal / info.eps, (info.eps / 2) ** 2
+        return (1 - relative) * most**2 / (most**2 + max(0, n - 1) / 4)
 
     def decompress(self, payload: Payload) -> Tensor:
         scale, codes = payload.wire

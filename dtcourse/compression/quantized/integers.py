@@ -13,6 +13,7 @@ each operation of which goes through main memory and into fresh pages, take seve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from dtcourse import device
 from dtcourse.compression.compressor import PARTS, Compressor, Payload
-from dtcourse.compression.quantized.chance import Chance
+from dtcourse.compression.quantized.chance import Chance, drawn_state, load_drawn_state
 
 BLOCK = 1 << 16
 PIECE = 1 << 17  # numbers that stay in the cache: half a MiB of float32, beside their codes
@@ -83,6 +84,30 @@ class IntegerQuantizer(Compressor):
             scale = scales[blocks, None]
             out[numbers].copy_(codes[numbers]).view(len(scale), -1).mul_(scale)
         return out
+
+    def contraction(self, n: int) -> float:
+        # Worst: the largest number of a block is exact, and all others lie t steps from 0. To the nearest: t = 1/2,
+        # which rounds to 0. By chance: the variance is t (1 - t), and t = M / (M + sqrt(M^2 + others)), M the largest
+        # code.
+        others, most = max(0, min(n, self.block) - 1), self.most
+        if not self.stochastic:
+            return most**2 / (most**2 + others / 4)
+        return (3 - math.sqrt(1 + others / most**2)) / 2
+
+    def feedback_advice(self) -> str:
+        return f"take stochastic=False, or blocks of at most {8 * self.most**2} numbers for {self.bits} bits"
+
+    def state_dict(self) -> dict[str, Any]:
+        return (
+            drawn_state(self._chance, None if self._back is None else self._back._chance)
+            if self.stochastic
+            else {}
+        )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not self.stochastic:
+            return super().load_state_dict(state)
+        load_drawn_state(state, self._chance, self.way_back()._chance)
 
     def way_back(self) -> IntegerQuantizer:
         if not self.stochastic:

@@ -40,6 +40,10 @@ class OneBitSGD(Compressor):
             values[first : first + len(rows), 1] = rows.clamp(min=0).sum(1) / above.clamp(min=1)
         return Payload((values.flatten(), pack_signs(x)), len(x))
 
+    def contraction(self, n: int) -> float:
+        # Of the numbers of one sign the mean takes (sum |x_i|)^2 / count: at least their square by their count.
+        return 1 / max(1, min(n, self.block))
+
     def decompress(self, payload: Payload) -> Tensor:
         values, packed = payload.wire[0].view(-1, 2), payload.wire[1]
         y = unpack_bits(packed, payload.n, unset=1.0, is_set=0.0)

@@ -34,9 +34,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dtcourse.compression.compressor import Compressor
+from dtcourse.compression.compressor import Compressor, require_contraction
 from dtcourse.compression.quantized.signs import ScaledSign
 from dtcourse.compression.wire.averaging import Residuals, average
+from dtcourse.compression.wire.of_model import check_whose, whose
 from dtcourse.parameters.replicas import Group
 
 
@@ -45,7 +46,7 @@ class OneBitAdam(Optimizer):
 
     warmup_steps: 1 or more; the paper takes until v changes slowly, 15 to 20% of all steps in its experiments
     weight_decay: added to the gradient, as Adam's
-    compressor:   of the momentum; default ScaledSign()
+    compressor:   of the momentum, a contraction; default ScaledSign()
     group:        the ranks that share the batch
 
     A parameter without a gradient counts as one of zero: another rank may have one. state_dict() has what this rank has
@@ -68,6 +69,9 @@ class OneBitAdam(Optimizer):
             )
         self.warmup_steps, self.group = warmup_steps, group
         self.compressor = ScaledSign() if compressor is None else compressor
+        # Whose the residuals are that were loaded, if another rank's.
+        self._loaded_whose: dict[str, int] | None = None
+        require_contraction(self.compressor)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
 
@@ -78,8 +82,10 @@ class OneBitAdam(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        number = 0
         for group in self.param_groups:
             for w in group["params"]:
+                self.compressor.slot, number = number, number + 1
                 if w.requires_grad:
                     self._update(w, torch.zeros_like(w) if w.grad is None else w.grad, group)
         return loss
@@ -89,6 +95,34 @@ class OneBitAdam(Optimizer):
         for state in self.state.values():
             state.pop("left_out", None)
             state.pop("left_out_of_part", None)
+        self._loaded_whose = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's optimizers', with what this rank has left out, and what the compressor remembers."""
+        saved: dict[str, Any] = super().state_dict()
+        return {**saved, **whose(self.group), "compressor": self.compressor.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what this rank's state_dict() was.
+
+        Raises ValueError for one of other shapes; the next step does, where another rank had left out what is in it.
+        """
+        weights = [w for group in self.param_groups for w in group["params"]]
+        saved = [state_dict["state"].get(number, {}) for number in range(len(weights))]
+        shapes = [tuple(s["exp_avg"].shape) if s else None for s in saved]
+        here = [tuple(w.shape) for w in weights]
+        if any(s not in (None, w) for s, w in zip(shapes, here, strict=True)):
+            raise ValueError(
+                f"the saved state is of parameters of shapes {shapes}, and these have {here}"
+            )
+        super().load_state_dict(state_dict)
+        # torch gives what a parameter has the parameter's dtype; what is left out keeps the compressor's.
+        for w, of in zip(weights, saved, strict=True):
+            for name in {"left_out", "left_out_of_part"} & set(of):
+                self.state[w][name] = of[name].to(w.device, copy=True)
+        self.compressor.load_state_dict(state_dict.get("compressor", {}))
+        there = {name: state_dict.get(name, mine) for name, mine in whose(self.group).items()}
+        self._loaded_whose = None if there == whose(self.group) else there
 
     def _update(self, w: Tensor, g: Tensor, group: dict[str, Any]) -> None:
         state, (beta1, beta2) = self.state[w], group["betas"]
@@ -114,14 +148,17 @@ class OneBitAdam(Optimizer):
         """The mean of all ranks' momenta of one tensor, as the compressor lets it through."""
         takes, n, p = self.compressor.takes, m.numel(), dist.get_world_size(self.group)
         own, part = state.get("left_out"), state.get("left_out_of_part")
+        if own is not None and self._loaded_whose is not None:
+            check_whose(
+                self._loaded_whose, self.group, "call reset_error_feedback() after loading it"
+            )
         if part is not None and len(part) != -(-n // p):
             raise ValueError(
                 f"this rank has left out a part of {len(part)} numbers, and with {p} ranks its part of {n} is "
                 f"{-(-n // p)}: "
                 "the state comes from another number of ranks. Call reset_error_feedback() after loading it"
             )
-        # load_state_dict gives them the parameter's dtype.
-        residuals = Residuals(*(None if r is None else r.to(takes) for r in (own, part)))
+        residuals = Residuals(own, part)
         mean = average(m.flatten().to(takes), self.compressor, self.group, residuals)
         state["left_out"] = residuals.own
         if residuals.part is not None:

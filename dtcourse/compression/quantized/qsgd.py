@@ -13,12 +13,15 @@ Bytes of n numbers in buckets of d: 4 ceil(n / d) + ceil(n b / 8), b = 2, 4, 8 b
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from dtcourse.compression.bits import in_rows
 from dtcourse.compression.compressor import PARTS, Compressor, Payload
-from dtcourse.compression.quantized.chance import Chance
+from dtcourse.compression.quantized.chance import Chance, drawn_state, load_drawn_state
 from dtcourse.compression.quantized.integers import pack, unpack
 
 
@@ -62,6 +65,24 @@ class QSGD(Compressor):
         for first, rows in in_rows(y, self.bucket):
             rows *= (norms[first : first + len(rows)] / self.levels)[:, None]
         return y
+
+    def contraction(self, n: int) -> float:
+        # With s levels and d numbers alike in a bucket each is t = s / sqrt(d) steps, with a variance of t (1 - t);
+        # where t is above 1/2 no variance is above 1/4.
+        d, s = min(n, self.bucket), self.levels
+        return 2 - math.sqrt(d) / s if d >= 4 * s**2 else 1 - d / (4 * s**2)
+
+    def feedback_advice(self) -> str:
+        enough = math.floor(math.sqrt(self.bucket) / 2) + 1
+        more = f"at least {enough} levels for buckets of {self.bucket} numbers"
+        fewer = f"buckets of at most {4 * self.levels**2 - 1} numbers for {self.levels} levels"
+        return f"take {more}, or {fewer}" if enough <= 127 else f"take {fewer}"
+
+    def state_dict(self) -> dict[str, Any]:
+        return drawn_state(self._chance, None if self._back is None else self._back._chance)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        load_drawn_state(state, self._chance, self.way_back()._chance)
 
     def way_back(self) -> QSGD:
         if self._back is None:

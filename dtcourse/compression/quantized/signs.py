@@ -29,6 +29,10 @@ class ScaledSign(Compressor):
         scale = torch.where(scale.isfinite(), scale, torch.nan)
         return Payload((scale, pack_signs(x)), len(x))
 
+    def contraction(self, n: int) -> float:
+        # |C(x) - x|^2 = |x|^2 - (sum |x_i|)^2 / n, and no sum of magnitudes is below the 2-norm.
+        return 1 / max(1, n)
+
     def decompress(self, payload: Payload) -> Tensor:
         scale, packed = payload.wire
         return unpack_bits(packed, payload.n, unset=scale, is_set=-scale)

@@ -21,6 +21,7 @@ b is 4 bits up to 7 ranks, 8 up to 127. Without sharing, TernGrad() is a Compres
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -30,10 +31,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dtcourse.compression.compressor import PARTS, Compressor, Payload
-from dtcourse.compression.quantized.chance import Chance
+from dtcourse.compression.quantized.chance import Chance, drawn_state, load_drawn_state
 from dtcourse.compression.quantized.integers import pack, unpack
 from dtcourse.compression.wire.background import group_beside
 from dtcourse.compression.wire.exchange import all_gather, all_to_all
+from dtcourse.compression.wire.of_model import check_whose, whose
 from dtcourse.parameters.replicas import Group
 
 CLIP = 2.5  # standard deviations: the paper's c
@@ -62,6 +64,20 @@ class TernGrad(Compressor):
         scale = torch.where(scale.isfinite(), scale, torch.nan)
         return unpack_ternary(packed, payload.n, scale)
 
+    def contraction(self, n: int) -> float:
+        # Unclipped as IntegerQuantizer's by chance, of one code and one block. Clipped to c deviations, n above c^2:
+        # worst are many numbers of c / 4 deviations, and a few so large that nearly all of their square is clipped.
+        by_chance = (math.sqrt(max(1, n)) - 1) / 2
+        if self.clip is None or n <= self.clip**2:
+            return 1 - by_chance
+        return 1 - (1 + self.clip**2 / 8 if self.clip <= 4 else self.clip - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return drawn_state(self._chance, None if self._back is None else self._back._chance)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        load_drawn_state(state, self._chance, self.way_back()._chance)
+
     def way_back(self) -> TernGrad:
         if self._back is None:
             self._back = TernGrad(self.clip, seed=self._chance.seed + 1)
@@ -76,6 +92,15 @@ class TernGradState:
 
     def __init__(self, clip: float | None = CLIP, group: Group = None, *, seed: int = 0) -> None:
         self.clip, self.group, self._chance = checked_clip(clip), group, Chance(seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the chance of this rank has got to. Each rank has its own."""
+        return {**whose(self.group), **self._chance.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what this rank's state_dict() was."""
+        check_whose(state, self.group)
+        self._chance.load_state_dict(state)
 
     def begin(self, bucket: Any) -> Callable[[], Tensor]:
         """Starts with a bucket's gradients; the function returns their mean over the ranks: (n,), float32."""

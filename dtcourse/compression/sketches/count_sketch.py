@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtcourse.compression.compressor import SUM, Compressor, Payload
+from dtcourse.compression.compressor import SUM, Compressor, Payload, load_generator
 from dtcourse.compression.sparse.top_k import checked_ratio
 
 STRETCH = 4096  # numbers that are added at once, at least, where a row has as many
 
 
 class CountSketch(Compressor):
-    """An unbiased estimate of every number, from ratio n numbers. It is no contraction: leave error feedback out.
+    """An unbiased estimate of every number, from ratio n numbers. It is no contraction: error feedback refuses it.
 
     ratio: the sketch's numbers a number of the vector;  rows: odd, so that there is a median
     seed:  of where blocks begin and of their signs: the same on all ranks, new ones for each vector
@@ -80,6 +81,16 @@ class CountSketch(Compressor):
             signs = (sign for _, sign in beginnings)
             part.copy_(median([f if s > 0 else -f for f, s in zip(found, signs, strict=True)]))
         return y
+
+    def contraction(self, n: int) -> float:
+        # A number falls on so many others of a row, each with the chance 1 / columns; a median of rows is no worse.
+        return 1 - (n - self._stretch(n)) / self.columns(n) if n else 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"random": self._random.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        load_generator(self._random, state)
 
     def _stretch(self, n: int) -> int:
         columns = self.columns(n)

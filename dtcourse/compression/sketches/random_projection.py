@@ -7,10 +7,12 @@ Bytes of n numbers in blocks of b: 4 ceil(ratio b) a block.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from dtcourse.compression.compressor import SUM, Compressor, Payload
+from dtcourse.compression.compressor import SUM, Compressor, Payload, load_generator
 from dtcourse.compression.sparse.top_k import checked_ratio, kept
 
 
@@ -18,9 +20,9 @@ class RandomProjection(Compressor):
     """Blocks of a vector in ceil(ratio block) directions that follow from the seed: the same on all ranks,
     new each time.
 
-    unbiased: scaled by block / directions, so that the expectation is x. With error feedback that diverges: False, the
-    nearest vector in those directions. On average it leaves out 1 - ratio of |x|^2, whatever x is, never more than
-    |x|^2.
+    unbiased: scaled by block / directions, so that the expectation is x. Error feedback refuses that, for it would
+              diverge: False, the nearest vector in those directions. On average it leaves out 1 - ratio of |x|^2,
+              whatever x is, never more than |x|^2.
 
     The directions are those of random rotations, in which no place is special: what RandomK does to a vector whose few
     large numbers it may miss, this does evenly. Every rank has to compress as many vectors, of the same sizes.
@@ -62,6 +64,21 @@ class RandomProjection(Compressor):
         if self.unbiased:
             y *= block / k
         return Payload((y.flatten(),), n, directions)
+
+    def contraction(self, n: int) -> float:
+        # Random directions hold k / block of any vector's square on average; scaled, its square is block / k of |x|^2.
+        block = max(1, min(n, self.block))
+        share = max(1, kept(block, self.ratio)) / block
+        return 2 - 1 / share if self.unbiased else share
+
+    def feedback_advice(self) -> str:
+        return "take unbiased=False, which does not scale what is in the directions"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"random": self._random.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        load_generator(self._random, state)
 
     def decompress(self, payload: Payload) -> Tensor:
         if not payload.n:

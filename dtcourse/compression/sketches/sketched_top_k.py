@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dtcourse.compression.compressor import Residuals, Rounds
+from dtcourse.compression.compressor import Residuals, Rounds, is_finite
 from dtcourse.compression.sketches.count_sketch import CountSketch
 from dtcourse.compression.sparse.selection import largest
 from dtcourse.compression.sparse.top_k import checked_ratio, kept
@@ -60,6 +61,14 @@ class SketchedTopK(Rounds):
             return 0
         return min(n, math.ceil(self.candidates * kept(n, self.ratio)))
 
+    def state_dict(self) -> dict[str, Any]:
+        """What its sketch remembers."""
+        return self.sketch.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what state_dict() was."""
+        self.sketch.load_state_dict(state)
+
     def begin(self, x: Tensor, group: Group, residuals: Residuals | None) -> Callable[[], Tensor]:
         p, n = dist.get_world_size(group), len(x)
         if residuals is not None and residuals.own is not None:
@@ -72,11 +81,12 @@ class SketchedTopK(Rounds):
         def finish() -> Tensor:
             (table,) = payload.wire
             dist.all_reduce(table, group=group)
-            if not table.isfinite().all():
+            if not is_finite(table):
                 # Where it stood is not to be found; on all ranks alike, and what is kept stays as it was.
-                if residuals is not None and residuals.own is None:
-                    residuals.own = torch.zeros_like(x)
-                return torch.full_like(x, math.nan)
+                nothing = torch.full_like(x, math.nan)
+                if residuals is not None:
+                    residuals.keep(nothing, x)
+                return nothing
             estimates, k = self.sketch.decompress(payload), kept(n, self.ratio)
             if self.candidates is None:
                 places = largest(estimates, k)
@@ -89,7 +99,7 @@ class SketchedTopK(Rounds):
                 places, values = places[best], values[best]
             if residuals is not None:
                 rest = x[places] - values if self.candidates is None else values.new_zeros(k)
-                residuals.own = x.index_copy_(0, places, rest)
+                residuals.keep(values, x.index_copy_(0, places, rest))
             return estimates.zero_().index_copy_(0, places, values)
 
         return finish

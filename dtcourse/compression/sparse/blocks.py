@@ -11,18 +11,32 @@ Bytes of n numbers in blocks of b, k of them kept: 4 k b + 4 k. Everyone's come 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtcourse.compression.compressor import EVERYONE, Compressor, Payload, from_bytes, to_bytes
+from dtcourse.compression.compressor import (
+    EVERYONE,
+    Compressor,
+    Payload,
+    from_bytes,
+    is_finite,
+    to_bytes,
+)
 from dtcourse.compression.sparse.selection import largest
 from dtcourse.compression.sparse.top_k import checked_ratio, kept
 from dtcourse.compression.wire.background import group_beside
-from dtcourse.compression.wire.comm_hook import ModelParameters
 from dtcourse.compression.wire.exchange import all_gather
+from dtcourse.compression.wire.of_model import (
+    ModelParameters,
+    PerParameter,
+    WholeStep,
+    check_whose,
+    whose,
+)
 from dtcourse.parameters.replicas import Group
 
 
@@ -49,6 +63,10 @@ class TopBlocks(Compressor):
         places = largest(norms, kept(len(blocks), self.ratio))
         return Payload((blocks[places].flatten(), places.int()), len(x))
 
+    def contraction(self, n: int) -> float:
+        blocks = -(-n // self.block)
+        return kept(blocks, self.ratio) / max(1, blocks)
+
     def decompress(self, payload: Payload) -> Tensor:
         values, places = payload.wire
         blocks = values.new_zeros(-(-payload.n // self.block), self.block)
@@ -59,7 +77,9 @@ class TopBlocks(Compressor):
 class TopRows:
     """For compression_hook: of each matrix the ceil(ratio rows) rows of largest norm; a bias has rows of one number.
 
-    A parameter of more axes counts as a matrix with its first one. left_out: by parameter, flat, with error feedback.
+    A parameter of more axes counts as a matrix with its first one, one of none (a learned scale) as one row of one
+    number. left_out: by parameter, flat, with error feedback; where a gradient is not finite on any rank it stays as it
+    was, on all.
     """
 
     def __init__(
@@ -67,20 +87,28 @@ class TopRows:
     ) -> None:
         self.ratio, self.group = checked_ratio(ratio), group
         self.error_feedback = error_feedback
-        self.left_out: dict[Tensor, Tensor] = {}
-        self._model = ModelParameters()
+        self.left_out = PerParameter()
+        self._model, self._step = ModelParameters(self.left_out), WholeStep()
 
     def begin(self, bucket: Any) -> Callable[[], Tensor]:
         """Takes the rows out of a bucket's gradients; the function returns their mean over the ranks: (n,), float32."""
         self._model.check(bucket)
         parameters, group = list(bucket.parameters()), group_beside(self.group)
-        rows = [TopBlocks(self.ratio, max(1, p[:1].numel())) for p in parameters]
+        rows = [TopBlocks(self.ratio, math.prod(p.shape[1:]) or 1) for p in parameters]
         sizes = [p.numel() for p in parameters]
         gradients = bucket.buffer().float().split(sizes)
-        payloads = [
-            self._taken(p, g, method)
-            for p, g, method in zip(parameters, gradients, rows, strict=True)
-        ]
+        if self.error_feedback:
+            gradients = [
+                g + self.left_out.get(p, 0.0) for p, g in zip(parameters, gradients, strict=True)
+            ]
+        payloads = [m.compress(g) for g, m in zip(gradients, rows, strict=True)]
+        left = {}
+        if self.error_feedback:
+            each = zip(parameters, gradients, payloads, rows, strict=True)
+            left = {p: g - m.decompress(payload) for p, g, payload, m in each}
+        if bucket.index() == 0:
+            self._step = WholeStep()
+        step, is_last = self._step, bucket.is_last()
         message = torch.cat([to_bytes(payload) for payload in payloads])
 
         def finish() -> Tensor:
@@ -90,19 +118,24 @@ class TopRows:
                 of_layers = theirs.split([m.nbytes(n) for m, n in zip(rows, sizes, strict=True)])
                 for sum_, part, m in zip(total.split(sizes), of_layers, rows, strict=True):
                     sum_ += m.decompress(from_bytes(part, m, len(sum_)))
-            return total / len(everyone)
+            total /= len(everyone)
+            if self.error_feedback:
+                step.bucket_done(is_finite(total), is_last, lambda: self.left_out.update(left))
+            return total
 
         return finish
 
     def reset(self) -> None:
-        """Forgets what has been left out: after a step that was skipped, a jump in the weights, another loss scale."""
+        """Forgets what has been left out: after a jump in the weights, or another loss scale."""
         self.left_out.clear()
 
-    def _taken(self, parameter: Tensor, gradient: Tensor, method: TopBlocks) -> Payload:
-        if not self.error_feedback:
-            return method.compress(gradient)
-        x = gradient + self.left_out.get(parameter, 0.0)
-        payload = method.compress(x)
-        if x.isfinite().all():  # else NaN would stay in it for ever
-            self.left_out[parameter] = x - method.decompress(payload)
-        return payload
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank has left out. Each rank has its own, and saves it; as CompressionState's."""
+        saved = self._model.saved(self.left_out)
+        return {**whose(self.group), **self._model.state_dict(), "left_out": saved}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what this rank's state_dict() was. Raises ValueError for one of another rank or model."""
+        check_whose(state, self.group)
+        self._model.load_state_dict(state)
+        self._model.load(self.left_out, state["left_out"])

@@ -26,9 +26,9 @@ Bytes sent by each of p ranks, for a bucket of layers with n_l numbers: (p - 1) 
 buffer.
 
 clip_norm needs the norm of all gradients, so nothing travels before backward has made the last one; without it each
-bucket travels when it is full. A gradient that is not finite is seen on all ranks, and enters neither u nor v; what the
-others have sent in that step is lost with it. A GradScaler's scale is in g, so in u and v: call reset() when it
-changes.
+bucket travels when it is full. A gradient that is not finite is seen on all ranks, and none takes anything of that step
+into u and v: it is to be skipped. Until the last bucket has come u and v are there twice. A GradScaler's scale is in g,
+so in u and v: call reset() when it changes.
 """
 
 # No `from __future__ import annotations` here: PyTorch's DDP looks at the hook's annotations, which have to be types.
@@ -40,23 +40,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dtcourse.compression.compressor import is_finite
+from dtcourse.compression.sparse.deep_gradient_rules import (
+    WARM_UP_EPOCHS,
+    hand_on,
+    local_clip,
+    refuse_momentum,
+    warm_up_ratio,
+)
 from dtcourse.compression.sparse.selection import largest
 from dtcourse.compression.sparse.top_k import checked_ratio, kept
 from dtcourse.compression.wire.background import group_beside, in_background
-from dtcourse.compression.wire.comm_hook import ModelParameters
 from dtcourse.compression.wire.exchange import all_gather
+from dtcourse.compression.wire.of_model import ModelParameters, WholeStep, check_whose, whose
 from dtcourse.parameters.replicas import Group
-
-WARM_UP_EPOCHS = 4
-
-
-def warm_up_ratio(epoch: int, ratio: float = 0.001, epochs: int = WARM_UP_EPOCHS) -> float:
-    """The part that is sent in an epoch: a quarter in the first, a quarter of that in the next, and so on;
-    then ratio.
-    """
-    if epoch < 0 or epochs < 0:
-        raise ValueError(f"epochs are counted from 0; got epoch {epoch} of a warm-up of {epochs}")
-    return max(0.25 ** (epoch + 1), checked_ratio(ratio)) if epoch < epochs else ratio
 
 
 class DeepGradientState:
@@ -89,7 +86,7 @@ class DeepGradientState:
         self.set_epoch(0)
         self.velocity: dict[Tensor, Tensor] = {}
         self.left: dict[Tensor, Tensor] = {}
-        self._model = ModelParameters()
+        self._model, self._step = ModelParameters(), WholeStep()
         self._held: list[tuple[Any, torch.futures.Future[Tensor]]] = []
 
     def set_epoch(self, epoch: int) -> None:
@@ -98,23 +95,23 @@ class DeepGradientState:
         self.ratio = warm_up_ratio(epoch, self.final_ratio, self.warm_up_epochs)
 
     def reset(self) -> None:
-        """Forgets velocities and what has not been sent: after a skipped step, a jump in the weights,
-        another loss scale.
-        """
+        """Forgets velocities and what has not been sent: after a jump in the weights, or another loss scale."""
         self.velocity.clear()
         self.left.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's u and v, in the order of the optimizer's parameters. Each rank has its own."""
         of = self._parameters()
-        return {
-            "epoch": self.epoch,
-            "velocity": [self.velocity.get(p) for p in of],
-            "left": [self.left.get(p) for p in of],
-        }
+
+        def copied(kept: dict[Tensor, Tensor]) -> list[Tensor | None]:
+            return [kept[p].clone() if p in kept else None for p in of]
+
+        kept = {"velocity": copied(self.velocity), "left": copied(self.left)}
+        return {**whose(self.group), "epoch": self.epoch, **kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what this rank's state_dict() was."""
+        """Takes what this rank's state_dict() was. Raises ValueError for one of another rank or model."""
+        check_whose(state, self.group)
         of = self._parameters()
         sizes = [None if u is None else u.numel() for u in state["velocity"]]
         if len(sizes) != len(of) or any(
@@ -141,39 +138,45 @@ class DeepGradientState:
         if bucket.index() == 0:
             refuse_momentum(self.optimizer)
             self._held.clear()  # of a backward that failed half-way
+            self._step = WholeStep()
         self._model.check(bucket)
         if self.clip_norm is None:
-            return self._started(bucket.buffer(), bucket.parameters(), 1.0)
+            return self._started(bucket, 1.0)
         promise: torch.futures.Future[Tensor] = torch.futures.Future()
-        self._held.append(((bucket.buffer(), bucket.parameters()), promise))
+        self._held.append((bucket, promise))
         if bucket.is_last():
-            norms = [torch.linalg.vector_norm(b, dtype=torch.float64) for (b, _), _ in self._held]
+            norms = [
+                torch.linalg.vector_norm(b.buffer(), dtype=torch.float64) for b, _ in self._held
+            ]
             scale = local_clip(torch.stack(norms), self.clip_norm, dist.get_world_size(self.group))
-            for (buffer, parameters), future in self._held:
-                hand_on(self._started(buffer, parameters, scale), future)
+            for held, future in self._held:
+                hand_on(self._started(held, scale), future)
             self._held.clear()
         return promise
 
-    def _started(
-        self, buffer: Tensor, parameters: list[Tensor], scale: float
-    ) -> torch.futures.Future[Tensor]:
-        return in_background(self.take_out(buffer, parameters, scale), buffer, self.group)
+    def _started(self, bucket: Any, scale: float) -> torch.futures.Future[Tensor]:
+        return in_background(self.take_out(bucket, scale), bucket.buffer(), self.group)
 
-    def take_out(
-        self, buffer: Tensor, parameters: list[Tensor], scale: float
-    ) -> Callable[[], Tensor]:
+    def take_out(self, bucket: Any, scale: float) -> Callable[[], Tensor]:
         """Adds a bucket's gradients, (n,), to u and v, and takes out what travels; the function sends it."""
+        buffer, step, is_last = bucket.buffer(), self._step, bucket.is_last()
         dtype = torch.promote_types(buffer.dtype, torch.float32)
         group, values, places, start = group_beside(self.group), [], [], 0
-        for parameter in parameters:
+        velocity, left = {}, {}
+        for parameter in bucket.parameters():
             n = parameter.numel()
-            sent, where = self.select(parameter, buffer[start : start + n].to(dtype) * scale)
+            g = buffer[start : start + n].to(dtype) * scale
+            sent, where, velocity[parameter], left[parameter] = self.select(parameter, g)
             values.append(sent)
             places.append(where + start)
             start += n
         message = torch.cat(
             [torch.cat(values).view(torch.uint8), torch.cat(places).int().view(torch.uint8)]
         )
+
+        def keep() -> None:
+            self.velocity.update(velocity)
+            self.left.update(left)
 
         def finish() -> Tensor:
             total = torch.zeros(start, dtype=dtype, device=buffer.device)
@@ -182,27 +185,32 @@ class DeepGradientState:
                 count = len(each) // (dtype.itemsize + 4)
                 theirs, at = each.split([count * dtype.itemsize, count * 4])
                 total.index_add_(0, at.clone().view(torch.int32), theirs.clone().view(dtype))
+            step.bucket_done(is_finite(total), is_last, keep)
             return total / len(everyone)
 
         return finish
 
-    def select(self, parameter: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """The numbers of one layer that travel, (k,), and their places. g: its gradient, (n,), clipped."""
+    def select(self, parameter: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The numbers of one layer that travel, (k,), their places, and u and v after that.
+
+        g: its gradient, (n,), clipped
+        """
         k = kept(len(g), self.ratio)
-        if not g.isfinite().all():
-            return torch.full_like(g[:k], torch.nan), torch.arange(k, device=g.device)
-        u = self.velocity.setdefault(parameter, torch.zeros_like(g))
-        v = self.left.setdefault(parameter, torch.zeros_like(g))
+        u, v = (of.get(parameter, torch.zeros_like(g)) for of in (self.velocity, self.left))
+        if not is_finite(g):
+            return torch.full_like(g[:k], torch.nan), torch.arange(k, device=g.device), u, v
         if self.nesterov:
-            v.add_(u.add_(g).mul_(self.momentum)).add_(g)
+            u = (u + g).mul_(self.momentum)
+            v = (v + u).add_(g)
         else:
-            v.add_(u.mul_(self.momentum).add_(g))
+            u = (u * self.momentum).add_(g)
+            v = v + u
         where = largest(v, k)
         sent = v[where]
         v[where] = 0
         if self.factor_masking:
             u[where] = 0
-        return sent, where
+        return sent, where, u, v
 
 
 def deep_gradient_hook(
@@ -210,38 +218,3 @@ def deep_gradient_hook(
 ) -> torch.futures.Future[torch.Tensor]:
     """register_comm_hook's hook: the sum of what the ranks have sent, over their number."""
     return state.send(bucket)
-
-
-def local_clip(norms: Tensor, clip_norm: float, p: int) -> float:
-    """What a rank multiplies its gradient by, before it is added to what waits. norms: of its parts.
-
-    The whole gradient is the sum of p ranks' g / p; where they are independent its norm is sqrt(p) times that of one of
-    them. So g / p is clipped to clip_norm / sqrt(p), the paper's N^(-1/2) of the threshold.
-    """
-    norm = torch.linalg.vector_norm(norms).item() / p
-    limit = clip_norm / p**0.5
-    return 1.0 if norm <= limit else limit / norm  # NaN stays NaN
-
-
-def refuse_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Raises ValueError for an optimizer with momentum: it would be applied twice."""
-    for number, group in enumerate(optimizer.param_groups):
-        own = {name: group[name] for name in ("momentum", "betas") if group.get(name)}
-        if own:
-            raise ValueError(
-                f"deep gradient compression has the momentum in it, and {type(optimizer).__name__} has {own} in "
-                f"parameter group {number}: each gradient would get it twice. Use torch.optim.SGD(..., momentum=0), "
-                "and give the momentum to DeepGradientState"
-            )
-
-
-def hand_on(source: torch.futures.Future[Tensor], target: torch.futures.Future[Tensor]) -> None:
-    """The target gets the source's value, or its error, when there is one."""
-
-    def done(future: torch.futures.Future[Tensor]) -> None:
-        try:
-            target.set_result(future.value())
-        except Exception as error:  # whatever it was, who waits for the target is told
-            target.set_exception(error)  # type: ignore[arg-type]  # torch says Tensor
-
-    source.add_done_callback(done)

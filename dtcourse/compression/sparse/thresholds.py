@@ -18,6 +18,9 @@ so the shorter messages are filled up. SignThreshold: (p - 1) (8 + 4 + 4 k).
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -94,7 +97,10 @@ class SampledThreshold(Threshold):
 
 
 class AdaptiveThreshold(SampledThreshold):
-    """Keeps a threshold from step to step, one for vectors of each size, while the share above it stays near the ratio.
+    """Keeps a threshold from step to step, one for each vector, while the share above it stays near the ratio.
+
+    Which vector it is, a bucket or an optimizer's parameter, is said by `slot`. Where it is not said (vectors that are
+    given to `compress` by hand), those of one size share a threshold.
 
     Where it is more than `tolerance` times the ratio, or less than that part of it, a new one is sampled before
     anything is sent. To raise or lower the old one bit by bit does not settle: with error feedback numbers pile up just
@@ -109,15 +115,27 @@ class AdaptiveThreshold(SampledThreshold):
         if not tolerance > 1:
             raise ValueError(f"tolerance is a factor above 1; got {tolerance!r}")
         self.tolerance = tolerance
-        self.thresholds: dict[int, Tensor] = {}  # by the vector's size
+        # By the vector's slot, or by its size.
+        self.thresholds: dict[Hashable, Tensor] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"thresholds": {key: one.clone() for key, one in self.thresholds.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if set(state) != {"thresholds"}:
+            raise ValueError(
+                f"the saved state has {sorted(state)}, and AdaptiveThreshold has thresholds: it belongs to another "
+                "compressor"
+            )
+        self.thresholds = {key: one.clone() for key, one in state["thresholds"].items()}
 
     def compress(self, x: Tensor) -> Payload:
-        n = len(x)
-        places = at_least(x, self.thresholds[n]) if n in self.thresholds else None
+        n, key = len(x), len(x) if self.slot is None else (self.slot, len(x))
+        places = at_least(x, self.thresholds[key].to(x.device)) if key in self.thresholds else None
         wanted = self.ratio * n
         if places is None or not wanted / self.tolerance <= len(places) <= wanted * self.tolerance:
             threshold = self.above_zero(sampled_threshold(x, self.ratio, self.sample))
             places = at_least(x, threshold)
             if threshold.isfinite():
-                self.thresholds[n] = threshold
+                self.thresholds[key] = threshold
         return Payload((x[places], places.int()), n)

@@ -11,11 +11,19 @@ Bytes of n numbers, k kept: 8 k; 4 k.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtcourse.compression.compressor import EVERYONE, SUM, Compressor, Payload
+from dtcourse.compression.compressor import (
+    EVERYONE,
+    SUM,
+    Compressor,
+    Payload,
+    is_finite,
+    load_generator,
+)
 from dtcourse.compression.sparse.selection import largest
 
 
@@ -35,6 +43,9 @@ class TopK(Compressor):
         places = largest(x, kept(len(x), self.ratio))
         return Payload((x[places], places.int()), len(x))
 
+    def contraction(self, n: int) -> float:
+        return kept(n, self.ratio) / max(1, n)
+
     def decompress(self, payload: Payload) -> Tensor:
         values, places = payload.wire
         return values.new_zeros(payload.n).index_copy_(0, places.long(), values)
@@ -43,8 +54,8 @@ class TopK(Compressor):
 class RandomK(Compressor):
     """ceil(ratio n) places that follow from the seed and from how many vectors came before: the same on all ranks.
 
-    unbiased: what is kept is scaled by one over its chance, so that the expectation is x. With error feedback that
-    diverges: False.
+    unbiased: what is kept is scaled by one over its chance, so that the expectation is x. Error feedback refuses that,
+              for it would diverge: False. What is not finite, drawn or not, makes all that travels NaN.
 
     The vector is cut into k stretches as long as each other, but for one number, and one place is drawn in each: every
     number has its chance of k / n, or as near as that comes, and nothing takes as long as a permutation of all of them.
@@ -76,7 +87,23 @@ class RandomK(Compressor):
         values = x[places]
         if self.unbiased:
             values *= lengths.to(x)
+        if not is_finite(x):  # where it is not may not have been drawn
+            values = torch.full_like(values, math.nan)
         return Payload((values,), n, places)
+
+    def contraction(self, n: int) -> float:
+        # A number is drawn with the chance 1 / length, length the numbers of its stretch, and scaled by length or not.
+        longest = -(-n // max(1, kept(n, self.ratio)))
+        return 2.0 - longest if self.unbiased else 1 / max(1, longest)
+
+    def feedback_advice(self) -> str:
+        return "take unbiased=False, which does not scale what is drawn"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"random": self._random.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        load_generator(self._random, state)
 
     def decompress(self, payload: Payload) -> Tensor:
         (values,) = payload.wire

@@ -20,7 +20,8 @@ beside backward (background.py).
 
 Error feedback (Seide et al. 2014; Karimireddy et al. 1901.09847): what a compression has left out of a vector is kept,
 and added to the next one. So nothing is lost, it is only late. PARTS leaves out twice, and keeps both. A vector with
-NaN or infinity in it comes out as such, so that the step can be skipped; what is kept stays as it was before that step.
+NaN or infinity in it comes out as such on every rank, so that the step can be skipped; what is kept stays as it was
+before that step, on every rank.
 
 Memory with error feedback: n numbers, and n / p more for PARTS.
 """
@@ -36,12 +37,14 @@ from torch import Tensor
 from dtcourse.compression.compressor import (
     EVERYONE,
     LENGTHS,
+    PARTS,
     SUM,
     Compressor,
     Payload,
     Residuals,
     Rounds,
     from_bytes,
+    require_contraction,
     to_bytes,
 )
 from dtcourse.compression.wire.exchange import all_gather, all_to_all
@@ -59,7 +62,7 @@ def average(
 
     residuals: kept from call to call for error feedback, and changed; None: without
 
-    Raises ValueError for what is no vector of that dtype.
+    Raises ValueError for what is no vector of that dtype, and for residuals with a compressor that is no contraction.
     """
     return begin(x, compressor, group, residuals)()
 
@@ -79,6 +82,11 @@ def begin(
         raise ValueError(
             f"compression takes a vector of {takes}; got {tuple(x.shape)} of {x.dtype}"
         )
+    if residuals is not None:
+        in_parts = isinstance(compressor, Compressor) and compressor.way == PARTS
+        require_contraction(
+            compressor, -(-len(x) // dist.get_world_size(group)) if in_parts else len(x)
+        )
     if isinstance(compressor, Rounds):
         return compressor.begin(x, group, residuals)
     if compressor.way == SUM:
@@ -90,7 +98,7 @@ def begin(
     return _by_parts(x, compressor, group, residuals)
 
 
-# --- the three ways ----------------------------------------------------------------------------------------------
+# --- the four ways -----------------------------------------------------------------------------------------------
 
 
 def _added(
@@ -98,18 +106,18 @@ def _added(
 ) -> Callable[[], Tensor]:
     # Divided first: the sum of many ranks' float16 numbers may have no float16.
     p = dist.get_world_size(group)
-    payload = (
-        compressor.compress_share(x, p)
-        if residuals is None
-        else _compressed(x / p, compressor, residuals)
-    )
+    left: Tensor | None = None
+    if residuals is None:
+        payload = compressor.compress_share(x, p)
+    else:
+        payload, left = _compressed(x / p, compressor, residuals)
     # No message follows from another here, so all leave at once, in the order of the program.
     sent = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in payload.wire]
 
     def finish() -> Tensor:
         for work in sent:
             work.wait()
-        return compressor.decompress(payload)
+        return _keeping(compressor.decompress(payload), left, residuals)
 
     return finish
 
@@ -117,11 +125,13 @@ def _added(
 def _gathered(
     x: Tensor, compressor: Compressor, group: Group, residuals: Residuals | None
 ) -> Callable[[], Tensor]:
-    message, n = to_bytes(_compressed(x, compressor, residuals)), len(x)
+    payload, left = _compressed(x, compressor, residuals)
+    message, n = to_bytes(payload), len(x)
 
     def finish() -> Tensor:
         messages = all_gather(message, group)
-        return _mean([from_bytes(each, compressor, n) for each in messages], compressor)
+        mean = _mean([from_bytes(each, compressor, n) for each in messages], compressor)
+        return _keeping(mean, left, residuals)
 
     return finish
 
@@ -129,7 +139,8 @@ def _gathered(
 def _gathered_by_length(
     x: Tensor, compressor: Compressor, group: Group, residuals: Residuals | None
 ) -> Callable[[], Tensor]:
-    message, n = to_bytes(_compressed(x, compressor, residuals)), len(x)
+    payload, left = _compressed(x, compressor, residuals)
+    message, n = to_bytes(payload), len(x)
 
     def finish() -> Tensor:
         length = torch.tensor([len(message)], device=message.device)
@@ -137,7 +148,8 @@ def _gathered_by_length(
         # An all-gather takes as much from each: what is shorter is filled up.
         filled = torch.nn.functional.pad(message, (0, max(lengths) - len(message)))
         messages = zip(all_gather(filled, group), lengths, strict=True)
-        return _mean([from_bytes(m[:nbytes], compressor, n) for m, nbytes in messages], compressor)
+        payloads = [from_bytes(m[:nbytes], compressor, n) for m, nbytes in messages]
+        return _keeping(_mean(payloads, compressor), left, residuals)
 
     return finish
 
@@ -150,14 +162,14 @@ def _by_parts(
     x = x if residuals is None or residuals.own is None else x + residuals.own
     padded = torch.nn.functional.pad(x, (0, size * p - n))
     payloads = [compressor.compress(part) for part in padded.split(size)] if n else []
+    left: Tensor | None = None
     if residuals is not None:
-        through = _one_behind_the_other(payloads, compressor, size, x)
-        residuals.own = _kept(x - through[:n], residuals.own)
+        left = x - _one_behind_the_other(payloads, compressor, size, x)[:n]
     sent = [to_bytes(payload) for payload in payloads]
 
     def finish() -> Tensor:
         if not n:
-            return padded
+            return _keeping(padded, left, residuals)
         # 1. Every rank gets everyone's numbers of its part ...
         came = all_to_all(torch.stack(sent), group)
         # 2. ... adds them ...
@@ -167,29 +179,34 @@ def _by_parts(
         if residuals is not None and residuals.part is not None:
             mine = mine + residuals.part
         payload = back.compress(mine)
-        if residuals is not None:
-            residuals.part = _kept(mine - back.decompress(payload), residuals.part)
+        left_of_part = None if residuals is None else mine - back.decompress(payload)
         messages = all_gather(to_bytes(payload), group)
         parts = [from_bytes(message, back, size) for message in messages]
-        return _one_behind_the_other(parts, back, size, x)[:n]
+        mean = _one_behind_the_other(parts, back, size, x)[:n]
+        return _keeping(mean, left, residuals, left_of_part)
 
     return finish
 
 
-def _compressed(x: Tensor, compressor: Compressor, residuals: Residuals | None) -> Payload:
-    """x and what was left out before it; what is left out of them now is kept."""
+def _compressed(
+    x: Tensor, compressor: Compressor, residuals: Residuals | None
+) -> tuple[Payload, Tensor | None]:
+    """x and what was left out before it, compressed; and what is left out of them now, with error feedback."""
     x = x if residuals is None or residuals.own is None else x + residuals.own
     payload = compressor.compress(x)
-    if residuals is not None:
-        residuals.own = _kept(x - compressor.decompress(payload), residuals.own)
-    return payload
+    return payload, None if residuals is None else x - compressor.decompress(payload)
 
 
-def _kept(left: Tensor, before: Tensor | None) -> Tensor:
-    """What is left out now; what was before, where there is no number for it: NaN would stay in it for ever."""
-    if not len(left) or torch.stack(left.aminmax()).isfinite().all():
-        return left
-    return torch.zeros_like(left) if before is None else before
+def _keeping(
+    mean: Tensor,
+    left: Tensor | None,
+    residuals: Residuals | None,
+    left_of_part: Tensor | None = None,
+) -> Tensor:
+    """The mean; what has been left out is kept, where there is error feedback and the mean is finite."""
+    if residuals is not None and left is not None:
+        residuals.keep(mean, left, left_of_part)
+    return mean
 
 
 def _mean(payloads: list[Payload], compressor: Compressor) -> Tensor:

@@ -287,7 +287,7 @@ def unused_everywhere(wrap):
     """By parameter, of all that was given over the steps, what neither came nor is left out; and what was not taken."""
     rank, p = dist.get_rank(), dist.get_world_size()
     model, alone = wrap(Model(), find_unused_parameters=True), Model()
-    state, dropped = CompressionState(TopK(0.3)), {}
+    state, dropped = CompressionState(TopK(0.8)), {}
 
     def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         def took(future):

@@ -3,8 +3,8 @@
 In the order in which to read them; each room says the same of its files:
 
     compressor.py  what a method is: from a vector to the bytes that travel, and back
-    unchanged.py   all of it: the degenerate case
-    wire/          the mean of all ranks' vectors, compressed on each of its ways; a hook for DistributedDataParallel
+    identity.py    all of it: the degenerate case
+    wire/          the mean of all ranks' vectors, compressed, by four schemes; a hook for DistributedDataParallel
     bits.py        bits packed; rows that stay in the cache
     quantized/     fewer bits a number: floats, integers, TernGrad, signs; QSGD, 1-bit SGD, 1-bit Adam
     sparse/        fewer numbers: the largest, some drawn alike, blocks; deep gradient compression
@@ -13,6 +13,7 @@ In the order in which to read them; each room says the same of its files:
 """
 
 from dtcourse.compression.compressor import Compressor, Payload, Residuals, Rounds
+from dtcourse.compression.identity import Identity
 from dtcourse.compression.low_rank import PowerSGDState
 from dtcourse.compression.quantized.casts import Float8, HalfPrecision
 from dtcourse.compression.quantized.elias import EliasQSGD
@@ -39,7 +40,6 @@ from dtcourse.compression.sparse.thresholds import (
     Threshold,
 )
 from dtcourse.compression.sparse.top_k import RandomK, TopK
-from dtcourse.compression.unchanged import Unchanged
 from dtcourse.compression.wire.averaging import average
 from dtcourse.compression.wire.comm_hook import CompressionState, compression_hook
 
@@ -53,6 +53,7 @@ __all__ = [
     "EliasQSGD",
     "Float8",
     "HalfPrecision",
+    "Identity",
     "IntegerQuantizer",
     "MajorityVote",
     "OneBitAdam",
@@ -73,7 +74,6 @@ __all__ = [
     "TopBlocks",
     "TopK",
     "TopRows",
-    "Unchanged",
     "average",
     "average_ternary",
     "compression_hook",

@@ -5,7 +5,7 @@
 
 A payload's tensors have sizes that depend on n alone, so a receiver can make room for it before it comes, and its bytes
 are a formula: compressor.nbytes(n). Where they depend on the numbers too (sparse/thresholds.py), lengths travel first:
-LENGTHS.
+ALL_GATHERV.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from dtcourse.parameters.replicas import Group
 
 # How the mean of all ranks' vectors is made (wire/averaging.py): what can be added travels as a sum; the rest is
 # decompressed where it is added, by the ranks of a part each, or by everyone, who may have to be told lengths first.
-SUM, PARTS, EVERYONE, LENGTHS = "sum", "parts", "everyone", "lengths"
+ALL_REDUCE, REDUCE_SCATTER = "all-reduce", "reduce-scatter"
+ALL_GATHER, ALL_GATHERV = "all-gather", "all-gatherv"
 
 
 @dataclass(frozen=True)
@@ -39,24 +40,25 @@ class Payload:
 
 
 class Compressor(ABC):
-    """A method. `way` is SUM where payloads of several ranks can be added, tensor by tensor; else PARTS,
-    EVERYONE or LENGTHS.
+    """A method.
 
-    takes: the dtype of the vectors, and of what comes back
-    slot:  which of its caller's vectors comes next, for a method that remembers something of each (a bucket's
-           parameters, an optimizer's parameter); None: it is not said
+    scheme: how the mean is made. ALL_REDUCE where payloads of several ranks can be added, tensor by tensor; else
+            REDUCE_SCATTER, ALL_GATHER or ALL_GATHERV
+    takes:  the dtype of the vectors, and of what comes back
+    slot:   which of its caller's vectors comes next, for a method that remembers something of each (a bucket's
+            parameters, an optimizer's parameter); None: it is not said
     """
 
-    way: str
+    scheme: str
     takes: torch.dtype = torch.float32
     slot: Hashable = None
 
     @abstractmethod
     def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
-        """(numbers, dtype) of each tensor in the payload of n numbers. LENGTHS: the most that they may be."""
+        """(numbers, dtype) of each tensor in the payload of n numbers. ALL_GATHERV: the most that they may be."""
 
     def layout_of(self, nbytes: int, n: int) -> tuple[tuple[int, torch.dtype], ...]:
-        """The same, of a payload that has so many bytes. Only LENGTHS looks at them."""
+        """The same, of a payload that has so many bytes. Only ALL_GATHERV looks at them."""
         return self.layout(n)
 
     @abstractmethod
@@ -81,15 +83,15 @@ class Compressor(ABC):
         """
         return out.copy_(self.decompress(payload))
 
-    def way_back(self) -> Compressor:
-        """What compresses the sum in PARTS, in another thread than the one that may compress the next bucket meanwhile.
+    def second_stage(self) -> Compressor:
+        """What compresses the sum in REDUCE_SCATTER, in another thread than the one that may compress the next bucket.
 
         One that draws returns a second one, with a generator of its own, or draws would come in no fixed order.
         """
         return self
 
     def nbytes(self, n: int) -> int:
-        """The bytes of the payload of n numbers. LENGTHS: the most that they may be."""
+        """The bytes of the payload of n numbers. ALL_GATHERV: the most that they may be."""
         return sum(numbers * dtype.itemsize for numbers, dtype in self.layout(n))
 
     def contraction(self, n: int) -> float | None:

@@ -17,16 +17,16 @@ from dtcourse.compression import (
     CompressionState,
     Float8,
     HalfPrecision,
+    Identity,
     IntegerQuantizer,
     RandomK,
     Residuals,
     ScaledSign,
     TopK,
-    Unchanged,
     average,
     compression_hook,
 )
-from dtcourse.compression.compressor import EVERYONE, LENGTHS, PARTS, SUM
+from dtcourse.compression.compressor import ALL_GATHER, ALL_GATHERV, ALL_REDUCE, REDUCE_SCATTER
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.verify import compare, gradients_of
 
@@ -58,9 +58,9 @@ def reference(make, p, feedback):
     means = []
     for step in range(STEPS):
         x = vectors(p, step)
-        way = workers[0].way
-        x = (x / p if way == SUM else x) + (own if feedback else 0)
-        if way == PARTS:
+        way = workers[0].scheme
+        x = (x / p if way == ALL_REDUCE else x) + (own if feedback else 0)
+        if way == REDUCE_SCATTER:
             parts = torch.nn.functional.pad(x, (0, size * p - N)).view(p, p, size)
             through = torch.stack([
                 torch.stack([w.decompress(w.compress(one)) for one in of_rank])
@@ -78,7 +78,7 @@ def reference(make, p, feedback):
                 [w.decompress(w.compress(one)) for w, one in zip(workers, x, strict=True)]
             )
             own = x - through
-            means.append(through.sum(0) if way == SUM else through.mean(0))
+            means.append(through.sum(0) if way == ALL_REDUCE else through.mean(0))
     return means
 
 
@@ -95,7 +95,8 @@ def averaged():
                 ]
             found[name, feedback] = means, counted.bytes_sent(), residuals
     exact = [
-        average(vectors(p, 0)[rank], Unchanged(way)) for way in (SUM, PARTS, EVERYONE, LENGTHS)
+        average(vectors(p, 0)[rank], Identity(way))
+        for way in (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_GATHERV)
     ]
     return found, exact
 
@@ -117,9 +118,9 @@ def test_means_are_those_of_one_process_and_bytes_the_formulas(p):
                 error = (mean - right).norm() / right.norm()
                 assert error < limit, f"{name}, {feedback=}, step {step}: {error}"
             compressor = METHODS[name]()
-            if compressor.way == PARTS:
+            if compressor.scheme == REDUCE_SCATTER:
                 formula = 2 * (p - 1) * compressor.nbytes(-(-N // p))
-            elif compressor.way == EVERYONE:
+            elif compressor.scheme == ALL_GATHER:
                 formula = (p - 1) * compressor.nbytes(N)
             else:  # a ring's all-reduce, in chunks that are padded
                 formula = 2 * (p - 1) * -(-compressor.nbytes(N) // p)
@@ -138,9 +139,9 @@ def test_with_error_feedback_nothing_is_lost(p):
             continue  # what is rounded on the way nobody keeps
         means = run[0][0][name, True][0]
         kept = [found[name, True][2] for found, _ in run]
-        way = METHODS[name]().way
-        left = sum(k.own for k in kept) / (1 if way == SUM else p)
-        if way == PARTS:
+        way = METHODS[name]().scheme
+        left = sum(k.own for k in kept) / (1 if way == ALL_REDUCE else p)
+        if way == REDUCE_SCATTER:
             left = left + torch.cat([k.part for k in kept])[:N]
         torch.testing.assert_close(sum(means) + left, given, rtol=1e-4, atol=1e-3)
         without = sum(run[0][0][name, False][0])
@@ -187,10 +188,10 @@ def torchs(module):
 
 def all_hooks():
     plain = trained(ours, None)
-    for way in (SUM, PARTS, EVERYONE, LENGTHS):
+    for way in (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_GATHERV):
         for wrap in (ours, torchs):
             for feedback in (False, True):
-                state = CompressionState(Unchanged(way), error_feedback=feedback)
+                state = CompressionState(Identity(way), error_feedback=feedback)
                 for got, right in zip(trained(wrap, state), plain, strict=True):
                     compare(got, right, 1e-5, f"{way}: gradient")
     for name, make in METHODS.items():

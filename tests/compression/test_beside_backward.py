@@ -22,7 +22,7 @@ from dtcourse.compression import (
     TopK,
     compression_hook,
 )
-from dtcourse.compression.compressor import PARTS, SUM, Compressor, Payload
+from dtcourse.compression.compressor import ALL_REDUCE, REDUCE_SCATTER, Compressor, Payload
 from dtcourse.compression.wire.averaging import average
 from dtcourse.compression.wire.background import group_beside, in_background
 from dtcourse.data_parallel import DistributedDataParallel
@@ -42,11 +42,11 @@ METHODS = {
 }
 
 
-class Unchanged(Compressor):
+class Identity(Compressor):
     """All of it, as many bytes as without compression."""
 
     def __init__(self, way):
-        self.way = way
+        self.scheme = way
 
     def layout(self, n):
         return ((n, torch.float32),)
@@ -77,10 +77,12 @@ def emulated_seconds():
     """Of the last of four steps, by wrapper, way and hook: buckets are built again after the first."""
     found = {}
     for kind in WRAPPERS:
-        for way in (SUM, PARTS, "PowerSGD"):
+        for way in (ALL_REDUCE, REDUCE_SCATTER, "PowerSGD"):
             for hook in (compression_hook, waiting_hook):
                 state = (
-                    CompressionState(Unchanged(way)) if way in (SUM, PARTS) else PowerSGDState(8)
+                    CompressionState(Identity(way))
+                    if way in (ALL_REDUCE, REDUCE_SCATTER)
+                    else PowerSGDState(8)
                 )
                 model = wrapped(kind, state, hook)
                 for _ in range(4):
@@ -154,8 +156,8 @@ def events_of_a_step():
                 went_on.set()
             return gradient
 
-    class Held(Unchanged):
-        def way_back(self):
+    class Held(Identity):
+        def second_stage(self):
             if "waits" not in order:  # in the middle of the first bucket's two rounds
                 order.append("waits")
                 assert went_on.wait(60), "backward does not go on while a bucket travels"
@@ -171,7 +173,7 @@ def events_of_a_step():
         order.clear(), layers.clear(), went_on.clear()
         chain = nn.Sequential(*(Told(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
         model = WRAPPERS[kind](chain, bucket_cap_mb=WIDTH * WIDTH * 4 / 2**20)
-        model.register_comm_hook(CompressionState(Held(PARTS)), compression_hook)
+        model.register_comm_hook(CompressionState(Held(REDUCE_SCATTER)), compression_hook)
         model(torch.ones(1, WIDTH)).sum().backward()
         order.append("backward has returned")
         found[kind] = list(order)
@@ -231,7 +233,7 @@ def in_subgroups():
     rank, found = dist.get_rank(), []
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     mine = halves[rank // 2]
-    for make in (lambda: TopK(1.0), lambda: Unchanged(PARTS), lambda: Unchanged(SUM)):
+    for make in (lambda: TopK(1.0), lambda: Identity(REDUCE_SCATTER), lambda: Identity(ALL_REDUCE)):
         model = DistributedDataParallel(nn.Linear(4, 4, bias=False), process_group=mine)
         model.register_comm_hook(CompressionState(make(), mine), compression_hook)
         model(torch.full((1, 4), float(rank))).sum().backward()

@@ -22,6 +22,7 @@ from dtcourse.compression import (
     DeepGradientState,
     EliasQSGD,
     Float8,
+    Identity,
     IntegerQuantizer,
     OneBitSGD,
     PowerSGDState,
@@ -35,16 +36,15 @@ from dtcourse.compression import (
     TopBlocks,
     TopK,
     TopRows,
-    Unchanged,
     compression_hook,
     deep_gradient_hook,
 )
-from dtcourse.compression.compressor import PARTS, SUM, Payload
+from dtcourse.compression.compressor import ALL_REDUCE, REDUCE_SCATTER, Payload
 from dtcourse.data_parallel import DistributedDataParallel
 
 LR, SKIPPED = 0.1, 3
 FEEDBACK = {
-    "unchanged": Unchanged,
+    "unchanged": Identity,
     "float8": Float8,
     "2 bits": lambda: IntegerQuantizer(2, block=10),
     "8 bits by chance": lambda: IntegerQuantizer(8, stochastic=True),
@@ -147,9 +147,9 @@ def trained(wrap, hook_of):
 
 
 def of_rank(make, rank):
-    """The method of that rank, which draws what that rank draws; and of its way back."""
+    """The method of that rank, which draws what that rank draws; and of its second stage."""
     method = make()
-    for one in {id(m): m for m in (method, method.way_back())}.values():
+    for one in {id(m): m for m in (method, method.second_stage())}.values():
         if hasattr(one, "_chance"):
             one._chance._random = torch.Generator().manual_seed(one._chance.seed * 1_000_003 + rank)
     return method
@@ -163,14 +163,14 @@ def through(method, x, slot):
 def averaged(methods, xs, own, part, slot):
     """The mean of xs, one of each rank; what is left out of them, and of the parts of their sum."""
     p, n = len(xs), len(xs[0])
-    if methods[0].way == SUM:
+    if methods[0].scheme == ALL_REDUCE:
         sent = [x / p + left for x, left in zip(xs, own, strict=True)]
         each = [m.compress(x) for m, x in zip(methods, sent, strict=True)]
         left = [x - m.decompress(one) for m, x, one in zip(methods, sent, each, strict=True)]
         whole = Payload((sum(one.wire[0] for one in each),), n, each[0].known)
         return methods[0].decompress(whole), left, part
     sent = [x + left for x, left in zip(xs, own, strict=True)]
-    if methods[0].way != PARTS:
+    if methods[0].scheme != REDUCE_SCATTER:
         came = [through(m, x, slot) for m, x in zip(methods, sent, strict=True)]
         return sum(came) / p, [x - y for x, y in zip(sent, came, strict=True)], part
     size = math.ceil(n / p)
@@ -180,7 +180,7 @@ def averaged(methods, xs, own, part, slot):
         for m, of in zip(methods, cut, strict=True)
     ]
     sums = [sum(of[r] for of in came) / p + part[r] for r in range(p)]
-    back = [through(m.way_back(), one, slot) for m, one in zip(methods, sums, strict=True)]
+    back = [through(m.second_stage(), one, slot) for m, one in zip(methods, sums, strict=True)]
     left = [x - of.flatten()[:n] for x, of in zip(sent, came, strict=True)]
     return torch.cat(back)[:n], left, [a - b for a, b in zip(sums, back, strict=True)]
 
@@ -260,14 +260,14 @@ WHOLE = {
     "deep gradient, clipped": lambda o: (
         DeepGradientState(o, ratio=1.0, momentum=0.0, warm_up_epochs=0, clip_norm=1e6), deep_gradient_hook
     ),
-    "unchanged": lambda o: (CompressionState(Unchanged()), compression_hook),
+    "unchanged": lambda o: (CompressionState(Identity()), compression_hook),
 }  # fmt: skip
 
 
 def whole():
     p, found = dist.get_world_size(), {}
     _, buckets = trained(DistributedDataParallel, WHOLE["unchanged"])
-    right = simulated(Unchanged, p, buckets, feedback=False)
+    right = simulated(Identity, p, buckets, feedback=False)
     for name, hook_of in WHOLE.items():
         for wrap in (DistributedDataParallel, TorchDDP):
             found[name, wrap.__module__] = farthest(trained(wrap, hook_of)[0], right)

@@ -17,6 +17,7 @@ from dtcourse.compression import (
     EliasQSGD,
     Float8,
     HalfPrecision,
+    Identity,
     IntegerQuantizer,
     OneBitAdam,
     OneBitSGD,
@@ -29,7 +30,6 @@ from dtcourse.compression import (
     Threshold,
     TopBlocks,
     TopK,
-    Unchanged,
     average,
 )
 
@@ -69,7 +69,7 @@ def clipped(n):
 
 # A method; a vector that is as bad as predicted, None where the prediction is a bound; numbers in the vector.
 METHODS = {
-    "unchanged": (Unchanged, alike, N),
+    "unchanged": (Identity, alike, N),
     "float16": (HalfPrecision, None, N),
     "bfloat16": (lambda: HalfPrecision(torch.bfloat16), None, N),
     "float8": (Float8, None, N),

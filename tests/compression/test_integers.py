@@ -11,7 +11,7 @@ from dtcourse.compression.quantized.integers import PIECE, pack, pieces, unpack
 
 # Shorter than a piece and longer; several to a piece, with and without numbers over; one for all.
 BLOCKS = [50, 4096, 65_536, PIECE - 1, PIECE, PIECE + 1, 1 << 40]
-LENGTHS = [0, 1, 4096, PIECE, 3 * PIECE + 77]
+ALL_GATHERV = [0, 1, 4096, PIECE, 3 * PIECE + 77]
 
 
 def vector(n: int) -> torch.Tensor:
@@ -26,7 +26,7 @@ def reference(x: torch.Tensor, block: int, most: int) -> tuple[torch.Tensor, tor
     return torch.tensor(scales), torch.cat([*codes, x[:0]])
 
 
-@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("n", ALL_GATHERV)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_scales_and_codes_are_those_of_whole_blocks(block, n):
     x = vector(n)
@@ -61,7 +61,7 @@ def test_what_is_not_finite_spoils_its_own_block_and_no_other(block):
     assert torch.equal(y.isnan(), bad)
 
 
-@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("n", ALL_GATHERV)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_pieces_are_all_numbers_in_order_and_small_enough_for_the_cache(block, n):
     at = 0

@@ -14,14 +14,14 @@ from torch import nn
 
 from dtcourse import launch
 from dtcourse.collectives import traffic
-from dtcourse.compression import OneBitAdam, TopK, Unchanged
+from dtcourse.compression import Identity, OneBitAdam, TopK
 from dtcourse.data_parallel import DistributedDataParallel
 
 WARMUP, STEPS = 4, 9
 OPTIONS = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
 COMPRESSORS = {
     "sign": lambda: None,
-    "unchanged": lambda: Unchanged(takes=torch.double),
+    "unchanged": lambda: Identity(takes=torch.double),
     "top k, all of it": lambda: TopK(1.0, takes=torch.double),
 }
 

@@ -29,7 +29,7 @@ from dtcourse.compression import (
 )
 from dtcourse.compression.bits import in_rows, pack_bits, unpack_bits
 from dtcourse.compression.compressor import from_bytes, to_bytes
-from dtcourse.compression.quantized.chance import Chance
+from dtcourse.compression.quantized.stochastic_rounding import StochasticRounding
 from dtcourse.compression.quantized.ternary import pack_ternary, unpack_ternary
 from dtcourse.data_parallel import DistributedDataParallel
 
@@ -215,7 +215,7 @@ def over_ranks():
     with traffic.counting() as counted:
         found["vote"] = majority_vote(whole(p)[rank])
     found["bytes of the vote"] = counted.bytes_sent()
-    chance = Chance()
+    chance = StochasticRounding()
     found["ternary"] = torch.stack(
         [average_ternary(whole(p)[rank], LAYERS, clip=None, chance=chance) for _ in range(60)]
     )
@@ -230,7 +230,7 @@ def over_ranks():
     broken[-1] = math.nan
     found["its vote"] = majority_vote(broken)
     # Chance replaced by a half: what comes out can be written down.
-    Chance.round_ = lambda self, steps: steps.add_(0.5).floor_()
+    StochasticRounding.round_ = lambda self, steps: steps.add_(0.5).floor_()
     with traffic.counting() as counted:
         found["ternary by half"] = average_ternary(whole(p)[rank], LAYERS)
     found["bytes of ternary"] = counted.bytes_sent()

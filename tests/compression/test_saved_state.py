@@ -20,6 +20,7 @@ from dtcourse.compression import (
     CountSketch,
     DeepGradientState,
     EliasQSGD,
+    Identity,
     IntegerQuantizer,
     OneBitAdam,
     PowerSGDState,
@@ -31,7 +32,6 @@ from dtcourse.compression import (
     TernGradState,
     TopK,
     TopRows,
-    Unchanged,
     compression_hook,
     deep_gradient_hook,
 )
@@ -302,7 +302,7 @@ def other_buckets():
     due = torch.cat([kept[w] for w in one.module.parameters()])
     dist.all_reduce(due)
     # A method that leaves out nothing sends all of it, beside the gradients.
-    second = CompressionState(Unchanged())
+    second = CompressionState(Identity())
     second.load_state_dict({**saved, "compressor": {}})
     two = step(second, Interleaved(), 1)
     plain = DistributedDataParallel(Interleaved())

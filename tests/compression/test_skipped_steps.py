@@ -12,16 +12,16 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from dtcourse import launch
 from dtcourse.compression import (
     CompressionState,
+    Identity,
     IntegerQuantizer,
     OneBitSGD,
     ScaledSign,
     Threshold,
     TopK,
     TopRows,
-    Unchanged,
     compression_hook,
 )
-from dtcourse.compression.compressor import EVERYONE, LENGTHS, PARTS, SUM
+from dtcourse.compression.compressor import ALL_GATHER, ALL_GATHERV, ALL_REDUCE, REDUCE_SCATTER
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.verify import gradients_of
 
@@ -64,14 +64,17 @@ def farthest(got, right):
 
 def in_double():
     plain = trained(DistributedDataParallel, None, torch.double)
-    methods = [Unchanged(way, takes=torch.double) for way in (SUM, PARTS, EVERYONE, LENGTHS)]
+    methods = [
+        Identity(way, takes=torch.double)
+        for way in (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_GATHERV)
+    ]
     found = {}
     for method in (*methods, TopK(1.0, takes=torch.double)):
         for wrap in (DistributedDataParallel, TorchDDP):
             for feedback in (True, False):
                 state = CompressionState(method, error_feedback=feedback)
                 error = farthest(trained(wrap, state, torch.double), plain)
-                found[type(method).__name__, method.way, wrap.__module__, feedback] = error
+                found[type(method).__name__, method.scheme, wrap.__module__, feedback] = error
     return found
 
 

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from dtcourse.asynchronous import ColocatedWorker, DiLoCo, GossipSGD, LocalSGD, mixing
 from dtcourse.communication_scheduling import PriorityDataParallel
-from dtcourse.compression import CompressionState, Unchanged, compression_hook
+from dtcourse.compression import CompressionState, Identity, compression_hook
 from dtcourse.data_parallel import (
     DistributedDataParallel,
     PerParameterDataParallel,
@@ -106,7 +106,7 @@ def ddp(name: str, unfit: Any = None, **options: Any) -> Technique:
 def compressed(model: Chain, program: Program) -> nn.Module:
     """Nothing is left out, and all of compression's machinery is in between."""
     wrapped = DistributedDataParallel(model, find_unused_parameters=True, bucket_cap_mb=TINY)
-    state = CompressionState(Unchanged(takes=torch.float64))
+    state = CompressionState(Identity(takes=torch.float64))
     wrapped.register_comm_hook(state, compression_hook)
     return wrapped
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dtcourse.compression.compressor import PARTS, SUM, Compressor, Payload
+from dtcourse.compression.compressor import ALL_REDUCE, REDUCE_SCATTER, Compressor, Payload
 
 
 class HalfPrecision(Compressor):
     """float16 or bfloat16, as PyTorch's fp16_compress_hook and bf16_compress_hook."""
 
-    way = SUM
+    scheme = ALL_REDUCE
 
     def __init__(self, dtype: torch.dtype = torch.float16) -> None:
         if dtype not in (torch.float16, torch.bfloat16):
@@ -48,7 +48,7 @@ class HalfPrecision(Compressor):
 class Float8(Compressor):
     """An 8-bit float a number, and the scale of them all. torch.float8_e4m3fn is precise, torch.float8_e5m2 wide."""
 
-    way = PARTS
+    scheme = REDUCE_SCATTER
 
     def __init__(self, dtype: torch.dtype = torch.float8_e4m3fn) -> None:
         if dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):

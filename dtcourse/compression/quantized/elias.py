@@ -12,7 +12,7 @@ Each group says how long the next one is.
 As in the paper's dense regime each number of the vector is its level plus 1 in that code, and its sign where it is not
 0. With few levels most are 0. Of numbers with a normal distribution QSGD(7) takes 4.06 bits each, with its norms, and
 this 1.80; the numbers that arrive are the same. The price: bytes depend on the numbers, so lengths travel first
-(LENGTHS) and everyone gathers everyone's. And where a code begins follows from all codes before it. Here a decoder
+(ALL_GATHERV) and everyone gathers everyone's. And where a code begins follows from all codes before it. Here a decoder
 jumps: where a code that began at a bit would end is looked up for all bits at once, then where two in a row would end,
 four, eight, ... It is slow all the same: a microsecond or two a number, on one thread.
 
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from dtcourse.compression.bits import pack_bits
-from dtcourse.compression.compressor import LENGTHS, Payload
+from dtcourse.compression.compressor import ALL_GATHERV, Payload
 from dtcourse.compression.quantized.integers import pack, unpack
 from dtcourse.compression.quantized.qsgd import QSGD
 
@@ -38,7 +38,7 @@ LONGEST = 15  # bits: the code of 128, the largest level plus 1, and a sign
 class EliasQSGD(QSGD):
     """QSGD's numbers, its codes in Elias's. Arguments as QSGD's."""
 
-    way = LENGTHS
+    scheme = ALL_GATHERV
 
     def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
         longest = -(-n * (len(omega(self.levels + 1)) + 1) // 8)

@@ -21,8 +21,12 @@ import torch
 from torch import Tensor
 
 from dtcourse import device
-from dtcourse.compression.compressor import PARTS, Compressor, Payload
-from dtcourse.compression.quantized.chance import Chance, drawn_state, load_drawn_state
+from dtcourse.compression.compressor import REDUCE_SCATTER, Compressor, Payload
+from dtcourse.compression.quantized.stochastic_rounding import (
+    StochasticRounding,
+    drawn_state,
+    load_drawn_state,
+)
 
 BLOCK = 1 << 16
 PIECE = 1 << 17  # numbers that stay in the cache: half a MiB of float32, beside their codes
@@ -36,7 +40,7 @@ class IntegerQuantizer(Compressor):
     A block with a NaN or an infinity in it comes out as NaN, so that it is seen.
     """
 
-    way = PARTS
+    scheme = REDUCE_SCATTER
 
     def __init__(
         self, bits: int = 8, *, block: int = BLOCK, stochastic: bool = False, seed: int = 0
@@ -47,7 +51,7 @@ class IntegerQuantizer(Compressor):
             raise ValueError(f"block is a number of numbers, 1 or more; got {block!r}")
         self.bits, self.block, self.stochastic = bits, block, stochastic
         self.most = 2 ** (bits - 1) - 1  # codes are -most to most
-        self._chance = Chance(seed)
+        self._chance = StochasticRounding(seed)
         self._back: IntegerQuantizer | None = None
 
     def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
@@ -107,9 +111,9 @@ class IntegerQuantizer(Compressor):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if not self.stochastic:
             return super().load_state_dict(state)
-        load_drawn_state(state, self._chance, self.way_back()._chance)
+        load_drawn_state(state, self._chance, self.second_stage()._chance)
 
-    def way_back(self) -> IntegerQuantizer:
+    def second_stage(self) -> IntegerQuantizer:
         if not self.stochastic:
             return self
         if self._back is None:

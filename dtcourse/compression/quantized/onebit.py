@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from dtcourse.compression.bits import in_rows, pack_signs, unpack_bits
-from dtcourse.compression.compressor import PARTS, Compressor, Payload
+from dtcourse.compression.compressor import REDUCE_SCATTER, Compressor, Payload
 
 
 class OneBitSGD(Compressor):
     """block: numbers that share their two values. What is not finite makes values of its block not finite."""
 
-    way = PARTS
+    scheme = REDUCE_SCATTER
 
     def __init__(self, block: int = 512) -> None:
         if block < 1:

@@ -20,9 +20,13 @@ import torch
 from torch import Tensor
 
 from dtcourse.compression.bits import in_rows
-from dtcourse.compression.compressor import PARTS, Compressor, Payload
-from dtcourse.compression.quantized.chance import Chance, drawn_state, load_drawn_state
+from dtcourse.compression.compressor import REDUCE_SCATTER, Compressor, Payload
 from dtcourse.compression.quantized.integers import pack, unpack
+from dtcourse.compression.quantized.stochastic_rounding import (
+    StochasticRounding,
+    drawn_state,
+    load_drawn_state,
+)
 
 
 class QSGD(Compressor):
@@ -31,7 +35,7 @@ class QSGD(Compressor):
     A bucket with a NaN or an infinity in it comes out as NaN.
     """
 
-    way = PARTS
+    scheme = REDUCE_SCATTER
 
     def __init__(self, levels: int = 7, *, bucket: int = 512, seed: int = 0) -> None:
         if not 1 <= levels <= 127:
@@ -39,7 +43,7 @@ class QSGD(Compressor):
         if bucket < 1:
             raise ValueError(f"bucket is a number of numbers, 1 or more; got {bucket!r}")
         self.levels, self.bucket = levels, bucket
-        self._chance = Chance(seed)
+        self._chance = StochasticRounding(seed)
         self._back: QSGD | None = None
         self.bits = next(bits for bits in (2, 4, 8) if levels < 2 ** (bits - 1))
 
@@ -82,9 +86,9 @@ class QSGD(Compressor):
         return drawn_state(self._chance, None if self._back is None else self._back._chance)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        load_drawn_state(state, self._chance, self.way_back()._chance)
+        load_drawn_state(state, self._chance, self.second_stage()._chance)
 
-    def way_back(self) -> QSGD:
+    def second_stage(self) -> QSGD:
         if self._back is None:
             self._back = QSGD(self.levels, bucket=self.bucket, seed=self._chance.seed + 1)
         return self._back

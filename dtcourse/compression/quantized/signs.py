@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from dtcourse.compression.bits import pack_signs, unpack_bits
-from dtcourse.compression.compressor import PARTS, Compressor, Payload
+from dtcourse.compression.compressor import REDUCE_SCATTER, Compressor, Payload
 
 
 class ScaledSign(Compressor):
     """A number's sign, 0 counted as above zero, and the mean magnitude. NaN and infinity make all of it NaN."""
 
-    way = PARTS
+    scheme = REDUCE_SCATTER
 
     def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
         return (1, torch.float32), (-(-n // 8), torch.uint8)

@@ -30,9 +30,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dtcourse.compression.compressor import PARTS, Compressor, Payload
-from dtcourse.compression.quantized.chance import Chance, drawn_state, load_drawn_state
+from dtcourse.compression.compressor import REDUCE_SCATTER, Compressor, Payload
 from dtcourse.compression.quantized.integers import pack, unpack
+from dtcourse.compression.quantized.stochastic_rounding import (
+    StochasticRounding,
+    drawn_state,
+    load_drawn_state,
+)
 from dtcourse.compression.wire.background import group_beside
 from dtcourse.compression.wire.exchange import all_gather, all_to_all
 from dtcourse.compression.wire.of_model import check_whose, whose
@@ -45,10 +49,10 @@ CHUNK = 5 << 13  # numbers that stay in the cache, in whole bytes
 class TernGrad(Compressor):
     """The vector is one layer. clip: in standard deviations; None: not. What is not finite makes all of it NaN."""
 
-    way = PARTS
+    scheme = REDUCE_SCATTER
 
     def __init__(self, clip: float | None = CLIP, *, seed: int = 0) -> None:
-        self.clip, self._chance = checked_clip(clip), Chance(seed)
+        self.clip, self._chance = checked_clip(clip), StochasticRounding(seed)
         self._back: TernGrad | None = None
 
     def layout(self, n: int) -> tuple[tuple[int, torch.dtype], ...]:
@@ -76,9 +80,9 @@ class TernGrad(Compressor):
         return drawn_state(self._chance, None if self._back is None else self._back._chance)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        load_drawn_state(state, self._chance, self.way_back()._chance)
+        load_drawn_state(state, self._chance, self.second_stage()._chance)
 
-    def way_back(self) -> TernGrad:
+    def second_stage(self) -> TernGrad:
         if self._back is None:
             self._back = TernGrad(self.clip, seed=self._chance.seed + 1)
         return self._back
@@ -91,7 +95,7 @@ class TernGradState:
     """
 
     def __init__(self, clip: float | None = CLIP, group: Group = None, *, seed: int = 0) -> None:
-        self.clip, self.group, self._chance = checked_clip(clip), group, Chance(seed)
+        self.clip, self.group, self._chance = checked_clip(clip), group, StochasticRounding(seed)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the chance of this rank has got to. Each rank has its own."""
@@ -113,7 +117,7 @@ class TernGradState:
 
 def average_ternary(
     x: Tensor, layers: list[int], clip: float | None = CLIP, group: Group = None,
-    chance: Chance | None = None,
+    chance: StochasticRounding | None = None,
 ) -> Tensor:  # fmt: skip
     """The mean over the ranks of x, (n,), float32, made ternary by shared scales. layers: their sizes, n together.
 
@@ -121,7 +125,7 @@ def average_ternary(
     """
     if x.dim() != 1 or sum(layers) != len(x):
         raise ValueError(f"layers of {sum(layers)} numbers are no vector of {tuple(x.shape)}")
-    chance, p = chance or Chance(), dist.get_world_size(group)
+    chance, p = chance or StochasticRounding(), dist.get_world_size(group)
     size, bits = -(-len(x) // p), bits_of_sum(p)
     # The ranks agree on scales, ...
     scales = torch.stack([scale_of(layer, clip) for layer in x.split(layers)])
@@ -170,7 +174,7 @@ def scale_of(x: Tensor, clip: float | None) -> Tensor:
     return torch.where(scale.isfinite(), scale, torch.inf)
 
 
-def ternary(x: Tensor, scale: Tensor, chance: Chance) -> Tensor:
+def ternary(x: Tensor, scale: Tensor, chance: StochasticRounding) -> Tensor:
     """-1.0, 0.0 or 1.0 for each number, with expectation x / scale; what is beyond the scale is clipped."""
     steps = x * (1.0 / torch.where(scale > 0, scale, 1.0))
     return chance.round_(steps.clamp_(-1, 1))

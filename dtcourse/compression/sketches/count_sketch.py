@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.compression.compressor import SUM, Compressor, Payload, load_generator
+from dtcourse.compression.compressor import ALL_REDUCE, Compressor, Payload, load_generator
 from dtcourse.compression.sparse.top_k import checked_ratio
 
 STRETCH = 4096  # numbers that are added at once, at least, where a row has as many
@@ -34,7 +34,7 @@ class CountSketch(Compressor):
     Every rank has to compress as many vectors, of the same sizes in the same order.
     """
 
-    way = SUM
+    scheme = ALL_REDUCE
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.compression.compressor import SUM, Compressor, Payload, load_generator
+from dtcourse.compression.compressor import ALL_REDUCE, Compressor, Payload, load_generator
 from dtcourse.compression.sparse.top_k import checked_ratio, kept
 
 
@@ -28,7 +28,7 @@ class RandomProjection(Compressor):
     large numbers it may miss, this does evenly. Every rank has to compress as many vectors, of the same sizes.
     """
 
-    way = SUM
+    scheme = ALL_REDUCE
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dtcourse.compression.compressor import (
-    EVERYONE,
+    ALL_GATHER,
     Compressor,
     Payload,
     from_bytes,
@@ -46,7 +46,7 @@ class TopBlocks(Compressor):
     block: numbers in a block; the number of columns makes blocks of a matrix's rows
     """
 
-    way = EVERYONE
+    scheme = ALL_GATHER
 
     def __init__(self, ratio: float = 0.01, block: int = 256) -> None:
         if block < 1:

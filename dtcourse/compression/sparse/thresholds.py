@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.compression.compressor import LENGTHS, Compressor, Payload
+from dtcourse.compression.compressor import ALL_GATHERV, Compressor, Payload
 from dtcourse.compression.sparse.selection import SHARE, at_least, sampled_threshold
 from dtcourse.compression.sparse.top_k import checked_ratio
 
@@ -32,7 +32,7 @@ from dtcourse.compression.sparse.top_k import checked_ratio
 class Threshold(Compressor):
     """Numbers whose magnitude is at least the threshold, and their places. NaN counts as above it, so it is seen."""
 
-    way = LENGTHS
+    scheme = ALL_GATHERV
 
     def __init__(self, threshold: float) -> None:
         if not threshold > 0:

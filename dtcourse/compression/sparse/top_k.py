@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from dtcourse.compression.compressor import (
-    EVERYONE,
-    SUM,
+    ALL_GATHER,
+    ALL_REDUCE,
     Compressor,
     Payload,
     is_finite,
@@ -30,7 +30,7 @@ from dtcourse.compression.sparse.selection import largest
 class TopK(Compressor):
     """The ceil(ratio n) numbers of largest magnitude, and their places. NaN counts as largest, so it is seen."""
 
-    way = EVERYONE
+    scheme = ALL_GATHER
 
     def __init__(self, ratio: float = 0.01, *, takes: torch.dtype = torch.float32) -> None:
         self.ratio, self.takes = checked_ratio(ratio), takes
@@ -62,7 +62,7 @@ class RandomK(Compressor):
     Every rank has to compress as many vectors, of the same sizes in the same order.
     """
 
-    way = SUM
+    scheme = ALL_REDUCE
 
     def __init__(
         self,

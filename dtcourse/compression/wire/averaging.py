@@ -1,16 +1,15 @@
-"""The mean of all ranks' vectors, compressed on each of its ways; and error feedback,
-which sends later what was left out.
+"""The mean of all ranks' vectors, compressed, by four schemes; and error feedback, which sends later what was left out.
 
 What can be added is added on the way, by any all-reduce:
 
-    SUM        all_reduce of the payloads                              as that all-reduce, of payload bytes
+    ALL_REDUCE      all_reduce of the payloads                              as that all-reduce, of payload bytes
 
 What cannot is decompressed where it is added. Either a rank adds a part of everyone's, and what it has added is
 compressed once more for its way back (1-bit Adam, Tang et al. 2102.02888); or everyone's payloads come to everyone:
 
-    PARTS      all_to_all of parts, sum, compress again, all_gather    2 (p - 1) c(n / p) sent by each rank
-    EVERYONE   all_gather of whole payloads                            (p - 1) c(n): it grows with p
-    LENGTHS    the same, of lengths, then of payloads that differ      (p - 1) (8 + the longest payload)
+    REDUCE_SCATTER  all_to_all of parts, sum, compress again, all_gather    2 (p - 1) c(n / p) sent by each rank
+    ALL_GATHER      all_gather of whole payloads                            (p - 1) c(n): it grows with p
+    ALL_GATHERV     the same, of lengths, then of payloads that differ      (p - 1) (8 + the longest payload)
 
 c(n) is compressor.nbytes(n), p the ranks, all_gather as a ring. fp32's ring sends 2 (p - 1)/p 4 n: eight bits gathered
 by everyone cost as much at p = 8.
@@ -19,11 +18,11 @@ by everyone cost as much at p = 8.
 beside backward (background.py).
 
 Error feedback (Seide et al. 2014; Karimireddy et al. 1901.09847): what a compression has left out of a vector is kept,
-and added to the next one. So nothing is lost, it is only late. PARTS leaves out twice, and keeps both. A vector with
-NaN or infinity in it comes out as such on every rank, so that the step can be skipped; what is kept stays as it was
-before that step, on every rank.
+and added to the next one. So nothing is lost, it is only late. REDUCE_SCATTER leaves out twice, and keeps both. A
+vector with NaN or infinity in it comes out as such on every rank, so that the step can be skipped; what is kept stays
+as it was before that step, on every rank.
 
-Memory with error feedback: n numbers, and n / p more for PARTS.
+Memory with error feedback: n numbers, and n / p more for REDUCE_SCATTER.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dtcourse.compression.compressor import (
-    EVERYONE,
-    LENGTHS,
-    PARTS,
-    SUM,
+    ALL_GATHER,
+    ALL_GATHERV,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
     Compressor,
     Payload,
     Residuals,
@@ -83,22 +82,22 @@ def begin(
             f"compression takes a vector of {takes}; got {tuple(x.shape)} of {x.dtype}"
         )
     if residuals is not None:
-        in_parts = isinstance(compressor, Compressor) and compressor.way == PARTS
+        in_parts = isinstance(compressor, Compressor) and compressor.scheme == REDUCE_SCATTER
         require_contraction(
             compressor, -(-len(x) // dist.get_world_size(group)) if in_parts else len(x)
         )
     if isinstance(compressor, Rounds):
         return compressor.begin(x, group, residuals)
-    if compressor.way == SUM:
+    if compressor.scheme == ALL_REDUCE:
         return _added(x, compressor, group, residuals)
-    if compressor.way == EVERYONE:
+    if compressor.scheme == ALL_GATHER:
         return _gathered(x, compressor, group, residuals)
-    if compressor.way == LENGTHS:
+    if compressor.scheme == ALL_GATHERV:
         return _gathered_by_length(x, compressor, group, residuals)
     return _by_parts(x, compressor, group, residuals)
 
 
-# --- the four ways -----------------------------------------------------------------------------------------------
+# --- the four schemes --------------------------------------------------------------------------------------------
 
 
 def _added(
@@ -175,7 +174,7 @@ def _by_parts(
         # 2. ... adds them ...
         mine = _mean([from_bytes(message, compressor, size) for message in came], compressor)
         # 3. ... and sends their mean to everyone, compressed as well.
-        back = compressor.way_back()
+        back = compressor.second_stage()
         if residuals is not None and residuals.part is not None:
             mine = mine + residuals.part
         payload = back.compress(mine)

@@ -3,20 +3,21 @@
     state = CompressionState(TopK(0.01))
     model.register_comm_hook(state, compression_hook)
 
-A bucket is compressed when it is full; what follows (its messages, the sum, the way back) goes on beside backward,
+A bucket is compressed when it is full; what follows (its messages, the sum, its second stage) goes on beside backward,
 bucket after bucket, and backward waits for it at its end (background.py). So a step takes the longer of the two, as
 without compression.
 
 With error feedback, what was left out of a parameter's gradient stays with that parameter: buckets are built anew after
 the first step, when the order of the gradients is known, and a parameter may find itself in another one. What was left
-out of the sum (PARTS) belongs to a place in a bucket; then it goes to what its rank has left out of the parameters
-there.
+out of the sum (REDUCE_SCATTER) belongs to a place in a bucket; then it goes to what its rank has left out of the
+parameters there.
 
 A parameter that no rank uses in a step (find_unused_parameters) is given no gradient by DistributedDataParallel, ours
 or PyTorch's: what was sent of it in that step, out of what had been left out, does not arrive.
 
 What a step leaves out is kept when its last bucket has come and all means are finite, so a step that is skipped changes
-nothing of it. Memory with error feedback: n numbers a rank, and n / p for PARTS; twice that while backward runs.
+nothing of it. Memory with error feedback: n numbers per rank, and n / p for REDUCE_SCATTER; twice that while backward
+runs.
 """
 
 # No `from __future__ import annotations` here: PyTorch's DDP looks at the hook's annotations, which have to be types.

@@ -1,4 +1,4 @@
-"""What every way of averaging sends: everyone's message to everyone, or everyone's parts to the ranks that add them.
+"""What every scheme of averaging sends: everyone's message to everyone, or everyone's parts to the ranks that add them.
 
 Bytes sent by each of p ranks: (p - 1) messages, as a ring; (p - 1) parts.
 """

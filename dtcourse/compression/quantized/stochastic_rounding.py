@@ -13,7 +13,7 @@ from torch import Tensor
 from dtcourse.compression.compressor import load_generator
 
 
-class Chance:
+class StochasticRounding:
     """Draws other numbers on each rank, so that errors average out over the ranks,
     and from no generator but its own.
     """
@@ -54,13 +54,15 @@ class Chance:
         self.seed, self._loaded, self._random = state["seed"], state["random"], None
 
 
-def drawn_state(chance: Chance, back: Chance | None) -> dict[str, Any]:
+def drawn_state(chance: StochasticRounding, back: StochasticRounding | None) -> dict[str, Any]:
     """The state of a method that draws. back: with what it compresses the sum, once it has."""
-    back = Chance(chance.seed + 1) if back is None else back
+    back = StochasticRounding(chance.seed + 1) if back is None else back
     return {**chance.state_dict(), "back": back.state_dict()}
 
 
-def load_drawn_state(state: dict[str, Any], chance: Chance, back: Chance) -> None:
+def load_drawn_state(
+    state: dict[str, Any], chance: StochasticRounding, back: StochasticRounding
+) -> None:
     """Takes what `drawn_state` was."""
     chance.load_state_dict(state)
     back.load_state_dict(state.get("back", {}))

@@ -15,7 +15,7 @@ A rank sends 2 (p - 1) / p of the gradients' bytes in a step (ring), and holds t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -27,17 +27,17 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse import nested
 from dtcourse.data_parallel import options
+from dtcourse.data_parallel.comm_hooks import CheckedHook, CommHook, check_hook
 from dtcourse.data_parallel.join import DataParallelJoinHook, active_ranks
 from dtcourse.data_parallel.options import Device
 from dtcourse.parameters import buckets
 from dtcourse.parameters.backward import check_only_wrapper, check_same_parameters
 from dtcourse.parameters.reducer import Reducer
 from dtcourse.parameters.replicas import Group, broadcast_model, broadcast_tensors
+from dtcourse.parameters.slices import require_replicas
 from dtcourse.parameters.unused import UsedParameters
 from dtcourse.parameters.wrapper import Wrapper
 from dtcourse.torch_private import joining
-
-CommHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 
 
 class DistributedDataParallel(Wrapper, Joinable):
@@ -92,6 +92,7 @@ class DistributedDataParallel(Wrapper, Joinable):
         self.require_backward_grad_sync = True
         self.divide_by_initial_world_size = True  # Join may say otherwise
         self._bucket_bytes = int((25 if bucket_cap_mb is None else bucket_cap_mb) * (1 << 20))
+        require_replicas(module.named_parameters(), self.process_group, type(self).__name__)
         if init_sync:
             broadcast_model(module, group=self.process_group, buffers=broadcast_buffers)
         if not any(p.requires_grad for p in module.parameters()):
@@ -150,10 +151,14 @@ class DistributedDataParallel(Wrapper, Joinable):
         """Calls hook(state, bucket) in place of the all-reduce, once a bucket. PyTorch's own hooks fit.
 
         The hook returns a Future of the averaged flat gradients; dividing by the world size is its business.
+        Raises TypeError or ValueError for what is no hook (comm_hooks.py), RuntimeError for a second one.
         """
+        check_hook(hook)
         if self.reducer.hook is not None:
-            raise ValueError("a communication hook is registered already: a model has one")
-        self.reducer.hook = partial(hook, state)
+            raise RuntimeError(
+                "register_comm_hook was called before, and a model has one communication hook: combine the two in one"
+            )
+        self.reducer.hook = CheckedHook(hook, state)
 
     def __getstate__(self) -> dict[str, Any]:
         if self.process_group is not dist.group.WORLD:

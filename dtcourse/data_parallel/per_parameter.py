@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse.parameters.replicas import Group, broadcast_model
+from dtcourse.parameters.slices import require_replicas
 
 
 class PerParameterDataParallel(nn.Module):
@@ -25,6 +26,7 @@ class PerParameterDataParallel(nn.Module):
         super().__init__()
         self.module, self.group = module, group
         self._pending: list[tuple[dist.Work, torch.Tensor]] = []
+        require_replicas(module.named_parameters(), group, type(self).__name__)
         broadcast_model(module, group=group)
         for parameter in module.parameters():
             if parameter.requires_grad:

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from dtcourse import device
-from dtcourse.expert_parallel.state import experts_of
+from dtcourse.expert_parallel.state import check_no_other_slices, experts_of
 from dtcourse.parameters.grad_norm import Spread, scale_to, total_norm
 from dtcourse.parameters.replicas import Group
+from dtcourse.parameters.slices import require_whole_gradients
 
 
 def clip_grad_norm(
@@ -25,6 +26,12 @@ def clip_grad_norm(
     As torch.nn.utils.clip_grad_norm_ of the plain model on the whole batch, the same on every rank. All ranks call it,
     after `average_gradients`: before, each rank's gradients are of its own tokens, and so is their norm.
     """
+    check_no_other_slices(model, "expert_parallel.clip_grad_norm")
+    require_whole_gradients(
+        model.named_parameters(),
+        "expert_parallel.clip_grad_norm",
+        "Call average_gradients(model, mesh) alone.",
+    )
     experts = experts_of(model)
     here = device.current()
     # A rank without any gradient takes part in the sums all the same, so every group is there from the start.

@@ -20,7 +20,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from dtcourse.expert_parallel.state import experts_of, joined, plain_name
+from dtcourse.expert_parallel.state import (
+    check_no_other_slices,
+    experts_of,
+    joined,
+    plain_name,
+)
 
 
 def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -44,6 +49,7 @@ def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def full_gradients(model: nn.Module) -> dict[str, Tensor | None]:
     """The plain model's gradients by its names, on every rank; None where there is none. A collective."""
+    check_no_other_slices(model, "expert_parallel.full_gradients")
     experts = experts_of(model)
     return {
         plain_name(name): None

@@ -32,6 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from dtcourse.expert_parallel.exchange import combine, dispatch
 from dtcourse.expert_parallel.scope import AllRanks
 from dtcourse.parameters.replicas import Group, broadcast_tensors, check_same_model, named_tensors
+from dtcourse.parameters.slices import EXPERT, TENSOR, mark_slice, require_whole
 
 
 class ParallelExperts(nn.Module):
@@ -55,7 +56,9 @@ class ParallelExperts(nn.Module):
         for module in experts.modules():
             for name, whole in list(module.named_parameters(recurse=False)):
                 part = self.rows(whole.detach()).clone()
-                setattr(module, name, nn.Parameter(part, requires_grad=whole.requires_grad))
+                mine = nn.Parameter(part, requires_grad=whole.requires_grad)
+                mark_slice(mine, EXPERT, *self.groups)
+                setattr(module, name, mine)
 
     def rows(self, whole: Tensor) -> Tensor:
         """Of a tensor with a row for each of all experts, this rank's: a view."""
@@ -95,6 +98,13 @@ def expert_parallel(
     ranks = 1
     for i in over:
         ranks *= mesh.size(i)
+    require_whole(
+        model.named_parameters(),
+        "expert_parallel",
+        "rows of a part would be given out as experts",
+        "Give out the experts of a plain model, and share out the optimizer's states by ZeroRedundancyOptimizer.",
+        besides=(TENSOR, EXPERT),
+    )
     mixtures = _mixtures(model, ranks, scope)
     for group in groups:
         check_same_model(model, group)

@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from dtcourse.expert_parallel.layer import ParallelExperts
 from dtcourse.parameters.agreement import raise_on_all_ranks
 from dtcourse.parameters.replicas import Group
+from dtcourse.parameters.slices import EXPERT, require_whole
 from dtcourse.torch_private import all_gather_single
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """The plain model's state, on every rank: it loads into that. A collective."""
+    check_no_other_slices(model, "expert_parallel.full_state_dict")
     experts = experts_of(model)
     return {
         plain_name(name): joined(value, experts[name].groups if name in experts else ())
@@ -37,6 +39,7 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     Raises ValueError on all ranks, before anything is changed,
     for names that are missing or unexpected and other shapes.
     """
+    check_no_other_slices(model, "expert_parallel.load_full_state_dict")
     experts, held = experts_of(model), model.state_dict()
     whole = {plain_name(name): (name, tuple(value.shape)) for name, value in held.items()}
     for name, module in experts.items():
@@ -57,6 +60,17 @@ def experts_of(model: nn.Module) -> dict[str, ParallelExperts]:
         if isinstance(module, ParallelExperts)
         for name, _ in module.named_parameters()
     }
+
+
+def check_no_other_slices(model: nn.Module, who: str) -> None:
+    """Raises ValueError where a parameter is another technique's slice, which would be taken for a whole one."""
+    require_whole(
+        model.named_parameters(),
+        who,
+        "it would take them for whole ones",
+        "Use one of the two techniques for this model.",
+        besides=(EXPERT,),
+    )
 
 
 def plain_name(name: str) -> str:

@@ -9,5 +9,6 @@ In the order in which to read them:
     unused.py          parameters that the loss does not depend on
     wrapper.py         what all wrappers round a module have in common
     grad_norm.py       the norm of gradients that are spread over any axes, and clipping by it
+    slices.py          which parameters are slices: techniques that do not compose refuse each other
     agreement.py       ranks that must all take the same way
 """

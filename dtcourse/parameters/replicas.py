@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtcourse.parameters.slices import require_same
+
 Group = dist.ProcessGroup | None
 
 
@@ -61,11 +63,15 @@ def average_gradients(model: nn.Module, group: Group = None) -> None:
 
 
 def check_same_model(model: nn.Module, group: Group = None, buffers: bool = True) -> None:
-    """Raises ValueError, naming ranks and shapes, unless every rank's model has the same parameters and buffers."""
+    """Raises ValueError, naming ranks and shapes, unless every rank's model has the same parameters and buffers.
+
+    Slices that differ from rank to rank are not the same either.
+    """
     if any(nn.parameter.is_lazy(p) for p in model.parameters()):
         raise ValueError(
             "lazy layers have no shapes yet: run the module's forward once on every rank, then go on"
         )
+    require_same(model.named_parameters(), group, "one model on all ranks")
     check_same_on_all_ranks(
         named_tensors(model, buffers), group, "built different models", "only the data differs"
     )

@@ -8,9 +8,7 @@ each rank does for its tokens alone.
    second one is made up for at the next region's beginning: the same bytes.
 4. A layer that begins a region keeps its own tokens only, and gathers all of them again in backward for its weights.
 
-    function   forward                        backward
-    gather     all-gather of tokens           reduce-scatter    tokens enter a parallel region (g in the paper)
-    sum_cut    reduce-scatter of sums         all-gather        partial sums leave it, cut (g-bar)
+The two halves and their backward are token_mappings.py.
 
 Source: Korthikanti et al. 2205.05198, section 4.2.
 
@@ -34,14 +32,13 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse.parameters.replicas import Group
+from dtcourse.sequence_parallel.order import require_equal_parts
+from dtcourse.sequence_parallel.token_mappings import DIM, start_sum, sum_cut
 from dtcourse.tensor_parallel import mappings
 from dtcourse.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, SharedInput
 from dtcourse.tensor_parallel.mappings import start_gather
 from dtcourse.tensor_parallel.random_state import SplitDropout
 from dtcourse.tensor_parallel.shards import Sharded
-from dtcourse.torch_private import reduce_scatter_single
-
-DIM = 1  # tokens, in (batch, tokens, width)
 
 
 def parallelize_sequence(
@@ -78,52 +75,6 @@ def parallelize_sequence(
         ]
     sum_gradients(on_own_tokens, group)
     return model
-
-
-# --- between a rank's tokens and all of them ---------------------------------------------------------------------
-
-
-def gather(x: Tensor, group: Group = None) -> Tensor:
-    """(B, S/t, D) -> (B, S, D). Each rank uses all tokens for a part of the work,
-    so gradients are summed on the way back.
-    """
-    return _Gather.apply(x, group)
-
-
-def sum_cut(x: Tensor, group: Group = None) -> Tensor:
-    """(B, S, D), a part of a sum -> (B, S/t, D), this rank's tokens of the sum over the ranks."""
-    return _SumCut.apply(x, group)
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        y, _ = start_gather(x, DIM, group)
-        return y.movedim(0, DIM)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _SumCut.apply(grad, ctx.group), None
-
-
-class _SumCut(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        y, _ = start_sum(x.movedim(DIM, 0), group)
-        return y.movedim(0, DIM)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Gather.apply(grad, ctx.group), None
-
-
-def start_sum(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor, Any]:
-    """This rank's tokens of the sum of all ranks' x, tokens first: (S, B, D) -> (S/t, B, D)."""
-    x = x.contiguous()
-    y = x.new_empty((x.shape[0] // dist.get_world_size(group), *x.shape[1:]))
-    return y, reduce_scatter_single(y, x, group=group, async_op=async_op)
 
 
 # --- where a parallel region begins ------------------------------------------------------------------------------
@@ -224,6 +175,8 @@ class OwnTokens(nn.Module):
         self.group, self.dropout = group, SplitDropout(dropout, group)
 
     def forward(self, x: Tensor) -> Any:
+        size = dist.get_world_size(self.group)
+        require_equal_parts(x.shape[DIM], size, f"{size} ranks")
         return self.dropout(mappings.scatter(x, DIM, self.group))
 
 

@@ -38,15 +38,26 @@ def positions(length: int, rank: int, size: int, order: str = "contiguous") -> T
     """
     mine = chunks_of(rank, size, order)
     parts = len(mine) * size
+    require_equal_parts(
+        length, parts, f"{size} ranks in {order} order", padding="by tokens of document -1"
+    )
+    return torch.cat([torch.arange(length).chunk(parts)[chunk] for chunk in mine])
+
+
+def require_equal_parts(
+    length: int, parts: int, what: str, padding: str = "by tokens that the loss leaves out"
+) -> None:
+    """Raises ValueError, with the lengths that would do, where a sequence does not split into equal parts.
+
+    what: that needs them;  padding: how one pads a sequence there
+    """
     if length % parts or length < 1:
         lower = length // parts * parts
         near = f"{lower} or {lower + parts}" if lower else f"{parts}"
         raise ValueError(
-            f"a sequence of {length} tokens cannot be split over "
-            f"{size} ranks in {order} order, which needs {parts} equal chunks; {near} tokens would do: pad the "
-            "sequence (document -1) or cut it"
+            f"a sequence of {length} tokens cannot be split over {what}, which needs {parts} equal parts; {near} "
+            f"tokens would do: pad the sequence, {padding}, or cut it"
         )
-    return torch.cat([torch.arange(length).chunk(parts)[chunk] for chunk in mine])
 
 
 def shard(x: Tensor, dim: int = 1, group: Group = None, order: str = "contiguous") -> Tensor:

@@ -4,9 +4,10 @@ In the order in which to read them:
 
     partition.py       who owns which parameter
     exchange.py        parameters and gradients between their owners and everybody
-    zero1.py           ZeroRedundancyOptimizer: optimizer states on their owner (P_os)
+    zero1.py           ZeroRedundancyOptimizer: optimizer states on their owner (P_os); optimizer_states.py goes with it
     zero2.py           ShardedDataParallel: gradients on their owner as well (P_os+g)
     gathered_parameters.py   parameters that are gathered together, and this rank's part of them
+    unsent_gradients.py      their gradients, until they are sent
     flat_parameter.py        cut as one run of elements; dtensor_parameters.py: each cut by its rows
     unit.py            what is gathered, freed and reduced together; schedule.py says when
     sharded_module.py  what a module becomes; hooks.py, policies.py, whole_model.py and replaced.py go with it

@@ -27,6 +27,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from dtcourse.parameters.slices import FULL, mark_slice
 from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
 from dtcourse.sharding.sharded_parameter import Place
 from dtcourse.torch_private import dtensor_like, version_of
@@ -137,6 +138,7 @@ class DTensorParameters(GatheredParameters):
         )
         parameter = nn.Parameter(dtensor_like(layout, rows), requires_grad=place.trains)
         parameter.sharded_name = place.name  # type: ignore[attr-defined]
+        mark_slice(parameter, FULL, self.group)
         return parameter
 
     def make_gradient(self, index: int, run: torch.Tensor) -> torch.Tensor:

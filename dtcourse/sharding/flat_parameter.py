@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dtcourse.parameters.slices import FULL, mark_slice
 from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
 from dtcourse.sharding.sharded_parameter import Place, ShardedGradient, ShardedParameter
 
@@ -96,6 +97,7 @@ class FlatParameter(GatheredParameters):
         place = self.places[index]
         parameter = ShardedParameter(run, requires_grad=place.trains)
         parameter.place, parameter.unit_name = place, ""
+        mark_slice(parameter, FULL, self.group)
         return parameter
 
     def make_gradient(self, index: int, run: torch.Tensor) -> torch.Tensor:

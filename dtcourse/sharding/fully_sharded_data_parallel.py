@@ -28,6 +28,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse.parameters.grad_norm import Spread, scale_to, total_norm
+from dtcourse.parameters.slices import FULL, require_whole
 from dtcourse.sharding.flat_parameter import FlatParameter
 from dtcourse.sharding.policies import MixedPrecisionPolicy, OffloadPolicy
 from dtcourse.sharding.sharded_module import ShardedModule, shard_module, units_of
@@ -45,6 +46,8 @@ class FullyShardedDataParallel(ShardedModule):
 
     Raises ValueError for what shard_module refuses.
     """
+
+    made_by = "FullyShardedDataParallel"
 
     def __new__(
         cls,
@@ -80,6 +83,13 @@ class FullyShardedDataParallel(ShardedModule):
 
         torch's own function sees this rank's part only, and each rank would clip by another norm.
         """
+        require_whole(
+            self.named_parameters(),  # type: ignore[attr-defined]
+            "clip_grad_norm_",
+            "their part of the norm is spread over other ranks",
+            "Use one of the two techniques for this model.",
+            besides=(FULL,),
+        )
         spreads = [
             Spread(
                 [

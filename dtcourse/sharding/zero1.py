@@ -26,12 +26,16 @@ from torch.optim import Optimizer
 from dtcourse import events
 from dtcourse.parameters.buckets import Bucket
 from dtcourse.parameters.replicas import Group, check_same_on_all_ranks
-from dtcourse.sharding.exchange import reduce_to_owners, spread_from_owners
-from dtcourse.sharding.partition import (
-    assign_owners,
-    by_turns,
-    in_buckets,
+from dtcourse.parameters.slices import (
+    Slice,
+    mark_gradients,
+    require_replicas,
+    require_same,
+    require_unsharded,
 )
+from dtcourse.sharding.exchange import reduce_to_owners, spread_from_owners
+from dtcourse.sharding.optimizer_states import on_cpu, states_of
+from dtcourse.sharding.partition import assign_owners, by_turns, in_buckets
 from dtcourse.torch_private import joining, joins_first
 
 BUCKET_BYTES = 4 << 20  # of parameters in one message; p of them are under way at once
@@ -48,7 +52,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     owner: {parameter: rank of the group that updates it}. Hyperparameters are read from `param_groups` at each step,
     so learning-rate schedulers work. Gradients must be averaged before `step`: by DDP, by `reduce_gradients` or by
-    ShardedDataParallel (ZeRO-2). Raises ValueError if the ranks pass different parameters, or none.
+    ShardedDataParallel (ZeRO-2). Raises ValueError if the ranks pass different parameters, or none, or slices of which
+    the ranks hold different ones.
 
     Frozen parameters cost nothing, so they are dealt out apart; one that is unfrozen later is updated from then on (a
     wrapper has to be made again for it). Uneven inputs: Join([ddp_model, optimizer]), in that order.
@@ -76,6 +81,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._changing: set[torch.Tensor] = set()  # trained now or before: a step may change them
         # What reduce_gradients has left here.
         self._means: dict[torch.Tensor, torch.Tensor | None] = {}
+        self.gradient_slice: Slice | None = None  # while gradients are on their owners alone
         self._local: Optimizer | None = None
         self._consolidated: dict[str, Any] | None = None
 
@@ -130,6 +136,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
                 "reduce_gradients() once before step(), or wrap the model in ShardedDataParallel"
             )
         trained = {p for p in self.owner if p.requires_grad}
+        require_replicas(self._named(self.param_groups), self.process_group, "reduce_gradients")
+        mark_gradients(trained, self)
+        self.gradient_slice = Slice("ZeRO's reduce_gradients", (self.process_group,))
         buckets = self._buckets(trained)
         reduce_to_owners(buckets, self.process_group)
         self._means = {p: p.grad for b in buckets if b.owner == self.rank for p in b.parameters()}
@@ -145,7 +154,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         assert self._local is not None, "set by __init__"
         self._check_step()
         self._consolidated = None
-        self._means.clear()
+        self._forget_gradients()
         self._copy_options(self.param_groups, self._local.param_groups)
         if closure is not None:  # there are optimizers whose step takes none
             keywords["closure"] = closure
@@ -159,8 +168,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Lets go of all gradients, or sets them to zero: every rank's own ones."""
-        self._means.clear()
+        self._forget_gradients()
         super().zero_grad(set_to_none)
+
+    def _forget_gradients(self) -> None:
+        self._means.clear()
+        self.gradient_slice = None
 
     def _buckets(self, chosen: set[torch.Tensor]) -> list[Bucket]:
         buckets: list[Bucket] = []
@@ -199,7 +212,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
                 f"0 to {self.world_size - 1}"
             )
         shard = super().state_dict()  # parameters numbered over all groups, states of the own ones
-        shard["state"] = {number: _on_cpu(state) for number, state in shard["state"].items()}
+        shard["state"] = {number: on_cpu(state) for number, state in shard["state"].items()}
         shards: list[Any] | None = [None] * self.world_size if self.rank == to else None
         dist.gather_object(shard["state"], shards, group=self.process_group, group_dst=to)
         self._consolidated = None
@@ -226,23 +239,11 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         Raises ValueError, with nothing changed, where it is another model's.
         """
         parameters = [p for group in self.param_groups for p in group["params"]]
-        numbers = [n for group in state_dict["param_groups"] for n in group["params"]]
-        if len(numbers) != len(parameters):
-            raise ValueError(
-                f"the state dict is of {len(numbers)} parameters, this optimizer has {len(parameters)}: is it of "
-                "another model, or a single rank's?"
-            )
-        own = {}
-        for number, parameter in zip(numbers, parameters, strict=True):
-            state = state_dict["state"].get(number, {})
-            for name, value in state.items():
-                if isinstance(value, torch.Tensor) and not _fits(value.shape, parameter.shape):
-                    raise ValueError(
-                        f"{name} of parameter {number} is {list(value.shape)} in the state dict, and the parameter "
-                        f"{list(parameter.shape)}: it is another model's"
-                    )
-            if state and self.owner[parameter] == self.rank:
-                own[number] = state
+        own = {
+            number: state
+            for number, (parameter, state) in states_of(state_dict, parameters).items()
+            if state and self.owner[parameter] == self.rank
+        }
         super().load_state_dict({**state_dict, "state": own})
         assert self._local is not None, "set by __init__"
         self._local.state = self.state
@@ -251,12 +252,18 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     # --- bookkeeping ----------------------------------------------------------------------------------------
 
-    def _check_same(self, groups: list[dict[str, Any]]) -> None:
-        named = [
+    @staticmethod
+    def _named(groups: list[dict[str, Any]]) -> list[tuple[str, torch.Tensor]]:
+        return [
             (f"parameter {place} of group {number}", parameter)
             for number, group in enumerate(groups)
             for place, parameter in enumerate(group["params"])
         ]
+
+    def _check_same(self, groups: list[dict[str, Any]]) -> None:
+        named = self._named(groups)
+        require_unsharded(named, type(self).__name__)
+        require_same(named, self.process_group, type(self).__name__)
         check_same_on_all_ranks(named, self.process_group, "optimize different parameters")
 
     def _owned_group(self, group: dict[str, Any]) -> dict[str, Any]:
@@ -295,22 +302,3 @@ class _ZeroJoinHook(JoinHook):
 
     def main_hook(self) -> None:
         self.optimizer.step()
-
-
-def _fits(state: torch.Size, parameter: torch.Size) -> bool:
-    """Whether a state can be one of a parameter: of its shape, one number, or one a row or a column (Adafactor)."""
-    try:
-        return torch.broadcast_shapes(state, parameter) == parameter
-    except RuntimeError:
-        return False
-
-
-def _on_cpu(value: Any) -> Any:
-    """A copy in host memory of all tensors in a state."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {k: _on_cpu(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_on_cpu(v) for v in value)
-    return value

@@ -34,6 +34,7 @@ from dtcourse.parameters.backward import (
 from dtcourse.parameters.buckets import Bucket
 from dtcourse.parameters.reducer import Reducer
 from dtcourse.parameters.replicas import broadcast_tensors
+from dtcourse.parameters.slices import Slice, mark_gradients, require_replicas
 from dtcourse.parameters.unused import UsedParameters
 from dtcourse.parameters.wrapper import Wrapper
 from dtcourse.sharding.partition import in_buckets
@@ -81,6 +82,7 @@ class ShardedDataParallel(Wrapper):
         self.find_unused_parameters = find_unused_parameters
         self.broadcast_buffers = broadcast_buffers
         self._check_parameters()
+        require_replicas(module.named_parameters(), self.process_group, type(self).__name__)
         buffers = module.buffers() if broadcast_buffers else ()
         broadcast_tensors([*module.parameters(), *buffers], group=self.process_group)
         names: dict[torch.Tensor, str] = {
@@ -156,6 +158,8 @@ class OwnerReducer(Reducer):
             names, optimizer.process_group, None, assign, used, gradient_as_bucket_view=False
         )
         self.bytes_under_way = 2 * bucket_bytes
+        self.gradient_slice: Slice | None = Slice("ZeRO-2", (self.group,))
+        mark_gradients(self.parameters, self)
         for parameter in self.parameters:
             parameter.register_hook(partial(weakly(self.before_gradient), parameter))
 

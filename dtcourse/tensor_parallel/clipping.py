@@ -14,14 +14,23 @@ from torch import nn
 from dtcourse import device
 from dtcourse.parameters.grad_norm import Spread, scale_to, total_norm
 from dtcourse.parameters.replicas import Group
-from dtcourse.tensor_parallel.shards import shards_of
+from dtcourse.parameters.slices import require_whole_gradients
+from dtcourse.tensor_parallel.shards import check_no_other_slices, shards_of
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
     """Scales all gradients of a parallelized model so that their norm is at most `max_norm`; returns the norm before.
 
     The norm is the unsharded model's, the same on every rank. All ranks call it, after backward.
+    Raises ValueError where other techniques cut parameters too, or leave gradients on their owners alone (ZeRO-2).
     """
+    check_no_other_slices(model, "tensor_parallel.clip_grad_norm")
+    require_whole_gradients(
+        model.named_parameters(),
+        "tensor_parallel.clip_grad_norm",
+        "Average with DistributedDataParallel over the data axis, which leaves the mean on all; ZeroRedundancy"
+        "Optimizer may share out the step.",
+    )
     shards = shards_of(model)
     whole: list[torch.Tensor] = []
     slices: dict[Group, list[torch.Tensor]] = {shard.group: [] for shard in shards.values()}

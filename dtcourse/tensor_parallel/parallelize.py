@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse.parameters.replicas import broadcast_model
+from dtcourse.parameters.slices import EXPERT, TENSOR, require_whole
 from dtcourse.tensor_parallel.random_state import same_on_all_ranks
 from dtcourse.tensor_parallel.styles import (
     ColwiseParallel,
@@ -38,12 +40,13 @@ Plan = Mapping[str, Style]
 
 
 def parallelize(
-    model: nn.Module, plan: Plan, mesh: DeviceMesh, *, src_data_rank: int | None = 0
-) -> nn.Module:
+    model: nn.Module, plan: Plan | Style, mesh: DeviceMesh, *, src_data_rank: int | None = 0
+) -> Any:
     """Cuts the modules that the plan names, in place, and returns the model. All ranks of the mesh call it.
 
     model:         the same on every rank but for its values. Frozen parameters stay frozen, tied ones tied
-    plan:          name -> style; "blocks.*.mlp" is each block's. `transformer_plan` has the course's Transformer's
+    plan:          name -> style; "blocks.*.mlp" is each block's, "" the model itself, and so is one style alone: what
+                   is returned is then another module. `transformer_plan` has the course's Transformer's
     mesh:          one axis
     src_data_rank: the rank of the axis whose values count: the others get them first. None: they have them already
 
@@ -56,9 +59,17 @@ def parallelize(
             'mesh["tensor"], say, is one'
         )
     group, size = mesh.get_group(), mesh.size()
-    chosen = _resolve(model, plan)
+    require_whole(
+        model.named_parameters(),
+        "parallelize",
+        "the slices of a part would be put together as those of the whole",
+        "Take DistributedDataParallel over the data axis in place of full sharding, and "
+        "ZeroRedundancyOptimizer for the optimizer's states.",
+        besides=(TENSOR, EXPERT),
+    )
+    chosen = _resolve(model, plan if isinstance(plan, Mapping) else {"": plan})
     for name, style in chosen.items():
-        style.check(model.get_submodule(name), name, size)
+        style.check(model.get_submodule(name), name or "the model", size)
     tied = _check_cuts(model, chosen)
     if src_data_rank is not None:
         broadcast_model(model, src_data_rank, group)
@@ -68,6 +79,8 @@ def parallelize(
         parallel = style.apply(model.get_submodule(name), group)
         if name:
             setattr(model.get_submodule(parent), last, parallel)
+        else:
+            model = parallel
     for first, *others in tied:
         for other in others:
             parent, _, last = other.rpartition(".")
@@ -104,6 +117,7 @@ def _resolve(model: nn.Module, plan: Plan) -> dict[str, Style]:
             name
             for name in names
             if len(parts := name.split(".")) == len(wanted)
+            and bool(name) == bool(pattern)
             and all(fnmatch.fnmatchcase(p, w) for p, w in zip(parts, wanted, strict=True))
         ]
         if not found:

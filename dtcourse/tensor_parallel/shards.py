@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dtcourse.parameters.replicas import Group
+from dtcourse.parameters.slices import TENSOR, mark_slice, require_whole
 from dtcourse.torch_private import all_gather_single
 
 
@@ -83,7 +84,9 @@ class Sharded(nn.Module):
     def held(self, name: str, whole: Tensor, shard: Shard) -> nn.Parameter:
         """This rank's slice of the parameter `whole`, which is to be called `name`; frozen if the whole is."""
         self.shards[name] = shard
-        return nn.Parameter(shard.cut(whole.detach()), requires_grad=whole.requires_grad)
+        mine = nn.Parameter(shard.cut(whole.detach()), requires_grad=whole.requires_grad)
+        mark_slice(mine, TENSOR, shard.group)
+        return mine
 
 
 # --- the whole model's state ------------------------------------------------------------------------------------
@@ -100,6 +103,7 @@ def shards_of(model: nn.Module) -> dict[str, Shard]:
 
 def full_state_dict(model: nn.Module) -> dict[str, Any]:
     """The unsharded model's state, on every rank: it loads into the plain model. A collective."""
+    check_no_other_slices(model, "tensor_parallel.full_state_dict")
     shards = shards_of(model)
     return {
         name: shards[name].join(value.detach()) if name in shards else value.detach().clone()
@@ -109,6 +113,7 @@ def full_state_dict(model: nn.Module) -> dict[str, Any]:
 
 def full_gradients(model: nn.Module) -> dict[str, Tensor | None]:
     """The unsharded model's gradients by name, on every rank; None where there is none. A collective."""
+    check_no_other_slices(model, "tensor_parallel.full_gradients")
     shards, found = shards_of(model), {}
     for name, p in model.named_parameters():
         whole = None if p.grad is None else p.grad.detach()
@@ -120,6 +125,7 @@ def full_gradients(model: nn.Module) -> dict[str, Tensor | None]:
 
 def load_full_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
     """Loads the unsharded model's state: each rank takes its slices. Nothing is sent."""
+    check_no_other_slices(model, "tensor_parallel.load_full_state_dict")
     shards = shards_of(model)
     for name, whole in state.items():
         if name in shards and whole.shape[shards[name].dim] != shards[name].size:
@@ -129,6 +135,17 @@ def load_full_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
             )
     mine = {n: shards[n].cut(value) if n in shards else value for n, value in state.items()}
     model.load_state_dict(mine)
+
+
+def check_no_other_slices(model: nn.Module, who: str) -> None:
+    """Raises ValueError where a parameter is another technique's slice, which would be taken for a whole one."""
+    require_whole(
+        model.named_parameters(),
+        who,
+        "it would take them for whole ones",
+        "Use one of the two techniques for this model.",
+        besides=(TENSOR,),
+    )
 
 
 # --- what does not divide ---------------------------------------------------------------------------------------

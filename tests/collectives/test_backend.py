@@ -441,3 +441,10 @@ def test_every_data_method_is_ours():
     ours = {name for kind in kinds[: kinds.index(dist.ProcessGroup)] for name in vars(kind)}
     for name in torch_private.DATA_METHODS:
         assert name in ours, f"{name} would run on the inner gloo, silently"
+
+
+def test_the_docstring_says_what_to_import():
+    lines = [line.strip() for line in backend.__doc__.splitlines()]
+    said = [line for line in lines if line.startswith("from ") or line == "backend.register()"]
+    assert len(said) == 2
+    exec("\n".join(said), {})

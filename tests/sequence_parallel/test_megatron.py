@@ -175,3 +175,21 @@ def test_mistakes_are_answered_with_the_numbers():
     assert "no blocks.0.attention.query" in other
     assert "CutRowLinear" in twice
     assert "9 is not a multiple of 2" in tokens
+
+
+def odd_lengths():
+    model, said = cut(GPT2), []
+    for tokens in (torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, 1, dtype=torch.long)):
+        with pytest.raises(ValueError) as error:
+            model(tokens)
+        said.append(str(error.value))
+    return said
+
+
+def test_tokens_that_do_not_divide_are_told_in_words_of_a_sequence():
+    for five, one in launch(odd_lengths, 2):
+        assert "a sequence of 5 tokens cannot be split over 2 ranks" in five
+        assert (
+            "4 or 6 tokens would do: pad the sequence, by tokens that the loss leaves out" in five
+        )
+        assert "a sequence of 1 tokens" in one and "; 2 tokens would do" in one

@@ -2,6 +2,8 @@
 
     run = launch(train, 4, backend="ring")               # form_group does what follows, in each rank
 
+    from dtcourse.collectives.backend import register as backend
+
     backend.register()
     dist.init_process_group("ring", ...)
     dist.all_reduce(x)                                   # ring.all_reduce(x), on send and receive alone

@@ -1,0 +1,182 @@
+"""Which parameters are slices, and of what: so that two techniques that do not compose refuse each other.
+
+A technique that leaves each rank a part of a parameter marks the part. Whoever would take it for the whole asks first:
+a norm, a whole state, a mean over ranks that hold different parts. None of these fails by itself, and all are wrong.
+
+    over ranks that hold      the same part                     different parts
+    a mean of gradients       right: data parallelism           refused: `require_same`
+    a norm, a state           once                              by the technique that cut; of another: `require_whole`
+
+A gradient may be spread where its parameter is not: ZeRO leaves the mean on its owner alone. That is marked apart, for
+as long as it is so.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from dtcourse.plural import plural
+
+TENSOR, EXPERT, FULL = "tensor parallelism", "expert parallelism", "full sharding"
+OTHER = "a DTensor"
+
+Named = Iterable[tuple[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What a parameter is a part of.
+
+    technique: that has cut it;  over: the groups whose ranks hold different parts
+    """
+
+    technique: str
+    over: tuple[dist.ProcessGroup | None, ...]
+
+    def __reduce__(self) -> Any:
+        """Pickled without the groups, which are this process's."""
+        return Slice, (self.technique, ())
+
+
+class SpreadsGradients(Protocol):
+    """What leaves gradients on some ranks alone: says of what kind that is, None while it is not so."""
+
+    gradient_slice: Slice | None
+
+
+class _Spreader:
+    """The object that spreads a parameter's gradient, for as long as it lives; pickled without it."""
+
+    def __init__(self, by: SpreadsGradients | None) -> None:
+        self.by = weakref.ref(by) if by is not None else lambda: None
+
+    def __reduce__(self) -> Any:
+        return _Spreader, (None,)
+
+
+def mark_slice(parameter: torch.Tensor, technique: str, *over: dist.ProcessGroup | None) -> None:
+    """Notes that a parameter is a part, and that the ranks of the groups `over` hold different ones.
+
+    Over one rank it is the whole; a sharded one has hooks of its own even so.
+    """
+    over = tuple(g for g in over if technique == FULL or dist.get_world_size(g) > 1)
+    if over:
+        parameter.slice_of = Slice(technique, over)  # type: ignore[attr-defined]
+
+
+def slice_of(parameter: torch.Tensor) -> Slice | None:
+    """What a parameter is a part of, None where it is whole. A DTensor knows it by itself."""
+    marked: Slice | None = getattr(parameter, "slice_of", None)
+    mesh = getattr(parameter, "device_mesh", None)
+    if marked is None and mesh is not None:
+        cut = [i for i, p in enumerate(parameter.placements) if not p.is_replicate()]  # type: ignore[attr-defined]
+        return Slice(OTHER, tuple(mesh.get_group(i) for i in cut)) if cut else None
+    return marked
+
+
+def mark_gradients(parameters: Iterable[torch.Tensor], by: SpreadsGradients) -> None:
+    """Notes that `by` says from now on whether the parameters' gradients are on some ranks alone."""
+    spreader = _Spreader(by)
+    for parameter in parameters:
+        parameter.gradient_spreader = spreader  # type: ignore[attr-defined]
+
+
+# --- who asks --------------------------------------------------------------------------------------------------------
+
+
+def require_whole(
+    named: Named, who: str, why: str, instead: str, besides: Iterable[str] = ()
+) -> None:
+    """Raises ValueError where a parameter is a slice of another technique than `besides`.
+
+    who, why, instead: what asks, what would be wrong, and what to do, as parts of the message
+    """
+    cut = [(name, found) for name, p in named if (found := slice_of(p)) is not None]
+    cut = [(name, found) for name, found in cut if found.technique not in besides]
+    if cut:
+        name, found = cut[0]
+        raise ValueError(
+            f"{who} does not compose with {found.technique} yet: {name} is a slice already{_and_others(cut)}, "
+            f"{_ranks_of(found)} hold different ones, and {why}. {instead}"
+        )
+
+
+def require_whole_gradients(named: Named, who: str, instead: str) -> None:
+    """Raises ValueError where a gradient is on some ranks alone, and `who` would take the others' for none."""
+    for name, parameter in named:
+        spreader = getattr(parameter, "gradient_spreader", None)
+        by = spreader.by() if spreader is not None else None
+        found = by.gradient_slice if by is not None else None
+        if found is not None:
+            raise ValueError(
+                f"{who} does not compose with {found.technique}: the gradient of {name} is on its owner alone, and "
+                f"{_ranks_of(found)} would each go on with a number of its own. {instead}"
+            )
+
+
+def require_same(named: Named, group: dist.ProcessGroup | None, who: str) -> None:
+    """Raises ValueError where ranks of the group hold different parts of a parameter: they are no copies."""
+    mine = set(dist.get_process_group_ranks(group))
+    for name, parameter in named:
+        found = slice_of(parameter)
+        if found is None:
+            continue
+        for over in found.over:
+            together = sorted(mine & set(dist.get_process_group_ranks(over)))
+            if len(together) > 1:
+                raise ValueError(
+                    f"{who}: {name} is a slice, of {found.technique}, and ranks {_listed(together)} of this group hold "
+                    "different ones, which would become the same. Take the group of ranks that hold the same slices: "
+                    "the data axis of a mesh, init_device_mesh(device, (data, other), mesh_dim_names=...)['data']"
+                )
+
+
+def require_replicas(named: Named, group: dist.ProcessGroup | None, who: str) -> None:
+    """Raises ValueError where a mean of gradients over the group would not be the mean of all losses.
+
+    Slices of tensor parallelism are averaged as they are, over ranks that hold the same ones. Experts have gradients of
+    several ranks' losses, and gates of one: no one divisor is right for both. Sharded parameters are averaged already.
+    """
+    named = list(named)
+    require_whole(
+        named,
+        who,
+        "their gradients are of several ranks' losses and all others' of one rank's, so that a mean of both over one "
+        "group is wrong for one of them",
+        "Call expert_parallel.average_gradients(model, mesh) between backward and step; ZeroRedundancyOptimizer over "
+        "the data axis of the mesh may follow it.",
+        besides=(TENSOR, FULL, OTHER),
+    )
+    require_unsharded(named, who)
+    require_same(named, group, who)
+
+
+def require_unsharded(named: Named, who: str) -> None:
+    """Raises ValueError for parameters of full sharding, which does the work of `who` by itself."""
+    require_whole(
+        named,
+        who,
+        "its gradients are reduced and averaged by its own hooks",
+        "For copies of a sharded model pass fully_shard a mesh of two axes (replicate, shard); with one axis leave the "
+        "other wrapper or optimizer out.",
+        besides=(TENSOR, EXPERT, OTHER),
+    )
+
+
+def _and_others(cut: list[Any]) -> str:
+    return f" (and {plural(len(cut) - 1, 'other')})" if len(cut) > 1 else ""
+
+
+def _ranks_of(found: Slice) -> str:
+    ranks = sorted({r for group in found.over for r in dist.get_process_group_ranks(group)})
+    return f"ranks {_listed(ranks)}"
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")

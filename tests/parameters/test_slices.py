@@ -1,0 +1,375 @@
+"""Two techniques over one model, on a mesh of two axes: what is right is proven against one process, what is not is
+refused, in whichever order the two are applied.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from dtcourse import expert_parallel as ep
+from dtcourse import launch, sharding
+from dtcourse import tensor_parallel as tp
+from dtcourse.data_parallel import DistributedDataParallel, PerParameterDataParallel
+from dtcourse.models import Transformer, TransformerConfig
+from dtcourse.parameters.slices import EXPERT, FULL, TENSOR, Slice, slice_of
+from dtcourse.sequence_parallel import parallelize_sequence
+from dtcourse.sharding import ShardedDataParallel, ZeroRedundancyOptimizer
+from dtcourse.verify import compare
+
+CONFIG = TransformerConfig(vocab=30, n_layers=1, d_model=16, n_heads=4, max_length=8)
+EXPERTS = TransformerConfig(31, 16, 1, 4, max_length=8, d_ff=8, experts=4)
+
+
+def axes():
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "other"))
+
+
+def tensor_parallel(mesh):
+    model = Transformer(CONFIG).double()
+    return tp.parallelize(model, tp.transformer_plan(model), mesh["other"])
+
+
+def experts(mesh):
+    return ep.expert_parallel(Transformer(EXPERTS).double(), mesh, "other")
+
+
+def fully_shard_first(mesh):
+    return sharding.fully_shard(Transformer(CONFIG).double(), mesh=mesh["data"])
+
+
+def flat_first(mesh):
+    return sharding.FullyShardedDataParallel(Transformer(CONFIG).double(), mesh=mesh["data"])
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def zero1(model, group):
+    return ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, group, lr=0.1)
+
+
+def plan(model):
+    return tp.transformer_plan(model)
+
+
+class Halves(nn.Module):
+    """Two layers, of which one is cut one way and the other another, each without hearing of the other."""
+
+    def __init__(self, mesh, shard):
+        super().__init__()
+        self.sharded = shard(nn.Linear(4, 4), mesh=mesh["data"])
+        self.cut = tp.ColumnParallelLinear(nn.Linear(4, 4), mesh["other"].get_group())
+        self.grad_to_all()
+
+    def grad_to_all(self):
+        for p in self.parameters():
+            p.grad = torch.ones_like(p)
+
+
+def halves(shard):
+    return partial(Halves, shard=shard)
+
+
+def on_owners(mesh):
+    """ZeRO-2 over the data axis: the gradients are on their owners."""
+    model = tensor_parallel(mesh)
+    wrapped = ShardedDataParallel(model, zero1(model, mesh["data"].get_group()))
+    wrapped.module.loss(*batch()).backward()
+    return wrapped
+
+
+def reduced_to_owners(mesh):
+    model = tensor_parallel(mesh)
+    model.loss(*batch()).backward()
+    model.optimizer = zero1(model, mesh["data"].get_group())
+    model.optimizer.reduce_gradients()
+    return model
+
+
+REFUSED = {
+    # full sharding and tensor parallelism, either first
+    "fully_shard over tensor": (tensor_parallel, lambda m, x: sharding.fully_shard(m, mesh=x["data"]), "fully_shard"),
+    "flat over tensor": (
+        tensor_parallel,
+        lambda m, x: sharding.FullyShardedDataParallel(m, mesh=x["data"]),
+        "FullyShardedDataParallel",
+    ),
+    "a block alone": (
+        tensor_parallel,
+        lambda m, x: sharding.fully_shard(m.blocks[0], mesh=x["data"]),
+        "does not compose with tensor parallelism yet.*norms.*DistributedDataParallel",
+    ),
+    "tensor over fully_shard": (
+        fully_shard_first,
+        lambda m, x: tp.parallelize(m, plan(m), x["other"]),
+        "parallelize does not compose with full sharding yet",
+    ),
+    "tensor over flat": (
+        flat_first,
+        lambda m, x: tp.parallelize(m, plan(m), x["other"]),
+        "parallelize does not compose with full sharding yet",
+    ),
+    "whole state of both": (halves(sharding.fully_shard), lambda m, x: sharding.full_state_dict(m), "full_state_dict"),
+    "gradients of both": (halves(sharding.fully_shard), lambda m, x: sharding.full_gradients(m), "tensor"),
+    "tensor's state of both": (halves(sharding.fully_shard), lambda m, x: tp.full_state_dict(m), "full sharding"),
+    "tensor's gradients of both": (halves(sharding.fully_shard), lambda m, x: tp.full_gradients(m), "full sharding"),
+    "tensor's clip": (halves(sharding.fully_shard), lambda m, x: tp.clip_grad_norm(m, 1.0), "full sharding"),
+    "tensor's clip, flat": (
+        halves(sharding.FullyShardedDataParallel),
+        lambda m, x: tp.clip_grad_norm(m, 1.0),
+        "full sharding",
+    ),
+    # full sharding and experts
+    "fully_shard over experts": (experts, lambda m, x: sharding.fully_shard(m, mesh=x["data"]), "expert parallelism"),
+    "experts over fully_shard": (
+        lambda x: sharding.fully_shard(Transformer(EXPERTS), mesh=x["data"]),
+        lambda m, x: ep.expert_parallel(m, x, "other"),
+        "full sharding",
+    ),
+    # replicas that are none
+    "DDP over the tensor axis": (
+        tensor_parallel,
+        lambda m, x: DistributedDataParallel(m, device_mesh=x["other"]),
+        "ranks [02], [13] of this group hold different ones",
+    ),
+    "DDP over all ranks": (tensor_parallel, lambda m, x: DistributedDataParallel(m), r"\['data'\]"),
+    "without init_sync": (tensor_parallel, lambda m, x: DistributedDataParallel(m, init_sync=False), "slice"),
+    "a parameter at a time": (tensor_parallel, lambda m, x: PerParameterDataParallel(m), "slice"),
+    "ZeRO-1 over all ranks": (tensor_parallel, lambda m, x: zero1(m, None), "ZeroRedundancyOptimizer: "),
+    "ZeRO-1 over the tensor axis": (tensor_parallel, lambda m, x: zero1(m, x["other"].get_group()), "slice"),
+    "DDP over experts, all ranks": (experts, lambda m, x: DistributedDataParallel(m), "average_gradients"),
+    "DDP over experts, data axis": (
+        experts,
+        lambda m, x: DistributedDataParallel(m, device_mesh=x["data"]),
+        r"average_gradients\(model, mesh\)",
+    ),
+    "ZeRO-1 over all experts": (experts, lambda m, x: zero1(m, None), "slice, of expert parallelism"),
+    "ZeRO-1 reduces experts": (
+        experts,
+        lambda m, x: zero1(m, x["data"].get_group()).reduce_gradients(),
+        "average_gradients",
+    ),
+    "ZeRO-2 over experts": (
+        experts,
+        lambda m, x: ShardedDataParallel(m, zero1(m, x["data"].get_group())),
+        "average_gradients",
+    ),
+    "DDP over full sharding": (
+        fully_shard_first,
+        lambda m, x: DistributedDataParallel(m, device_mesh=x["other"]),
+        "mesh of two axes",
+    ),
+    "ZeRO-1 over full sharding": (flat_first, lambda m, x: zero1(m, x["other"].get_group()), "full sharding"),
+    # norms and states of others' slices
+    "clip after ZeRO-2": (on_owners, lambda m, x: tp.clip_grad_norm(m.module, 1.0), "ZeRO-2.*owner"),
+    "clip after reduce_gradients": (reduced_to_owners, lambda m, x: tp.clip_grad_norm(m, 1.0), "reduce_gradients"),
+    "experts' clip of tensor's": (tensor_parallel, lambda m, x: ep.clip_grad_norm(m, 1.0), "tensor parallelism"),
+    "tensor's clip of experts": (experts, lambda m, x: tp.clip_grad_norm(m, 1.0), "expert parallelism"),
+    "experts' state of tensor's": (tensor_parallel, lambda m, x: ep.full_state_dict(m), "tensor parallelism"),
+    "tensor's state of experts": (experts, lambda m, x: tp.full_state_dict(m), "expert parallelism"),
+}  # fmt: skip
+
+
+def batch(data=None, config=CONFIG):
+    make = torch.Generator().manual_seed(1)
+    x, y = (torch.randint(config.vocab, (4, 8), generator=make) for _ in range(2))
+    return (x, y) if data is None else (x.chunk(2)[data], y.chunk(2)[data])
+
+
+def refusals():
+    mesh, said = axes(), {}
+    for name, (build, wrong, _) in REFUSED.items():
+        model = build(mesh)
+        try:
+            wrong(model, mesh)
+            said[name] = "nothing"
+        except ValueError as error:
+            said[name] = str(error)
+    return said
+
+
+def test_what_would_be_wrong_in_silence_is_refused_on_every_rank():
+    run = launch(refusals, 4)
+    for name, (*_, words) in REFUSED.items():
+        for said in run:
+            assert re.search(words, said[name], re.S), (name, said[name])
+
+
+def test_a_sharded_models_clip_sees_slices_that_came_later():
+    def later():
+        mesh = axes()
+        model = flat_first(mesh)
+        model.loss(*batch()).backward()
+        layer = nn.Linear(16, 16).double()
+        model.blocks[0].extra = tp.ColumnParallelLinear(layer, mesh["other"].get_group())
+        with pytest.raises(ValueError, match="clip_grad_norm_ does not compose with tensor"):
+            model.clip_grad_norm_(1.0)
+        return True
+
+    assert [*launch(later, 4)] == [True] * 4
+
+
+# --- what is right --------------------------------------------------------------------------------------------------
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.2, momentum=0.9)
+
+
+def plain_steps(config):
+    """One process on the whole batch: parameters after three steps, clipped in the middle one."""
+    model = Transformer(config).double()
+    optimizer, norms = sgd(model.parameters()), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        model.loss(*batch(config=config)).backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+        optimizer.step()
+    return model.state_dict(), norms
+
+
+def ddp_over_tensor(mesh, sequence=False):
+    model = tensor_parallel(mesh)
+    if sequence:
+        parallelize_sequence(model, mesh["other"])
+    wrapped = DistributedDataParallel(model, device_mesh=mesh["data"])
+    return model, wrapped, sgd(model.parameters())
+
+
+def zero1_over_tensor(mesh):
+    model = tensor_parallel(mesh)
+    wrapped = DistributedDataParallel(model, device_mesh=mesh["data"])
+    group = mesh["data"].get_group()
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.SGD, group, lr=0.2, momentum=0.9
+    )
+    assert 0 < len(optimizer.owned()) < len(list(model.parameters()))
+    return model, wrapped, optimizer
+
+
+def steps_over_tensor(build):
+    mesh = axes()
+    model, wrapped, optimizer = build(mesh)
+    x, y = batch(mesh["data"].get_local_rank())
+    norms = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(wrapped(x).flatten(0, 1), y.flatten()).backward()
+        norms.append(tp.clip_grad_norm(model, 0.5))
+        optimizer.step()
+    return tp.full_state_dict(model), norms
+
+
+@pytest.mark.parametrize(
+    "build",
+    [ddp_over_tensor, partial(ddp_over_tensor, sequence=True), zero1_over_tensor],
+    ids=["DDP", "DDP and sequence", "ZeRO-1"],
+)
+def test_over_the_data_axis_of_tensor_parallelism_it_is_one_process(build):
+    state, norms = plain_steps(CONFIG)
+    assert min(norms) > 0.5, "clipping changes something"
+    for found, theirs in launch(steps_over_tensor, 4, build):
+        compare(found, state, 1e-10, "parameter")
+        assert torch.allclose(torch.stack(theirs).double(), torch.stack(norms), rtol=1e-10)
+
+
+def zero2_over_tensor(reduces):
+    """ZeRO-2, or ZeRO-1 that sends gradients to their owners, over the data axis; not clipped."""
+    mesh = axes()
+    model = tensor_parallel(mesh)
+    group = mesh["data"].get_group()
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.SGD, group, lr=0.2, momentum=0.9
+    )
+    wrapped = model if reduces else ShardedDataParallel(model, optimizer)
+    x, y = batch(mesh["data"].get_local_rank())
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(wrapped(x).flatten(0, 1), y.flatten()).backward()
+        if reduces:
+            optimizer.reduce_gradients()
+        optimizer.step()
+    if reduces:  # its gradients are whole again by other means: norms are no longer refused
+        optimizer.zero_grad()
+        model.loss(*batch()).backward()
+        tp.clip_grad_norm(model, 0.5)
+    return tp.full_state_dict(model)
+
+
+@pytest.mark.parametrize("reduces", [False, True], ids=["ZeRO-2", "reduce_gradients"])
+def test_gradients_on_their_owners_over_tensor_parallelism(reduces):
+    model = Transformer(CONFIG).double()
+    optimizer = sgd(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model.loss(*batch()).backward()
+        optimizer.step()
+    for found in launch(zero2_over_tensor, 4, reduces):
+        compare(found, model.state_dict(), 1e-10, "parameter")
+
+
+def zero1_over_experts():
+    mesh = axes()
+    model = experts(mesh)
+    group = mesh["data"].get_group()
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.SGD, group, lr=0.2, momentum=0.9
+    )
+    x, y = batch(config=EXPERTS)
+    mine = slice(dist.get_rank(), dist.get_rank() + 1)
+    norms = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        model.loss(x[mine], y[mine]).backward()
+        ep.average_gradients(model, mesh)
+        norms.append(ep.clip_grad_norm(model, 0.5))
+        optimizer.step()
+    return ep.full_state_dict(model), norms
+
+
+def test_zero1_over_the_data_axis_of_expert_parallelism_is_one_process():
+    state, norms = plain_steps(EXPERTS)
+    for found, theirs in launch(zero1_over_experts, 4):
+        compare(found, state, 1e-10, "parameter")
+        assert torch.allclose(torch.stack(theirs).double(), torch.stack(norms), rtol=1e-10)
+
+
+# --- marks ----------------------------------------------------------------------------------------------------------
+
+
+def marks():
+    mesh = axes()
+    group = mesh["other"].get_group()
+    column = tp.ColumnParallelLinear(nn.Linear(4, 4), group)
+    row = tp.RowParallelLinear(nn.Linear(4, 4), group)
+    grid = tp.SummaLinear(nn.Linear(4, 4), mesh)
+    moe = experts(mesh)
+    expert = dict(moe.named_parameters())["blocks.0.mlp.experts.mine.up"]
+    dtensor = nn.Parameter(torch.distributed.tensor.distribute_tensor(torch.ones(4), mesh["data"]))
+    assert slice_of(pickle.loads(pickle.dumps(column.weight))) == Slice(TENSOR, ())
+    alone = init_device_mesh("cpu", (4, 1), mesh_dim_names=("data", "other"))["other"].get_group()
+    return {
+        "column": slice_of(column.bias) == Slice(TENSOR, (group,)),
+        "row's weight": slice_of(row.weight) == Slice(TENSOR, (group,)),
+        "row's bias": slice_of(row.bias) is None,
+        "grid": len(slice_of(grid.weight).over) == 2 and len(slice_of(grid.bias).over) == 1,
+        "expert": slice_of(expert) == Slice(EXPERT, (group,)),
+        "flat": slice_of(next(flat_first(mesh).parameters())).technique == FULL,
+        "rows": slice_of(next(fully_shard_first(mesh).parameters())).technique == FULL,
+        "torch's": slice_of(dtensor),
+        "one rank's": slice_of(tp.ColumnParallelLinear(nn.Linear(4, 4), alone).weight) is None,
+    }
+
+
+def test_what_is_a_slice_says_so():
+    for found in launch(marks, 4):
+        assert found.pop("torch's") is None, "replicated"
+        assert all(found.values()), found

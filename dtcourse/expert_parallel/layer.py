@@ -32,7 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from dtcourse.expert_parallel.exchange import combine, dispatch
 from dtcourse.expert_parallel.scope import AllRanks
 from dtcourse.parameters.replicas import Group, broadcast_tensors, check_same_model, named_tensors
-from dtcourse.parameters.slices import EXPERT, TENSOR, mark_slice, require_whole
+from dtcourse.parameters.slices import EXPERT, mark_slice, require_whole
 
 
 class ParallelExperts(nn.Module):
@@ -103,7 +103,7 @@ def expert_parallel(
         "expert_parallel",
         "rows of a part would be given out as experts",
         "Give out the experts of a plain model, and share out the optimizer's states by ZeroRedundancyOptimizer.",
-        besides=(TENSOR, EXPERT),
+        besides=(EXPERT,),
     )
     mixtures = _mixtures(model, ranks, scope)
     for group in groups:

@@ -5,10 +5,11 @@ In the order in which to read them:
     mappings.py        between replicated tensors and cut ones: copy, reduce, gather, scatter, and whose loss it is
     shards.py          which slice of a parameter a rank holds, and how the whole comes back
     linear.py          layers cut by columns and by rows: a region with one all-reduce each way
-    embedding.py       a vocabulary cut by rows
+    embedding.py       a vocabulary cut by rows, or by columns
     cross_entropy.py   the loss of logits that nobody gathers
     random_state.py    which ranks draw the same random numbers
     styles.py          how attention heads, MLPs, embeddings are cut, and what does not divide
+    prepare.py         inputs and outputs of a module, laid out as its neighbours need them
     parallelize.py     parallelize: all of that for an unchanged model, by a plan
     clipping.py        the norm of gradients that are cut, and clipping by it
     summa.py           a linear layer on a square grid of ranks, activations cut as well
@@ -16,9 +17,14 @@ In the order in which to read them:
 
 from dtcourse.tensor_parallel.clipping import clip_grad_norm
 from dtcourse.tensor_parallel.cross_entropy import cross_entropy
-from dtcourse.tensor_parallel.embedding import VocabParallelEmbedding
+from dtcourse.tensor_parallel.embedding import ColumnParallelEmbedding, VocabParallelEmbedding
 from dtcourse.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from dtcourse.tensor_parallel.parallelize import parallelize, transformer_plan
+from dtcourse.tensor_parallel.prepare import (
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+)
 from dtcourse.tensor_parallel.random_state import different_on_each_rank, same_on_all_ranks
 from dtcourse.tensor_parallel.shards import (
     full_gradients,
@@ -35,9 +41,13 @@ from dtcourse.tensor_parallel.styles import (
 from dtcourse.tensor_parallel.summa import SummaLinear
 
 __all__ = [
+    "ColumnParallelEmbedding",
     "ColumnParallelLinear",
     "ColwiseParallel",
     "HeadwiseParallel",
+    "PrepareModuleInput",
+    "PrepareModuleInputOutput",
+    "PrepareModuleOutput",
     "RegionParallel",
     "RowParallelLinear",
     "RowwiseParallel",

@@ -1,10 +1,12 @@
 """An embedding whose table is cut by rows: each rank looks up the tokens that it has, and the sum puts them together.
+Or by columns: each rank looks up all tokens, and gets its part of each row.
 
 A token's row is on one rank; the others contribute zero. One all-reduce of (tokens, width) forward, none backward: a
 rank's rows have a gradient from the tokens that it looked up, and from no others. Source: Megatron-LM, 1909.08053,
 section 3.
 
-Per rank of p: ceil(V / p) rows, the last rank's padded with zeros; 2 (p - 1)/p n bytes sent for a result of n.
+By rows, per rank of p: ceil(V / p) rows, the last rank's padded with zeros; 2 (p - 1)/p n bytes sent for a result of
+n. By columns: ceil(D / p) columns, and nothing is sent, or (p - 1)/p n where all ranks get all columns.
 """
 
 from __future__ import annotations
@@ -56,10 +58,47 @@ class VocabParallelEmbedding(Sharded):
         return f"{self.shard.used} of {self.num_embeddings}, {self.embedding_dim}"
 
 
-def require_plain(embedding: nn.Embedding) -> None:
+class ColumnParallelEmbedding(Sharded):
+    """Cuts the columns of `embedding` over the ranks. tokens (...), the same on all ranks -> (..., width / p)
+
+    gather_output: all ranks get all columns: (..., width)
+
+    padding_idx and scale_grad_by_freq work as in nn.Embedding: each rank sees all tokens. max_norm, the norm of a row,
+    and sparse gradients do not: ValueError. A width that does not divide is padded, and the last rank has fewer.
+    """
+
+    def __init__(
+        self, embedding: nn.Embedding, group: Group = None, gather_output: bool = False
+    ) -> None:
+        super().__init__()
+        require_plain(embedding, by="columns")
+        self.group, self.gather_output = group, gather_output
+        self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
+        self.padding_idx = embedding.padding_idx
+        self.scale_grad_by_freq = embedding.scale_grad_by_freq
+        self.shard = Shard(1, embedding.embedding_dim, group)
+        self.weight = self.held("weight", embedding.weight, self.shard)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        y = F.embedding(
+            tokens, self.weight, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq
+        )
+        if self.gather_output:
+            return mappings.gather(y, -1, self.group)[..., : self.embedding_dim]
+        return y[..., : self.shard.used]
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.shard.used} of {self.embedding_dim}"
+
+
+def require_plain(embedding: nn.Embedding, by: str = "rows") -> None:
     """Raises ValueError where an option of the embedding needs what is on other ranks."""
-    for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+    needs = {
+        "rows": ("max_norm", "scale_grad_by_freq", "sparse"),
+        "columns": ("max_norm", "sparse"),
+    }
+    for option in needs[by]:
         if getattr(embedding, option):
             raise ValueError(
-                f"an embedding with {option}={getattr(embedding, option)} cannot be cut by rows; build it without"
+                f"an embedding with {option}={getattr(embedding, option)} cannot be cut by {by}; build it without"
             )

@@ -26,7 +26,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse.parameters.replicas import broadcast_model
-from dtcourse.parameters.slices import EXPERT, TENSOR, require_whole
+from dtcourse.parameters.slices import TENSOR, require_same, require_whole
 from dtcourse.tensor_parallel.random_state import same_on_all_ranks
 from dtcourse.tensor_parallel.styles import (
     ColwiseParallel,
@@ -48,9 +48,10 @@ def parallelize(
     plan:          name -> style; "blocks.*.mlp" is each block's, "" the model itself, and so is one style alone: what
                    is returned is then another module. `transformer_plan` has the course's Transformer's
     mesh:          one axis
-    src_data_rank: the rank of the axis whose values count: the others get them first. None: they have them already
+    src_data_rank: the rank of the axis whose values count: the others get them first. None: they have them already,
+                   and one random state (torch.manual_seed on all of them); nothing is sent
 
-    Every rank's default random state becomes the same one (random_state.py says why).
+    Every rank's default random state becomes the same one (random_state.py says why), but for None.
     Raises ValueError, before anything is changed, where the plan names nothing, or sizes do not divide.
     """
     if mesh.ndim != 1:
@@ -63,15 +64,20 @@ def parallelize(
         model.named_parameters(),
         "parallelize",
         "the slices of a part would be put together as those of the whole",
-        "Take DistributedDataParallel over the data axis in place of full sharding, and "
+        "Cut a plain model; average it by DistributedDataParallel over the data axis of the mesh, with "
         "ZeroRedundancyOptimizer for the optimizer's states.",
-        besides=(TENSOR, EXPERT),
+        besides=(TENSOR,),
     )
     chosen = _resolve(model, plan if isinstance(plan, Mapping) else {"": plan})
     for name, style in chosen.items():
         style.check(model.get_submodule(name), name or "the model", size)
     tied = _check_cuts(model, chosen)
     if src_data_rank is not None:
+        require_same(
+            model.named_parameters(),
+            group,
+            "parallelize sends rank 0's values to all (put all styles into one plan, or pass src_data_rank=None)",
+        )
         broadcast_model(model, src_data_rank, group)
     training = {name: module.training for name, module in model.named_modules()}
     for name, style in chosen.items():
@@ -87,7 +93,8 @@ def parallelize(
             setattr(model.get_submodule(parent), last, model.get_parameter(first))
     for name, module in model.named_modules():
         module.training = training.get(name, module.training)
-    same_on_all_ranks(group)
+    if src_data_rank is not None:
+        same_on_all_ranks(group)
     return model
 
 

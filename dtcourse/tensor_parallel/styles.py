@@ -12,7 +12,11 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse.parameters.replicas import Group
-from dtcourse.tensor_parallel.embedding import VocabParallelEmbedding, require_plain
+from dtcourse.tensor_parallel.embedding import (
+    ColumnParallelEmbedding,
+    VocabParallelEmbedding,
+    require_plain,
+)
 from dtcourse.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, SharedInput
 from dtcourse.tensor_parallel.random_state import SplitDropout
 from dtcourse.tensor_parallel.shards import divisors, require_divides
@@ -36,17 +40,24 @@ class Style(Protocol):
 
 @dataclass(frozen=True)
 class ColwiseParallel:
-    """A linear layer, by its outputs. gather_output: all ranks get all of them."""
+    """A linear layer, by its outputs, or an embedding, by the columns of its table.
+
+    gather_output: all ranks get all of them
+    """
 
     gather_output: bool = False
 
     def check(self, module: nn.Module, name: str, size: int) -> None:
-        require(module, name, (nn.Linear,), "ColwiseParallel")
+        require(module, name, (nn.Linear, nn.Embedding), "ColwiseParallel")
+        if isinstance(module, nn.Embedding):
+            require_plain(module, by="columns")
 
     def cuts(self, module: nn.Module) -> dict[str, int]:
-        return COLUMNS
+        return COLUMNS if isinstance(module, nn.Linear) else {"weight": 1}
 
     def apply(self, module: nn.Module, group: Group) -> nn.Module:
+        if isinstance(module, nn.Embedding):
+            return ColumnParallelEmbedding(module, group, self.gather_output)
         return ColumnParallelLinear(_linear(module), group, self.gather_output)
 
 

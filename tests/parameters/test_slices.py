@@ -25,6 +25,7 @@ from dtcourse.sharding import ShardedDataParallel, ZeroRedundancyOptimizer
 from dtcourse.verify import compare
 
 CONFIG = TransformerConfig(vocab=30, n_layers=1, d_model=16, n_heads=4, max_length=8)
+COLWISE = tp.ColwiseParallel(gather_output=True)
 EXPERTS = TransformerConfig(31, 16, 1, 4, max_length=8, d_ff=8, experts=4)
 
 
@@ -133,6 +134,22 @@ REFUSED = {
         lambda x: sharding.fully_shard(Transformer(EXPERTS), mesh=x["data"]),
         lambda m, x: ep.expert_parallel(m, x, "other"),
         "full sharding",
+    ),
+    # tensor parallelism and experts
+    "tensor over experts": (
+        experts,
+        lambda m, x: tp.parallelize(m, plan(m), x["data"]),
+        "parallelize does not compose with expert parallelism yet",
+    ),
+    "experts over tensor": (
+        lambda x: tp.parallelize(Transformer(EXPERTS), {"blocks.0.attention.query": COLWISE}, x["data"]),
+        lambda m, x: ep.expert_parallel(m, x["other"]),
+        "expert_parallel does not compose with tensor parallelism yet",
+    ),
+    "a second plan": (
+        lambda x: tp.parallelize(Transformer(CONFIG), {"blocks.0.mlp.up": COLWISE}, x["other"]),
+        lambda m, x: tp.parallelize(m, {"blocks.0.attention.query": COLWISE}, x["other"]),
+        r"put all styles into one plan, or pass src_data_rank=None\).*different ones",
     ),
     # replicas that are none
     "DDP over the tensor axis": (

@@ -55,7 +55,7 @@ def require_equal_parts(
         lower = length // parts * parts
         near = f"{lower} or {lower + parts}" if lower else f"{parts}"
         raise ValueError(
-            f"a sequence of {length} tokens cannot be split over {what}, which needs {parts} equal parts; {near} "
+            f"a sequence of {length} tokens cannot be split over {what}, which needs {parts} equal chunks; {near} "
             f"tokens would do: pad the sequence, {padding}, or cut it"
         )
 

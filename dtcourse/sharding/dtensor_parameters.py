@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from dtcourse.parameters.slices import FULL, mark_slice
 from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
 from dtcourse.sharding.sharded_parameter import Place
-from dtcourse.torch_private import dtensor_like, version_of
+from dtcourse.torch_private import dtensor_like, set_local, version_of
 
 
 class Rows(NamedTuple):
@@ -137,9 +137,42 @@ class DTensorParameters(GatheredParameters):
             stride=torch.empty(place.shape, device="meta").stride(),
         )
         parameter = nn.Parameter(dtensor_like(layout, rows), requires_grad=place.trains)
-        parameter.sharded_name = place.name  # type: ignore[attr-defined]
+        return self._marked(index, parameter)
+
+    def _marked(self, index: int, parameter: nn.Parameter) -> nn.Parameter:
+        parameter.sharded_name = self.places[index].name  # type: ignore[attr-defined]
         mark_slice(parameter, FULL, self.group)
         return parameter
+
+    def adopt(self, shard: torch.Tensor, parameters: Sequence[nn.Parameter]) -> None:
+        """Their rows are copied into `shard`, and are there from now on."""
+        for index, parameter in enumerate(parameters):
+            a, b = self.local_range(index)
+            rows = self._rows_of(index, shard[a:b])
+            rows.copy_(self.local(parameter))
+            set_local(parameter, rows)
+            self._marked(index, parameter)  # a conversion puts another tensor into the object
+        self.keep(shard, parameters)
+
+    def has_changed(self) -> bool:
+        """Converted, without memory or given it, frozen or unfrozen: what a rank without any row sees too."""
+        with torch.no_grad():
+            return any(
+                p.requires_grad != place.trains
+                or p.is_meta
+                or p.dtype != self.dtype
+                or self.local(p).device != self.shard.device
+                for p, place in zip(self.sharded, self.places, strict=True)
+            )
+
+    def has_moved(self) -> bool:
+        """Whether this rank's rows are elsewhere: converted to and fro, or set to other memory (.data)."""
+        with torch.no_grad():
+            now = [self.local(p).data_ptr() for p in self.sharded]
+        return now != self.addresses
+
+    def check_unchanged(self, unit: str) -> None:
+        """They may change: changed.py."""
 
     def make_gradient(self, index: int, run: torch.Tensor) -> torch.Tensor:
         """A DTensor as the parameter is."""

@@ -20,14 +20,16 @@ backward, n reduced. With reshard_after_forward=False 2 (p - 1) / p n, as DDP, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse.sharding.dtensor_parameters import DTensorParameters
 from dtcourse.sharding.policies import MixedPrecisionPolicy, OffloadPolicy
-from dtcourse.sharding.sharded_module import Sharded, ShardedModule, shard_module
+from dtcourse.sharding.sharded_module import Sharded, ShardedModule, shard_module, units_of
 from dtcourse.sharding.unit import units_in
 
 
@@ -52,8 +54,9 @@ def fully_shard(
     and state dicts see the whole ones. In a module's own forward and backward they are plain tensors.
 
     Other than PyTorch's: the first rank's values become everyone's, of parameters and buffers alike, and a model on the
-    meta device is given memory here, unit by unit, by its modules' reset_parameters. It is moved
-    and converted before, not after.
+    meta device is given memory here, unit by unit, by its modules' reset_parameters. A unit with a module that has none
+    stays there, for model.to_empty(device=...) and values of the caller's own. Parameters may be converted, frozen and
+    unfrozen later, alike on all ranks: changed.py.
 
     Raises ValueError for what shard_module refuses, and for a scalar, which has no rows.
     """
@@ -70,6 +73,11 @@ def fully_shard(
 
 class FSDPModule(ShardedModule):
     """What a module can do after fully_shard, besides being called. Names are PyTorch's."""
+
+    def before_conversion(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool) -> None:
+        """.to(), .to_empty() and the like are of the shards; the next forward lays them out anew (changed.py)."""
+        for unit in units_of(self, recurse):
+            unit.reshard()
 
     def state_dict(self, *args: Any, **keywords: Any) -> Any:
         """DTensors by the plain model's names; `full_tensor()` of one is the whole."""

@@ -47,7 +47,7 @@ class FullyShardedDataParallel(ShardedModule):
     Raises ValueError for what shard_module refuses.
     """
 
-    made_by = "FullyShardedDataParallel"
+    made_by, may_change = "FullyShardedDataParallel", False
 
     def __new__(
         cls,

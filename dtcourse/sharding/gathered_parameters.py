@@ -112,20 +112,33 @@ class GatheredParameters(UnsentGradients):
 
     def set_shard(self, shard: torch.Tensor) -> None:
         """Makes `shard`, shape (shard_numel,), this rank's part, and new sharded parameters of it."""
-        self.shard = shard
-        self.sharded = []
-        for index in range(len(self.places)):
-            a, b = self.local_range(index)
-            self.sharded.append(self.make_parameter(index, shard[a:b]))
+        ranges = [self.local_range(index) for index in range(len(self.places))]
+        self.keep(shard, [self.make_parameter(i, shard[a:b]) for i, (a, b) in enumerate(ranges)])
+
+    def keep(self, shard: torch.Tensor, parameters: Sequence[nn.Parameter]) -> None:
+        """This rank's part, and the sharded parameters that lie in it."""
+        self.shard, self.sharded = shard, parameters
         with torch.no_grad():
-            self._addresses = [self.local(p).data_ptr() for p in self.sharded]
+            self.addresses = [self.local(p).data_ptr() for p in parameters]
+
+    def adopt(self, shard: torch.Tensor, parameters: Sequence[nn.Parameter]) -> None:
+        """Makes `shard` this rank's part, of what sharded parameters hold now; they stay, and lie in it from now on."""
+        raise NotImplementedError
+
+    def has_changed(self) -> bool:
+        """Whether sharded parameters are of another kind than their part, on all ranks. False: that is refused."""
+        return False
+
+    def has_moved(self) -> bool:
+        """Whether this rank's have other memory than their part. False: that is refused."""
+        return False
 
     def version(self) -> int:
         """How often this rank's part has been changed in place."""
         return version_of(self.shard)
 
     def check(self, unit: str) -> None:
-        """Raises ValueError if a parameter is no longer the piece of the shard that it was made as."""
+        """Raises ValueError if a module holds another parameter in its place, or one that may not change has."""
         for place, *known in zip(self.places, self.sharded, self.views, strict=True):
             held = [own_parameters(module).get(name) for module, name in place.holders]
             if not all(any(h is parameter for parameter in known) for h in held):
@@ -133,9 +146,13 @@ class GatheredParameters(UnsentGradients):
                     f"{place.name} of {unit} was replaced or removed after it was sharded (a new Parameter, pruning, a "
                     "parametrization?): change the model first, shard it then. To set values, load a state."
                 )
+        self.check_unchanged(unit)
+
+    def check_unchanged(self, unit: str) -> None:
+        """Raises ValueError if a parameter is no longer the piece of the shard that it was made as."""
         with as_plain_tensors(), torch.no_grad():
             for place, parameter, address in zip(
-                self.places, self.sharded, self._addresses, strict=True
+                self.places, self.sharded, self.addresses, strict=True
             ):
                 local = self.local(parameter)
                 if (
@@ -181,8 +198,11 @@ class GatheredParameters(UnsentGradients):
                 own_parameters(module)[attribute] = view
 
     def use_sharded_views(self) -> None:
-        """The model's parameters become this rank's part."""
-        for parameter, place in zip(self.sharded, self.places, strict=True):
+        """The model's parameters become this rank's part. What was frozen or unfrozen while it was whole stays so."""
+        for parameter, view, place in zip(self.sharded, self.views, self.places, strict=True):
+            if view.requires_grad != place.trains:
+                parameter.requires_grad_(view.requires_grad)
+                view.requires_grad_(place.trains)
             for module, attribute in place.holders:
                 own_parameters(module)[attribute] = parameter
 

@@ -37,8 +37,7 @@ class Hooks:
         self._schedule: Schedule | None = None
         # By the forwards that are running: a module may call itself.
         self._held_before: list[list[HeldTensor]] = []
-        for group in unit.param_groups:
-            group.on_gradient(self._gradient_is_ready)
+        unit.on_gradient(self._gradient_is_ready)
         module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._after_forward, always_call=True)
 
@@ -55,6 +54,18 @@ class Hooks:
     def use_schedule(self, schedule: Schedule) -> None:
         """The unit is one of this schedule's from now on."""
         self._schedule = schedule
+
+    def run(self, method: Callable[..., Any], args: Any, keywords: Any) -> Any:
+        """Calls a method of the module as if it were its forward; inside one that runs, as it is."""
+        if self._schedule is not None and self._schedule.is_running(self.unit):
+            return method(*args, **keywords)
+        args, keywords = self._before_forward(self.module, args, keywords)
+        try:
+            output = method(*args, **keywords)
+        except BaseException:
+            self._after_forward(self.module, args, None)
+            raise
+        return self._after_forward(self.module, args, output)
 
     def _before_forward(self, module: nn.Module, args: Any, keywords: Any) -> tuple[Any, Any]:
         """Gathers, and casts floating-point inputs to the dtype of computation."""
@@ -111,10 +122,10 @@ class Hooks:
             )
         self.schedule.backward_reaches(self.unit, ancestors)
         self.schedule.pre_backward(self.unit)
-        if self.unit.gathered_versions != of_forward:
+        if self.unit.gathered_versions != of_forward or self.unit.has_changed():
             raise RuntimeError(
                 f"the parameters of {name} have been changed between its forward and this backward (an optimizer's "
-                "step, a loaded state): gradients would be of neither model. Call backward first."
+                "step, a loaded state, freezing): gradients would be of neither model. Call backward first."
             )
 
     def _gradient_is_ready(self, _view: torch.Tensor) -> None:

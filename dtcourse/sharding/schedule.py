@@ -16,42 +16,15 @@ Hooks call this: pre_forward and post_forward from a module's forward, pre_backw
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from dtcourse import events
-from dtcourse.sharding.unit import SHARDED, Reduction, Unit
+from dtcourse.sharding.progress import Progress
+from dtcourse.sharding.reduction import Reduction
+from dtcourse.sharding.unit import SHARDED, Unit
 from dtcourse.torch_private import after_backward, backward_pass, in_backward
-
-
-@dataclass
-class Progress:
-    """Where one unit is in a step.
-
-    ancestors:    the units whose modules contain its own
-    is_innermost: no other unit inside
-    in_backward:  its backward runs
-    backward_pass: in which of autograd's passes backward came to its end
-    gradients_to_come: of its parameters
-    has_unsent_gradients: backward has come to it, and its gradients, if any, are still to leave
-    backwards_to_come: forwards of it whose results backward has not come to
-    backwards_to_pass: forwards of it whose inputs backward has not come to
-    tells_its_end: whether backward says so, for all of them
-    started:      when its forward or backward began, for the timeline
-    """
-
-    ancestors: set[Unit] = field(default_factory=set)
-    is_innermost: bool = True
-    in_backward: bool = False
-    backward_pass: int = -1
-    gradients_to_come: int = 0
-    has_unsent_gradients: bool = False
-    backwards_to_come: int = 0
-    backwards_to_pass: int = 0
-    tells_its_end: bool = True
-    started: dict[str, float] = field(default_factory=dict)
 
 
 class Schedule:
@@ -130,7 +103,9 @@ class Schedule:
         frees = unit.reshard_after_forward
         if frees is None:  # PyTorch's default: the outermost unit is needed again at once
             frees = bool(self._running)
-        if (frees and not unseen) or not torch.is_grad_enabled():
+        if unit in self._running:  # in another forward of its own, which still computes with it
+            pass
+        elif (frees and not unseen) or not torch.is_grad_enabled():
             unit.reshard()
         elif not unit.unsharded_by_user:
             unit.use_sharded_views()
@@ -170,6 +145,10 @@ class Schedule:
         if not in_backward():  # what a checkpoint computes again, backward passes at once
             now.backwards_to_come += 1
             now.tells_its_end = now.tells_its_end and tells_its_end  # better late than early
+
+    def is_running(self, unit: Unit) -> bool:
+        """Whether a forward of it is under way: its parameters are whole."""
+        return unit in self._running
 
     def running_ancestors(self, unit: Unit) -> list[Unit]:
         """The units whose forward runs around a unit's, from outside in."""

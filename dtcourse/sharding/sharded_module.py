@@ -26,10 +26,11 @@ from dtcourse.sharding.policies import (
     ShardGroups,
     shard_groups_of,
 )
+from dtcourse.sharding.refusals import NotCopied, ShardedTwice
 from dtcourse.sharding.replaced import mark_replaced
 from dtcourse.sharding.sharded_parameter import ShardedParameter
 from dtcourse.sharding.unit import Unit, units_in
-from dtcourse.sharding.whole_model import materialise, share_buffers
+from dtcourse.sharding.whole_model import materialise, must_wait, share_buffers
 from dtcourse.torch_private import AsksBeforeConversion, own_parameters
 
 Sharded = TypeVar("Sharded", bound=nn.Module)
@@ -55,7 +56,7 @@ def shard_module(
     if not isinstance(module, nn.Module):
         raise ValueError(f"only a module can be sharded; got {type(module).__name__}")
     if isinstance(module, ShardedModule):
-        raise ValueError(f"{type(module).__name__} is sharded already: shard a module once")
+        raise ShardedTwice(f"{type(module).__name__} is sharded already: shard a module once")
     if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
         raise ValueError(
             f"{type(module).__name__} has no forward: parameters are gathered when "
@@ -81,8 +82,10 @@ def shard_module(
         check_same_on_all_ranks(
             held, group, "shard different modules", "shard them in the same order"
         )
-    originals = materialise(named, mine, device.current(), first=_is_first(shard_groups))
-    share_buffers(mine.values(), shard_groups, device.current())
+    here, first = device.current(), _is_first(shard_groups)
+    on_meta = methods.may_change and must_wait(mine)
+    originals = named if on_meta else materialise(named, mine, here, first)
+    share_buffers(mine.values(), shard_groups, here)
     unit = Unit(
         module,
         originals,
@@ -91,6 +94,7 @@ def shard_module(
         reshard_after_forward,
         mp_policy or MixedPrecisionPolicy(),
         offload_policy or OffloadPolicy(),
+        on_meta,
     )
     for name, original, _ in named:
         mark_replaced(original, name)
@@ -103,6 +107,7 @@ class ShardedModule(AsksBeforeConversion):
     """What a sharded module can do besides being called. Names are PyTorch's."""
 
     made_by = "fully_shard"  # what a user has called
+    may_change = True  # whether parameters may be converted, given memory and frozen later
     _fsdp: Unit
 
     def unshard(self) -> None:
@@ -145,8 +150,9 @@ class ShardedModule(AsksBeforeConversion):
         )
 
     def __deepcopy__(self, memo: Any) -> Any:
-        raise RuntimeError(
-            "a sharded model is not copied: its hooks belong to one model. Build another and load this one's state"
+        raise NotCopied(
+            "a sharded model is not copied (FSDP does not support deepcopy): its hooks belong to one model. Build "
+            "another and load this one's state"
         )
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dtcourse.parameters.agreement import on_any_rank, raise_on_all_ranks
-from dtcourse.parameters.slices import FULL, require_whole
+from dtcourse.parameters.slices import FULL, OTHER, require_whole
 from dtcourse.sharding.flat_parameter import FlatParameter
 from dtcourse.sharding.sharded_parameter import Place
 from dtcourse.sharding.unit import Unit, units_in
@@ -85,7 +85,7 @@ def entries(model: nn.Module) -> list[Entry]:
         "full_state_dict (or a checkpoint, or full_gradients) of a sharded model",
         "it would take them for whole ones",
         "Use one of the two techniques for this model.",
-        besides=(FULL,),
+        besides=(FULL, OTHER),  # a DTensor says of itself what the whole is
     )
     others: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in prefixes:

@@ -13,7 +13,7 @@ When to call what is schedule.py's business. Bytes: a gather and a reduce-scatte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,9 +21,11 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse import device, events
+from dtcourse.sharding.changed import has_changed, lay_out_again
 from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
 from dtcourse.sharding.policies import MixedPrecisionPolicy, ShardGroups, is_offload
-from dtcourse.torch_private import all_gather_single, reduce_scatter_single
+from dtcourse.sharding.reduction import Reduction
+from dtcourse.torch_private import all_gather_single
 
 SHARDED, UNSHARDING, UNSHARDED = "sharded", "unsharding", "unsharded"
 
@@ -32,7 +34,7 @@ class Unit:
     """Parameters of `module` that no inner unit has; there may be none, where the module only holds units.
 
     named: those parameters, tied ones once, each with all its holders
-    layout: how they are cut
+    layout: how they are cut;  on_meta: they get memory and values later
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Unit:
         reshard_after_forward: bool | None,
         mp_policy: MixedPrecisionPolicy,
         offload_policy: Any,
+        on_meta: bool = False,
     ) -> None:
         self.module, self.shard_groups, self.mp_policy = module, shard_groups, mp_policy
         self.name = type(module).__name__  # until the root is known: schedule.py
@@ -52,22 +55,20 @@ class Unit:
         self.device = device.current()
         self.offloaded = is_offload(offload_policy)
         self.pinned = self.offloaded and offload_policy.pin_memory and device.is_gpu(self.device)
-        by_kind: dict[Any, list[Named]] = {}
-        for item in named:
-            by_kind.setdefault(layout.kind(item[1]), []).append(item)
-        dtypes = mp_policy.param_dtype, mp_policy.reduce_dtype
+        self._layout = layout
+        self._on_gradient: Callable[[torch.Tensor], None] | None = None
+        self._times_laid_out = 0
         self.param_groups: list[GatheredParameters] = []
-        for alike in by_kind.values():
-            group = layout(alike, shard_groups, *dtypes, self.device)
-            originals = {name: parameter for name, parameter, _ in alike}
-            group.set_shard(self._from_rank_0(group, [originals[p.name] for p in group.places]))
-            group.use_sharded_views()
-            self.param_groups.append(group)
-
-        self.num_trained = sum(group.num_trained for group in self.param_groups)
-        self.has_frozen = any(
-            not place.trains for group in self.param_groups for place in group.places
-        )
+        groups = self.grouped(named)
+        originals = {name: parameter for name, parameter, _ in named}
+        for group in groups:
+            if on_meta:
+                shard = torch.empty(group.shard_numel, dtype=group.dtype, device="meta")
+            else:
+                whole = [originals[place.name] for place in group.places]
+                shard = self._from_rank_0(group, whole)
+            group.set_shard(shard)
+        self.take(groups)
 
         self.state = SHARDED
         self.unsharded_by_user = (
@@ -76,6 +77,40 @@ class Unit:
         self._all_gathers: list[tuple[GatheredParameters, Any, torch.Tensor, torch.Tensor]] = []
         # which versions of the shards are, or were last, the whole
         self.gathered_versions: list[int] = []
+
+    # --- its parameters, as they are cut ----------------------------------------------------------------------
+
+    def grouped(self, named: Sequence[Named]) -> list[GatheredParameters]:
+        """New groups for parameters: those of a kind are gathered together. Nothing is in them yet."""
+        by_kind: dict[Any, list[Named]] = {}
+        for item in named:
+            by_kind.setdefault(self._layout.kind(item[1]), []).append(item)
+        dtypes = self.mp_policy.param_dtype, self.mp_policy.reduce_dtype
+        return [
+            self._layout(alike, self.shard_groups, *dtypes, self.device)
+            for alike in by_kind.values()
+        ]
+
+    def take(self, groups: list[GatheredParameters]) -> None:
+        """Has these groups from now on, each with this rank's part of it, which is what the module holds."""
+        self.param_groups = groups
+        self._times_laid_out += 1
+        self.num_trained = sum(group.num_trained for group in groups)
+        self.has_frozen = any(not place.trains for group in groups for place in group.places)
+        for group in groups:
+            group.use_sharded_views()
+            if self._on_gradient is not None:
+                group.on_gradient(self._on_gradient)
+
+    def on_gradient(self, method: Callable[[torch.Tensor], None]) -> None:
+        """Has method(view) run whenever backward has a parameter's gradient, however it is laid out."""
+        self._on_gradient = method
+        for group in self.param_groups:
+            group.on_gradient(method)
+
+    def has_changed(self) -> bool:
+        """Whether parameters were converted, frozen or unfrozen since they were laid out."""
+        return has_changed(self)
 
     def _from_rank_0(
         self, group: GatheredParameters, parameters: Sequence[torch.Tensor]
@@ -117,13 +152,17 @@ class Unit:
         """Starts to bring the parameters together; does nothing where they are, or are on their way."""
         if self.state != SHARDED:
             return
+        for group in self.param_groups:
+            group.check(self.name)
+        if has_changed(self):
+            lay_out_again(self)
         self.state = UNSHARDING
-        self.gathered_versions = [group.version() for group in self.param_groups]
+        versions = [group.version() for group in self.param_groups]
+        self.gathered_versions = [self._times_laid_out, *versions]
         if self.param_groups:
             events.instant(f"gather {self.name}", "memory", bytes=self.unsharded_bytes)
         with torch.no_grad():
             for group in self.param_groups:
-                group.check(self.name)
                 # A copy where storage and computation differ in dtype or device; the shard itself where not.
                 shard = group.shard.to(self.device, group.compute_dtype, non_blocking=self.pinned)
                 output = group.all_gather_output()
@@ -185,52 +224,3 @@ class Unit:
 def units_in(module: nn.Module) -> list[Unit]:
     """The units of a module and of all modules inside, in their order."""
     return [vars(m)["_fsdp"] for m in module.modules() if "_fsdp" in vars(m)]
-
-
-class Reduction:
-    """The mean gradients of what is gathered together, on their way to the ranks' shards."""
-
-    def __init__(
-        self, parameters: GatheredParameters, shard_groups: ShardGroups, name: str
-    ) -> None:
-        self.parameters, self.shard_groups, self.name = parameters, shard_groups, name
-        gradients, self.arrived = parameters.take_gradients()
-        self._gradients: torch.Tensor | None = gradients  # must live until it is sent
-        self.shard = gradients.new_empty(parameters.trained_shard_numel)
-        self._work = reduce_scatter_single(
-            self.shard, gradients, group=shard_groups.shard, async_op=True
-        )
-
-    def release_early(self) -> None:
-        """Frees the whole gradients if they have been sent by now.
-
-        Not where an all-reduce would follow: when this rank looks is chance,
-        and ranks must call collectives in one order.
-        """
-        if (
-            self.shard_groups.replicate is None
-            and self._work is not None
-            and self._work.is_completed()
-        ):
-            self.wait_for_reduce_scatter()
-
-    def wait_for_reduce_scatter(self) -> None:
-        """Waits for the reduce-scatter and frees the whole gradients; starts the all-reduce across, if there is one."""
-        if self._gradients is None:
-            return
-        with events.span(f"wait for gradients of {self.name}", "wait"):
-            self._work.wait()
-        self._gradients = None
-        self._work = None
-        if self.shard_groups.replicate is not None:
-            self._work = dist.all_reduce(
-                self.shard, group=self.shard_groups.replicate, async_op=True
-            )
-
-    def finish(self) -> None:
-        """Waits for all of it, and adds the part to the shards' .grad."""
-        self.wait_for_reduce_scatter()
-        if self._work is not None:
-            self._work.wait()
-        with torch.no_grad():
-            self.parameters.add_to_gradients(self.shard, self.arrived)

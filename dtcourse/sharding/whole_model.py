@@ -52,13 +52,24 @@ def materialise(
     return [(name, made.get(p, p), holders) for name, p, holders in named]
 
 
+def must_wait(modules: dict[str, nn.Module]) -> bool:
+    """Whether all parameters are on the meta device, and a module has no reset_parameters to give its own values."""
+    own = {
+        module: [p for p in own_parameters(module).values() if p is not None]
+        for module in modules.values()
+    }
+    return all(p.is_meta for held in own.values() for p in held) and any(
+        held and not hasattr(module, "reset_parameters") for module, held in own.items()
+    )
+
+
 def share_buffers(
     modules: Iterable[nn.Module], shard_groups: ShardGroups, where: torch.device
 ) -> None:
-    """Every rank gets the first rank's buffers (running statistics), on the device."""
+    """Every rank gets the first rank's buffers (running statistics), on the device, where they have memory."""
     for module in modules:
         for name, buffer in own_buffers(module).items():
-            if buffer is None:
+            if buffer is None or buffer.is_meta:
                 continue
             buffer = own_buffers(module)[name] = buffer.to(where)
             for group in filter(None, (shard_groups.shard, shard_groups.replicate)):

@@ -49,9 +49,10 @@ def parallelize(
                    is returned is then another module. `transformer_plan` has the course's Transformer's
     mesh:          one axis
     src_data_rank: the rank of the axis whose values count: the others get them first. None: they have them already,
-                   and one random state (torch.manual_seed on all of them); nothing is sent
+                   and nothing is sent
 
-    Every rank's default random state becomes the same one (random_state.py says why), but for None.
+    Every rank's default random state becomes the same one (random_state.py says why); for src_data_rank=None a fixed
+    one.
     Raises ValueError, before anything is changed, where the plan names nothing, or sizes do not divide.
     """
     if mesh.ndim != 1:
@@ -93,8 +94,7 @@ def parallelize(
             setattr(model.get_submodule(parent), last, model.get_parameter(first))
     for name, module in model.named_modules():
         module.training = training.get(name, module.training)
-    if src_data_rank is not None:
-        same_on_all_ranks(group)
+    same_on_all_ranks(group, None if src_data_rank is None else 0)
     return model
 
 

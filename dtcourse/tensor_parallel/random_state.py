@@ -24,11 +24,18 @@ from torch import nn
 from dtcourse import device
 from dtcourse.parameters.replicas import Group
 
+FIXED = 0x7E4502  # any number does that all ranks know
 
-def same_on_all_ranks(group: Group = None, source: int = 0) -> None:
-    """Gives all ranks of the group one random state, from a seed that rank `source` of the group draws.
-    A collective.
+
+def same_on_all_ranks(group: Group = None, source: int | None = 0) -> None:
+    """Gives all ranks of the group one random state, from a seed that rank `source` of the group draws: a collective.
+
+    source: None: from a seed that is always the same, and nothing is sent. For another, torch.manual_seed afterwards,
+            with one number on all ranks
     """
+    if source is None:
+        torch.manual_seed(FIXED)
+        return
     seed = torch.randint(2**62, ()).to(device.current())
     dist.broadcast(seed, group=group, group_src=source)
     torch.manual_seed(int(seed))

@@ -49,6 +49,11 @@ def dtensor_like(dtensor: Any, local: torch.Tensor) -> Any:
     return type(dtensor)(local, dtensor._spec, requires_grad=False)
 
 
+def set_local(dtensor: Any, local: torch.Tensor) -> None:
+    """Gives a DTensor another local part, of the same shape, dtype and device, in place."""
+    dtensor._local_tensor = local
+
+
 def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The indices and values of a sparse tensor, coalesced or not; none of another layout."""
     return (tensor._indices(), tensor._values()) if tensor.is_sparse else ()

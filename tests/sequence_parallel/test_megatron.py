@@ -174,7 +174,7 @@ def test_mistakes_are_answered_with_the_numbers():
     assert "blocks.0.attention.query is a Linear" in uncut
     assert "no blocks.0.attention.query" in other
     assert "CutRowLinear" in twice
-    assert "9 is not a multiple of 2" in tokens
+    assert "a sequence of 9 tokens cannot be split over 2 ranks" in tokens
 
 
 def odd_lengths():

@@ -264,9 +264,6 @@ def assigned(shard):
 
 
 MISTAKES = {
-    moved_whole: "was to become torch.float64 .* Convert and move it first",
-    moved_inside: "2.weight of Sequential was moved or converted after it was sharded",
-    unfrozen_later: "requires_grad of 2.weight .* changed after it was sharded from True to False",
     optimizer_before: r"built before the model was sharded: it holds 4 parameters .*0.weight, 0.bias, 2.weight",
     backward_of_a_forward_before: "as it was before it was sharded: this loss comes from a forward",
     whole_one_kept_and_used_later: r"weight \[4, 2\] of 0 is sharded",
@@ -275,7 +272,6 @@ MISTAKES = {
     different_models: r"rank 0 has weight \[3, 2\] float32, rank 1 has weight \[3, 3\]",
     different_numbers: "rank 0 has 2 tensors, rank 1 has 4",
     three_axes: r"this one has 3: \(1, 1, 2\)",
-    no_reset_parameters: "has no reset_parameters",
     copied: "a sharded model is not copied",
     module_list: "ModuleList has no forward: .* Shard the modules in it",
     module_dict: "ModuleDict has no forward",
@@ -289,6 +285,10 @@ MISTAKES = {
 
 # A part of a flat is no tensor of the parameter's kind.
 OF_FLATS = {
+    moved_whole: "was to become torch.float64 .* Convert and move it first",
+    moved_inside: "2.weight of Sequential was moved or converted after it was sharded",
+    unfrozen_later: "requires_grad of 2.weight .* changed after it was sharded from True to False",
+    no_reset_parameters: "has no reset_parameters",
     used_while_freed: r"weight \[4, 2\] .* is sharded, and was used as if it were whole",
     used_while_freed_without_gradients: r"2.weight \[2, 4\] .* is sharded",
     used_in_another_function: r"2.bias \[2\] .* is sharded",

@@ -25,7 +25,7 @@ from dtcourse.torch_private import in_backward
 
 def has_changed(unit: Any) -> bool:
     """Whether one of the unit's parameters is no longer what its part was made of."""
-    return any(group.has_changed() or group.has_moved() for group in unit.param_groups)
+    return any(group.has_changed() for group in unit.param_groups)
 
 
 def lay_out_again(unit: Any) -> None:
@@ -36,7 +36,7 @@ def lay_out_again(unit: Any) -> None:
     """
     named = _named(unit)
     _check_time(unit)
-    if not any(group.has_changed() for group in unit.param_groups):
+    if not any(group.is_of_another_kind() for group in unit.param_groups):
         with torch.no_grad():
             for group in unit.param_groups:
                 group.adopt(torch.zeros_like(group.shard), group.sharded)

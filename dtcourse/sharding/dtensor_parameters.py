@@ -155,21 +155,31 @@ class DTensorParameters(GatheredParameters):
         self.keep(shard, parameters)
 
     def has_changed(self) -> bool:
+        """Of another kind, or this rank's rows elsewhere: converted to and fro, say, or set to other memory (.data)."""
+        shard = self.shard
+        if shard.is_meta:
+            return True
+        with torch.no_grad():
+            for p, place, address in zip(self.sharded, self.places, self.addresses, strict=True):
+                mine = p.to_local()  # type: ignore[attr-defined]
+                if (
+                    mine.data_ptr() != address
+                    or p.requires_grad != place.trains
+                    or mine.dtype != shard.dtype
+                    or mine.device != shard.device
+                ):
+                    return True
+        return False
+
+    def is_of_another_kind(self) -> bool:
         """Converted, without memory or given it, frozen or unfrozen: what a rank without any row sees too."""
         with torch.no_grad():
-            return any(
+            return self.shard.is_meta or any(
                 p.requires_grad != place.trains
-                or p.is_meta
                 or p.dtype != self.dtype
                 or self.local(p).device != self.shard.device
                 for p, place in zip(self.sharded, self.places, strict=True)
             )
-
-    def has_moved(self) -> bool:
-        """Whether this rank's rows are elsewhere: converted to and fro, or set to other memory (.data)."""
-        with torch.no_grad():
-            now = [self.local(p).data_ptr() for p in self.sharded]
-        return now != self.addresses
 
     def check_unchanged(self, unit: str) -> None:
         """They may change: changed.py."""

@@ -126,11 +126,11 @@ class GatheredParameters(UnsentGradients):
         raise NotImplementedError
 
     def has_changed(self) -> bool:
-        """Whether sharded parameters are of another kind than their part, on all ranks. False: that is refused."""
+        """Whether sharded parameters are no longer the pieces of the shard. False: that is refused, by check."""
         return False
 
-    def has_moved(self) -> bool:
-        """Whether this rank's have other memory than their part. False: that is refused."""
+    def is_of_another_kind(self) -> bool:
+        """Whether they differ from it in more than where they lie: on all ranks alike."""
         return False
 
     def version(self) -> int:

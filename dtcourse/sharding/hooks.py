@@ -122,7 +122,8 @@ class Hooks:
             )
         self.schedule.backward_reaches(self.unit, ancestors)
         self.schedule.pre_backward(self.unit)
-        if self.unit.gathered_versions != of_forward or self.unit.has_changed():
+        kept = not self.unit.gathered_in_backward  # else it has been looked at when it was gathered
+        if self.unit.gathered_versions != of_forward or (kept and self.unit.has_changed()):
             raise RuntimeError(
                 f"the parameters of {name} have been changed between its forward and this backward (an optimizer's "
                 "step, a loaded state, freezing): gradients would be of neither model. Call backward first."

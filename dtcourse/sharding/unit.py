@@ -25,7 +25,7 @@ from dtcourse.sharding.changed import has_changed, lay_out_again
 from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
 from dtcourse.sharding.policies import MixedPrecisionPolicy, ShardGroups, is_offload
 from dtcourse.sharding.reduction import Reduction
-from dtcourse.torch_private import all_gather_single
+from dtcourse.torch_private import all_gather_single, in_backward
 
 SHARDED, UNSHARDING, UNSHARDED = "sharded", "unsharding", "unsharded"
 
@@ -71,6 +71,7 @@ class Unit:
         self.take(groups)
 
         self.state = SHARDED
+        self.gathered_in_backward = False
         self.unsharded_by_user = (
             False  # gathered by unshard(): only the user, or a forward, frees it
         )
@@ -156,7 +157,7 @@ class Unit:
             group.check(self.name)
         if has_changed(self):
             lay_out_again(self)
-        self.state = UNSHARDING
+        self.state, self.gathered_in_backward = UNSHARDING, in_backward()
         versions = [group.version() for group in self.param_groups]
         self.gathered_versions = [self._times_laid_out, *versions]
         if self.param_groups:

@@ -147,6 +147,20 @@ def test_kept_units_and_hybrid_meshes_too(keeps):
             compare(a, c, 1e-11, f"step {step}")
 
 
+def offloaded():
+    policy = sharding.CPUOffloadPolicy(pin_memory=False)
+    mine = flipped("ours", offload_policy=policy)
+    narrow = sharding.MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float64)
+    return mine, flipped("ours", mp_policy=narrow), flipped("plain")
+
+
+def test_with_offload_and_in_mixed_precision():
+    for mine, narrow, right in launch(offloaded, 3):
+        for step, (a, b, c) in enumerate(zip(mine, narrow, right, strict=True)):
+            compare(a, c, 1e-11, f"step {step}")
+            compare(b, c, 1e-4, f"step {step}, in single precision", norm=2)
+
+
 def between():
     """What is told, on all ranks, where the time or the ranks are wrong; afterwards it goes on."""
     said = {}

@@ -11,6 +11,7 @@ layers.py          a model as a list of layers
 balance.py         which layers go into which stage
 split_backward.py  the two halves, for an unchanged model: input now, weights later
 headers.py         what is said of a tensor before it comes
+posting.py         the one order in which all ranks post their messages
 refusals.py        how ranks hear that another one cannot go on
 messages.py        activations and gradients on their way
 layer_costs.py     what a layer costs, counted or measured

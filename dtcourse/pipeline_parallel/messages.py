@@ -1,141 +1,85 @@
 """Activations and gradients between stages: sent as soon as they are made, received before they are needed.
 
-What an action makes is one tensor or several; each is a message. Before a step's first ones their shapes are not known
-where they are to be received, so a header goes ahead of each (how many come, dtype, sizes, whether a gradient is to
-come back); from the second step on all that is taken to be as in the first, and a stage whose outputs change says so.
+What an action makes is one tensor or several; each is a message. Before a step's first activations their shapes are not
+known where they are to be received, so a header goes ahead of each (how many come, dtype, sizes, whether a gradient is
+to come back); from the second step on all that is taken to be as in the first, and a stage whose outputs change says
+so. A gradient is as what it is of, and has no header.
 
 Sends do not block: a rank works on, and keeps what it sends until something comes that its receiver cannot have made
-without it. Receives of a rank are posted in the order in which the other side sends (validate.py's one order), one
-message ahead of the action that needs it.
+without it. Sends and receives are posted in one order that all ranks have (posting.py), receives one message ahead of
+the action that needs it, or further where the order puts them before a send.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
-from dtcourse import device
 from dtcourse.collectives import p2p
 from dtcourse.pipeline_parallel import headers, refusals
-from dtcourse.pipeline_parallel.actions import FORWARD, Action, Schedule, needed_by, needs, result
-from dtcourse.pipeline_parallel.headers import MOST_TENSORS, Form
+from dtcourse.pipeline_parallel.actions import FORWARD, Action, Schedule, needs, result
+from dtcourse.pipeline_parallel.headers import Form
+from dtcourse.pipeline_parallel.posting import Message, messages_of, proven
 
-# By group, what steps that were refused (by whatever Mail) have left on its way: it has to stay in memory, since some
-# may still be received. Their number makes the tags, so that nothing is taken for a later step's.
-_left: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
 AHEAD = 1  # messages that are received before their action's turn
-
-
-@dataclass(frozen=True)
-class Message:
-    """What one action makes for another rank: F's activations, B's or I's gradient (named B either way)."""
-
-    made: Action
-    source: int
-    destination: int
-
-    def tag(self, schedule: Schedule, number: int) -> int:
-        """A number that no other tensor between these ranks has; the next one is its header's."""
-        kind = 0 if self.made.kind == FORWARD else 1
-        action = 2 * (self.made.stage * schedule.micro_batches + self.made.micro_batch) + kind
-        return 2 * (MOST_TENSORS * action + number)
-
-
-def outgoing(schedule: Schedule, rank: int) -> list[Message]:
-    """All messages that a rank sends in a step, in their order."""
-    found = []
-    for action in schedule.ranks[rank]:
-        to = needed_by(action, schedule.num_stages)
-        if to is not None and schedule.rank_of[to] != rank:
-            found.append(Message(result(action), rank, schedule.rank_of[to]))
-    return found
-
-
-def incoming(schedule: Schedule, order: list[Action], rank: int) -> list[Message]:
-    """All messages that a rank receives in a step, in the order in which they are sent."""
-    found = []
-    for action in order:
-        if (to := needed_by(action, schedule.num_stages)) is not None:
-            source, destination = schedule.rank_of[action.stage], schedule.rank_of[to]
-            if destination == rank != source:
-                found.append(Message(result(action), source, destination))
-    return found
-
-
-def proven(schedule: Schedule, rank: int) -> dict[Action, list[Action]]:
-    """By message that a rank receives: which of its own messages the other rank must have received before it sent it.
-
-    That is how a rank knows what it need not keep. gloo's work says of a send that it is complete only once it has been
-    waited for.
-    """
-    found: dict[Action, list[Action]] = {}
-    for other in set(range(schedule.num_ranks)) - {rank}:
-        received: list[Action] = []
-        for action in schedule.ranks[other]:
-            need = needs(action, schedule.num_stages)
-            if need is not None and schedule.rank_of[need.stage] == rank:
-                received.append(need)
-            to = needed_by(action, schedule.num_stages)
-            if to is not None and schedule.rank_of[to] == rank:
-                found[result(action)], received = received, []
-    return found
 
 
 class Mail:
     """One rank's messages of all steps.
 
     schedule: who sends what to whom
-    expected: what this rank receives in a step, in order (`incoming`)
     group:    the pipeline's ranks; group rank r performs the schedule's list r
     where:    where the stages of this rank compute. What comes is put there; a GPU's tensors travel over NCCL where
               every rank has one, else through host memory (collectives/wire/device_transport.py)
     """
 
     def __init__(
-        self,
-        schedule: Schedule,
-        expected: list[Message],
-        group: dist.ProcessGroup | None,
-        where: torch.device,
+        self, schedule: Schedule, group: dist.ProcessGroup | None, where: torch.device
     ) -> None:
-        self.schedule, self.expected, self.group, self.device = schedule, expected, group, where
+        self.schedule, self.group, self.device = schedule, group, where
         self.rank = p2p.rank(group)
-        self.outgoing = outgoing(schedule, self.rank)
+        self.messages = [
+            one for one in messages_of(schedule) if self.rank in (one.source, one.destination)
+        ]
         self.proven = proven(schedule, self.rank)
-        self.forms: dict[Action, list[Form]] = {}  # of what comes
-        self.announced: dict[Action, list[Form]] = {}  # of what goes: its headers have been sent
-        self.start()
+        # By forward at a border of this rank, what it passes on: the same on both ranks of the border.
+        self.forms: dict[Action, list[Form]] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing is under way."""
+        self.to_post = deque(self.messages)
+        self.coming: dict[Action, tuple[Message, list[torch.Tensor], list[dist.Work]]] = {}
+        self.arrived: dict[Action, tuple[torch.Tensor, ...]] = {}
+        self.going: dict[Action, list[tuple[torch.Tensor, dist.Work]]] = {}
+        self.learned: set[Action] = set()  # forms that this step's headers brought
 
     def start(self) -> None:
         """A step begins."""
-        self.to_post, self.to_send = deque(self.expected), deque(self.outgoing)
-        self.refused = len(_left.get(p2p.channel(self.group), ()))  # steps before this one
-        self.heard: set[int] = set()  # ranks that have sent something
-        self.coming: dict[Action, tuple[Message, list[tuple[torch.Tensor, dist.Work]]]] = {}
-        self.arrived: dict[Action, tuple[torch.Tensor, ...]] = {}
-        self.going: dict[Action, list[tuple[torch.Tensor, dist.Work]]] = {}
+        self.clear()
+        self.words = refusals.Words(self.group, self.device)
 
     def send(self, action: Action, tensors: tuple[torch.Tensor, ...], to_stage: int) -> None:
         """Starts to send what an action has made to the rank of a stage; a stage of this rank gets it as it is.
 
         Raises ValueError if its shapes, dtypes or number are not those of the first step.
         """
+        made = result(action)
         if self.schedule.rank_of[to_stage] == self.rank:
-            self.arrived[result(action)] = tensors
+            self.arrived[made] = tensors
             return
-        message = self.to_send[0]
-        assert message.made == result(action)
-        self._announce(message, tensors)
-        for number, tensor in enumerate(tensors):
-            self._start_to_send(tensor.detach().contiguous(), message, self._tag(message, number))
-        self.to_send.popleft()
+        while self.to_post[0].made != made:
+            self._post(self.to_post.popleft())
+        message = self.to_post[0]
+        if made.kind == FORWARD:
+            self._announce(message, [Form.of(tensor) for tensor in tensors])
+        self.to_post.popleft()
+        sound = [tensor.detach().contiguous() for tensor in tensors]
+        self._start_to_send(message, refusals.with_room(sound))
 
     def receive(self, action: Action) -> tuple[torch.Tensor, ...] | None:
         """What an action needs of another stage: waits until it is there. None where it needs nothing.
@@ -148,96 +92,124 @@ class Mail:
         if need is None:
             return None
         if need not in self.arrived:
-            self._post_until(need)
-            message, coming = self.coming.pop(need)
-            for _, work in coming:
-                work.wait()
-            self._listen(message, [tensor for tensor, _ in coming])
+            while need not in self.coming:
+                self._post(self.to_post.popleft())
+            message, tensors = self._come(need)
+            self.words.listen(message, tensors)
             self._forget(self.proven[need])
+            forms = self._forms(message)
             self.arrived[need] = tuple(
                 tensor.requires_grad_(form.needs_gradient)
-                for (tensor, _), form in zip(coming, self.forms[need], strict=True)
+                for tensor, form in zip(tensors[: len(forms)], forms, strict=True)
             )
             self._post_ahead()
         return self.arrived.pop(need)
 
     def finish(self) -> None:
-        """A step ends: all that has been sent has been received."""
+        """A step ends: all that has been sent has been received.
+
+        Raises StepRefused if it has not been a step for another rank.
+        """
         self._forget(list(self.going))
+        self.words.look_back()
 
     def refuse(self, error: Exception) -> None:
-        """This rank cannot go on with the step: tells each rank that waits for it, instead of what it waits for next.
+        """This rank cannot go on with the step: in place of each message that is still to be sent goes a refusal.
 
-        What is still on its way belongs to no step any more. Tags say so, and headers are sent anew.
+        What is still to come is received, so that no message is left when the step is over on all ranks. With a rank
+        whose connection is lost nothing more is exchanged.
         """
-        reason = refusals.write(refusals.reason_of(error, self.rank))
-        next_to = {message.destination: message for message in reversed(self.to_send)}
-        with suppress(RuntimeError):  # a connection is lost: that rank waits for nothing
-            for message in next_to.values():
-                forms = self.announced.get(message.made)
-                if forms is None:
-                    self._start_to_send(headers.empty(), message, self._tag(message, 0) + 1)
-                elif (tensors := refusals.marked(forms)) is not None:
-                    for number, tensor in enumerate(tensors):
-                        self._start_to_send(tensor, message, self._tag(message, number))
-                self._start_to_send(reason, message, self._tag(message, 0) + 1)
-        _left.setdefault(p2p.channel(self.group), []).append((self.going, self.coming))
-        self.forms, self.announced = {}, {}
+        self.words.tell(error)
+        lost: set[int] = set()
 
-    def _listen(self, message: Message, tensors: list[torch.Tensor]) -> None:
-        """Raises if what has come is a refusal."""
-        first = message.source not in self.heard
-        self.heard.add(message.source)
-        if (first or not device.is_gpu(self.device)) and refusals.is_marked(tensors):
-            self._hear_why(message)
+        def unless_lost(rank: int, exchange: Callable[[Any], None], what: Any) -> None:
+            try:
+                if rank not in lost:
+                    exchange(what)
+            except refusals.StepRefused:
+                pass  # it has been heard
+            except Exception:
+                lost.add(rank)
 
-    def _hear_why(self, message: Message) -> None:
-        reason = refusals.empty().to(self.device)
-        p2p.recv(reason, message.source, self.group, self._tag(message, 0) + 1)
-        raise refusals.StepRefused(self.rank, refusals.read(reason))
+        for message, _, _ in list(self.coming.values()):
+            unless_lost(message.source, self._receive_unused, message)
+        while self.to_post:
+            message = self.to_post.popleft()
+            if message.source == self.rank:
+                unless_lost(message.destination, self._send_refusal, message)
+            else:
+                unless_lost(message.source, self._receive_unused, message)
+        for message in self.messages:
+            unless_lost(message.destination, self._forget, [message.made])
+        # Whoever sends this step's gradient as a refusal, and whoever gets it, take its forward for not announced.
+        for forward in self.words.refused & self.learned:
+            self.forms.pop(forward, None)
+        self.clear()
 
-    def _tag(self, message: Message, number: int) -> int:
-        """A tensor's, that none of a refused step has."""
-        per_step = 4 * MOST_TENSORS * self.schedule.num_stages * self.schedule.micro_batches
-        return self.refused * per_step + message.tag(self.schedule, number)
+    def _send_refusal(self, message: Message) -> None:
+        if message.made.kind == FORWARD and message.made not in self.forms:
+            self._start_to_send(message, [headers.empty()])
+        else:
+            self._start_to_send(message, refusals.marked(self._forms(message)))
+            self.words.refused.add(message.forward)
 
-    def _start_to_send(self, tensor: torch.Tensor, message: Message, tag: int) -> None:
-        tensor = tensor.to(self.device)
-        work = p2p.isend(tensor, message.destination, self.group, tag)
-        self.going.setdefault(message.made, []).append((tensor, work))
+    def _receive_unused(self, message: Message) -> None:
+        if message.made not in self.coming:
+            self._post(message)
+        message, tensors = self._come(message.made)
+        self.words.listen(message, tensors)
 
-    def _post_until(self, need: Action) -> None:
-        """Posts receives in their order, up to the one that is needed."""
-        while need not in self.coming:
-            self._post(self.to_post.popleft())
+    def _forms(self, message: Message) -> list[Form]:
+        """What a message consists of: nothing if its forward was refused, or passes nothing that needs a gradient."""
+        forms = self.forms.get(message.forward, [])
+        if message.made.kind == FORWARD:
+            return forms
+        return [form._replace(needs_gradient=False) for form in forms if form.needs_gradient]
+
+    def _start_to_send(self, message: Message, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            here = tensor.to(self.device)
+            work = p2p.isend(here, message.destination, self.group, message.number)
+            self.going.setdefault(message.made, []).append((here, work))
 
     def _post_ahead(self) -> None:
         """The next receives, so that they are under way while this rank computes.
         Not of what has no known shape yet.
         """
-        while len(self.coming) < AHEAD and self.to_post and self.to_post[0].made in self.forms:
+        while len(self.coming) < AHEAD and self.to_post and self.to_post[0].source != self.rank:
+            if self.to_post[0].forward not in self.forms:
+                return
             self._post(self.to_post.popleft())
 
     def _post(self, message: Message) -> None:
         """Starts to receive a message; before that, its headers, where they are still to come."""
-        if message.made not in self.forms:
+        if message.made.kind == FORWARD and message.made not in self.forms:
             self.forms[message.made] = self._receive_headers(message)
-        coming: list[tuple[torch.Tensor, dist.Work]] = []
-        for number, form in enumerate(self.forms[message.made]):
-            tensor = torch.empty(form.shape, dtype=form.dtype, device=self.device)
-            tag = self._tag(message, number)
-            coming.append((tensor, p2p.irecv(tensor, message.source, self.group, tag)))
-        self.coming[message.made] = message, coming
+            self.learned.add(message.made)
+        tensors = refusals.with_room(
+            [
+                torch.empty(form.shape, dtype=form.dtype, device=self.device)
+                for form in self._forms(message)
+            ]
+        )
+        works = [p2p.irecv(one, message.source, self.group, message.number) for one in tensors]
+        self.coming[message.made] = message, tensors, works
 
-    def _announce(self, message: Message, tensors: tuple[torch.Tensor, ...]) -> None:
+    def _come(self, made: Action) -> tuple[Message, list[torch.Tensor]]:
+        """Waits for a message."""
+        message, tensors, works = self.coming.pop(made)
+        for work in works:
+            work.wait()
+        return message, tensors
+
+    def _announce(self, message: Message, forms: list[Form]) -> None:
         """Sends headers, if the other side has none yet; else checks that it need not have new ones."""
-        made, forms = message.made, [Form.of(tensor) for tensor in tensors]
-        known = self.announced.get(made)
+        made = message.made
+        known = self.forms.get(made)
         if known is None:
-            for number, form in enumerate(forms):
-                header = headers.write(form, len(forms))
-                self._start_to_send(header, message, self._tag(message, number) + 1)
-            self.announced[made] = forms
+            self._start_to_send(message, [headers.write(form, len(forms)) for form in forms])
+            self.forms[made] = forms
+            self.learned.add(made)
         elif known != forms:
             now, before = (", ".join(map(str, one)) for one in (forms, known))
             raise ValueError(
@@ -253,11 +225,10 @@ class Mail:
         count = 1
         while len(forms) < count:
             header = headers.empty().to(self.device)
-            tag = self._tag(message, len(forms)) + 1
-            p2p.recv(header, message.source, self.group, tag)
+            p2p.recv(header, message.source, self.group, message.number)
             count, form = headers.read(header)
             if not count:
-                self._hear_why(message)
+                raise self.words.heard(message)
             forms.append(form)
         return forms
 

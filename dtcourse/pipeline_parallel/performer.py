@@ -20,7 +20,7 @@ from dtcourse import device
 from dtcourse.collectives import p2p
 from dtcourse.pipeline_parallel.actions import BACKWARD_WEIGHT, FORWARD, Schedule
 from dtcourse.pipeline_parallel.batch import Batch, Tensors, samples, split_batch
-from dtcourse.pipeline_parallel.messages import Mail, incoming
+from dtcourse.pipeline_parallel.messages import Mail
 from dtcourse.pipeline_parallel.validate import validate
 from dtcourse.plural import plural
 
@@ -38,7 +38,7 @@ class Performer:
         weigh: Callable[[Any], float] = samples,
         recompute: bool = False,
     ) -> None:
-        order = validate(schedule)
+        validate(schedule)
         self.rank, ranks = p2p.rank(group), p2p.size(group)
         if ranks != schedule.num_ranks:
             raise ValueError(
@@ -58,11 +58,9 @@ class Performer:
             (stage, i) for stage, kind, i in schedule.ranks[self.rank] if kind == BACKWARD_WEIGHT
         }
         here = device_of(stages)
-        self.mail = Mail(schedule, incoming(schedule, order, self.rank), group, here)
+        self.mail = Mail(schedule, group, here)
         self.forward_only = _forwards(schedule)
-        forwards = [action for action in order if action.kind == FORWARD]
-        quiet = incoming(self.forward_only, forwards, self.rank)
-        self.quiet_mail = Mail(self.forward_only, quiet, group, here)
+        self.quiet_mail = Mail(self.forward_only, group, here)
 
     def call(self, stage: int, i: int, inputs: Tensors) -> Any:
         """What a stage makes of a micro-batch."""

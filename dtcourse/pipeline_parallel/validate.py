@@ -48,10 +48,9 @@ def validate(schedule: Schedule, memory_limit: float | None = None) -> list[Acti
       the stage, and a rank does nothing else.
     - Each rank's list is in order: a backward after its forward, W after I.
     - It comes to an end. Where the actions of all ranks can be put into one order that respects each rank's list and
-      what each needs from other stages (the order returned), sends and receives can be put into the same order on both
-      of their ranks, right after the action that makes what is sent. Then even a send that blocks until it is received
-      (gloo's, and NCCL's large ones) is met: nothing relies on a buffer in between. Where there is no such order, ranks
-      wait in a circle.
+      what each needs from other stages (the order returned), messages can be posted in one order on all ranks, too
+      (posting.py). Then even a send that is over only when it is received (gloo's, and NCCL's) is met: nothing relies
+      on a buffer in between. Where there is no such order, ranks wait in a circle.
     - It stays within `memory_bound`, and within `memory_limit` (the same unit) if there is one.
 
     Time and memory: about a microsecond and 100 bytes per action.

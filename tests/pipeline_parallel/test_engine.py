@@ -125,10 +125,10 @@ def test_the_order_of_events_is_the_schedules_and_bytes_are_those_of_the_borders
     for rank, actions in enumerate(schedule):
         performed = [one for one in run.timeline.order(rank) if one[0].isdigit()]
         assert performed[: len(actions)] == list(map(repr, actions))
-    # An evaluation follows: forwards once more. Headers: twelve integers per message, in the first step of either kind.
+    # An evaluation follows: forwards once more. Headers: twelve integers per activation, in the first step of each.
     border, header = samples * 6 * 8, 4 * 12 * 8
     sent = [run.traffic.bytes_sent(rank=rank) for rank in range(3)]
-    assert sent == [2 * (border + header), 3 * (border + header), border + header]
+    assert sent == [2 * (border + header), 3 * border + 2 * header, border]
 
 
 def test_where_both_stages_are_on_one_rank_nothing_is_sent():

@@ -133,14 +133,25 @@ def test_no_tensor_of_a_step_is_taken_for_a_refusal(dtype):
     ]
     tensors = refusals.marked(forms)
     assert [(one.shape, one.dtype) for one in tensors] == [form[:2] for form in forms]
-    assert refusals.is_marked(tensors) and tensors[1].isnan().any()
+    assert refusals.mark_of(tensors) and tensors[1].isnan().any()
     zero = torch.zeros(1, dtype=dtype)
     for value in (zero, zero + 1, zero / 0, -(zero / 0), zero - float("inf"), zero + float("nan")):
-        assert not refusals.is_marked([tensors[0], value])
-    assert refusals.marked(forms[:1]) is None
-    assert not refusals.is_marked(tensors[:1])
+        assert not refusals.mark_of([tensors[0], value])
 
 
-def test_a_long_reason_is_cut_and_is_still_text():
-    said = refusals.read(refusals.write("Rank 0: " + "ü" * 2000))
-    assert said.startswith("Rank 0: üü") and 490 < len(said) < 510
+def test_a_message_of_integers_has_one_element_more_that_can_say_refused():
+    forms = [
+        Form(torch.Size([2]), torch.int64, False),
+        Form(torch.Size([0, 3]), torch.float32, True),
+    ]
+    sound = refusals.with_room([torch.zeros(form.shape, dtype=form.dtype) for form in forms])
+    assert [tuple(one.shape) for one in sound] == [(2,), (0, 3), (1,)]
+    refused = refusals.marked(forms)
+    assert [one.shape for one in refused] == [one.shape for one in sound]
+    assert refusals.mark_of(refused) and not refusals.mark_of(sound)
+    assert refusals.with_room([]) == refusals.marked([]) == []
+
+
+def test_a_long_reason_is_cut():
+    said = refusals.reason_of(ValueError("ü" * 2000), 0)
+    assert said.startswith("Rank 0: ValueError: üü") and len(said) == 1000

@@ -37,7 +37,6 @@ LONGER = {
     "dtcourse/memory/parameter_offload.py": 292,
     "dtcourse/models/transformer.py": 323,
     "dtcourse/parameters/reducer.py": 336,
-    "dtcourse/pipeline_parallel/messages.py": 268,
     "dtcourse/pipeline_parallel/simulate.py": 280,
     "dtcourse/plots/exchange.py": 259,
     "dtcourse/plots/interaction.py": 296,

@@ -3,8 +3,8 @@
     schedule = zb_h1(ranks=4, micro_batches=8)
     stages = split(model, balance(costs, schedule.num_stages), schedule, rank)
     pipeline = Pipeline(stages, schedule, loss=F.cross_entropy)
-    loss = pipeline.step(x, target)       # every rank calls it with the same batch; gradients are those of the mean
-    loss optimizer.step()
+    loss = pipeline.step(x, target)       # every rank calls it with the same batch
+    optimizer.step()                      # gradients are those of the mean loss
 
 In each action a stage does one micro-batch's forward, or its backward, or one of its halves (batch.py). Messages travel
 while the rank computes (messages.py). Weights stay as they are until the step is over.
@@ -17,7 +17,8 @@ Source: Huang et al. 2019, GPipe, 1811.06965; Narayanan et al. 2019, PipeDream; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,36 +29,8 @@ from dtcourse.parameters.reducer import Reducer
 from dtcourse.pipeline_parallel.actions import Schedule
 from dtcourse.pipeline_parallel.batch import samples
 from dtcourse.pipeline_parallel.performer import Performer
-from dtcourse.plural import plural
-
-
-def split(
-    layers: Sequence[nn.Module] | nn.Sequential | nn.ModuleList,
-    ranges: Sequence[range],
-    schedule: Schedule,
-    rank: int,
-) -> list[nn.Sequential]:
-    """This rank's stages of a model that is a sequence of layers: for each stage the layers of its range, by balance().
-
-    Raises ValueError if the model is no sequence of layers, or the ranges are not one per stage and each layer once, in
-    order.
-    """
-    if not isinstance(layers, (Sequence, nn.Sequential, nn.ModuleList)):
-        raise ValueError(
-            "A model is split as a sequence of layers, each with the output of the one before as its input; got "
-            f"{type(layers).__name__}. layers_of(model) makes such a list of most models; else write the stages as "
-            "modules of your own."
-        )
-    if len(ranges) != schedule.num_stages:
-        raise ValueError(
-            f"{schedule!r} has {plural(schedule.num_stages, 'stage')}; got {plural(len(ranges), 'range')} of layers."
-        )
-    if [i for one in ranges for i in one] != list(range(len(layers))) or not all(map(len, ranges)):
-        raise ValueError(
-            "The ranges of the stages take each of the "
-            f"{plural(len(layers), 'layer')} once, in order, and none is empty; got {', '.join(map(str, ranges))}."
-        )
-    return [nn.Sequential(*(layers[i] for i in ranges[s])) for s in schedule.stages_of(rank)]
+from dtcourse.pipeline_parallel.stages import copies_in, sum_over_copies
+from dtcourse.pipeline_parallel.stages import split as split  # where a pipeline begins
 
 
 class Pipeline(Performer):
@@ -75,7 +48,7 @@ class Pipeline(Performer):
               the last micro-batch
     shared:   parameters of which ranks of the pipeline hold copies (first and last stage's embedding), each with the
               group of those ranks: their gradients are summed. Copies on one rank are the same parameter and need
-              nothing
+              nothing. Default: what `split` has found in the model; stages of your own say nothing of it
 
     Raises ScheduleError if the schedule cannot be run. Raises ValueError if ranks or stages are not those of the
     schedule.
@@ -91,7 +64,7 @@ class Pipeline(Performer):
         weigh: Callable[[Any], float] = samples,
         recompute: bool = False,
         data_parallel: dist.ProcessGroup | None = None,
-        shared: Iterable[tuple[nn.Parameter, dist.ProcessGroup]] = (),
+        shared: Iterable[tuple[nn.Parameter, dist.ProcessGroup]] | None = None,
     ) -> None:
         super().__init__(stages, schedule, loss, group, weigh=weigh, recompute=recompute)
         if not schedule.flush:
@@ -99,7 +72,8 @@ class Pipeline(Performer):
                 f"{schedule.name} updates weights after each micro-batch, Pipeline once after all of them: use "
                 "pipeline_parallel.pipedream.PipeDream, which has the optimizer too."
             )
-        self.shared = list(shared)
+        self.shared = None if shared is None else list(shared)
+        self.copies = copies_in(self.stages, schedule, self.rank)
         self.reducer: Reducer | None = None
         if data_parallel is not None:
             names = {
@@ -120,22 +94,40 @@ class Pipeline(Performer):
         Raises ValueError if the batch has fewer samples than there are micro-batches, or a stage's outputs change in
         shape: on the rank that finds it, and as StepRefused on those that wait for that rank.
         """
-        with self.step_with(self.mail):
+        with self.summing_shared(), self.step_with(self.mail):
             batch = self.batch(x, target)
             if self.reducer:
                 self.reducer.keep_local()
             for action in self.schedule.ranks[self.rank]:
                 batch.perform(action, self.mail)
-        self.sum_shared()
         if self.reducer:
             self.reducer.reduce_local()
         return batch.mean_loss()
+
+    @contextmanager
+    def summing_shared(self) -> Iterator[None]:
+        """A step: afterwards all copies of a parameter have the sum of its gradients, beside what they had before."""
+        held = self.copies if self.shared is None else self.shared
+        earlier = {parameter: parameter.grad for parameter, _ in held}
+        for parameter in earlier:
+            parameter.grad = None
+        try:
+            yield
+            self.sum_shared()
+        finally:
+            for parameter, gradient in earlier.items():
+                if gradient is not None:
+                    parameter.grad = (
+                        gradient if parameter.grad is None else gradient.add_(parameter.grad)
+                    )
 
     def sum_shared(self) -> None:
         """Gives all copies of a parameter the sum of their gradients. One that is not used here has none,
         and counts 0.
         """
-        for parameter, group in self.shared:
+        if self.shared is None:
+            sum_over_copies(self.copies, self.group)
+        for parameter, group in self.shared or ():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad, group=group)

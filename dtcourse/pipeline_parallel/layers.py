@@ -17,6 +17,7 @@ from torch import fx, nn
 
 from dtcourse.collectives import p2p
 from dtcourse.pipeline_parallel.actions import Schedule
+from dtcourse.pipeline_parallel.stages import tied_parameters
 
 
 class Embeddings(nn.Module):
@@ -72,31 +73,26 @@ def shared_parameters(
     group: dist.ProcessGroup | None = None,
 ) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
     """Pipeline's `shared`: this rank's parameters of which other ranks hold copies,
-    since layers there use the same one.
+    since layers there use the same one. Stages that `split` has made say it themselves.
 
     layers: of the whole model (a Transformer's tied embedding is in the first one and in the last one)
     group:  the pipeline's ranks; default: all. All of them call it
     """
-    holders: dict[nn.Parameter, set[int]] = {}
-    for stage, chosen in enumerate(ranges):
-        for i in chosen:
-            for parameter in layers[i].parameters():
-                if parameter.requires_grad:
-                    holders.setdefault(parameter, set()).add(schedule.rank_of[stage])
     me = p2p.rank(group)
+    mine = []
+    for names in (one.names for one in tied_parameters(layers, ranges)):
+        ranks = sorted({schedule.rank_of[stage] for stage in names})
+        if me in ranks and len(ranks) > 1:
+            stage = next(stage for stage in names if schedule.rank_of[stage] == me)
+            place, _, name = names[stage].partition(".")
+            mine.append((layers[ranges[stage][int(place)]].get_parameter(name), ranks))
     world = list(range(p2p.size(group))) if group is None else dist.get_process_group_ranks(group)
     groups: dict[tuple[int, ...], Any] = {}
-    for ranks in holders.values():
-        among = tuple(sorted(ranks))
-        if me in ranks and len(ranks) > 1 and among not in groups:
-            # Pipelines beside this one make theirs at the same time: only its members take part.
-            members = [world[rank] for rank in among]
-            groups[among] = dist.new_group(members, use_local_synchronization=True)
-    return [
-        (parameter, groups[tuple(sorted(ranks))])
-        for parameter, ranks in holders.items()
-        if me in ranks and len(ranks) > 1
-    ]
+    for among in dict.fromkeys(tuple(ranks) for _, ranks in mine):
+        # Pipelines beside this one make theirs at the same time: only its members take part.
+        members = [world[rank] for rank in among]
+        groups[among] = dist.new_group(members, use_local_synchronization=True)
+    return [(parameter, groups[tuple(ranks)]) for parameter, ranks in mine]
 
 
 _ADVICE = "Write it as an nn.Sequential of layers, each with one tensor in and one out, or give split() such a list."

@@ -42,6 +42,7 @@ from dtcourse.events import span
 from dtcourse.pipeline_parallel.actions import BACKWARD, BACKWARD_WEIGHT, FORWARD, Schedule
 from dtcourse.pipeline_parallel.batch import Tensors
 from dtcourse.pipeline_parallel.performer import Performer
+from dtcourse.pipeline_parallel.stages import tied_in
 
 
 def versions(schedule: Schedule, stage: int, vertical_sync: bool = False) -> list[int]:
@@ -150,7 +151,7 @@ class PipeDream(Performer):
     stash:         False leaves a backward with whatever weights there are by then: its gradients are wrong, to be seen
 
     Raises ScheduleError if the schedule cannot be run. Raises ValueError if ranks or stages are not those of the
-    schedule, the schedule has a flush, or two stages share a parameter.
+    schedule, the schedule has a flush, or two stages share a parameter (of stages on other ranks `split` says it).
     """
 
     def __init__(
@@ -207,13 +208,19 @@ class PipeDream(Performer):
 
 
 def _refuse_shared(stages: dict[int, nn.Module]) -> None:
-    """ValueError where two stages would each update the same parameter."""
+    """ValueError where two stages, of this rank or of others, would each update the same parameter."""
+    for tied in tied_in(stages):
+        first, second = list(tied.names)[:2]
+        _say_shared(first, second, tied.names[second])
     holder: dict[nn.Parameter, int] = {}
     for stage, module in stages.items():
         for name, parameter in module.named_parameters():
             if holder.setdefault(parameter, stage) != stage and parameter.requires_grad:
-                raise ValueError(
-                    f"Stages {holder[parameter]} and {stage} share a parameter "
-                    f"(stage {stage}'s {name}), and each would "
-                    "update it, at other times: PipeDream has no tied weights."
-                )
+                _say_shared(holder[parameter], stage, name)
+
+
+def _say_shared(first: int, second: int, name: str) -> None:
+    raise ValueError(
+        f"Stages {first} and {second} share a parameter (stage {second}'s {name}), and each would "
+        "update it, at other times: PipeDream has no tied weights."
+    )

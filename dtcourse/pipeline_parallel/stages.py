@@ -1,0 +1,143 @@
+"""A model's layers as stages: which of them a rank holds, how values pass from one to the next, which weights are tied.
+
+Whoever cuts the model sees all of it, and so which parameters two stages share: a rank sees its own stages alone, and
+trains its own copy. So each stage that `split` makes says what is tied in the whole model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dtcourse.collectives import p2p
+from dtcourse.pipeline_parallel.actions import Schedule
+from dtcourse.plural import plural
+
+
+class Tied(NamedTuple):
+    """A trained parameter that several stages use: by stage, its name there."""
+
+    names: Mapping[int, str]
+
+
+class Stage(nn.Sequential):
+    """Layers one after the other. What a layer returns is the next one's argument; of a tuple each is one of its own.
+
+    A layer whose forward takes one argument gets a tuple as it is, as in nn.Sequential.
+
+    tied: of the whole model
+    """
+
+    def __init__(self, layers: Iterable[nn.Module], tied: Sequence[Tied] = ()) -> None:
+        super().__init__(*layers)
+        self.tied = list(tied)
+
+    def forward(self, *values: Any) -> Any:  # type: ignore[override]
+        """The last layer's output."""
+        value: Any = values if len(values) > 1 else values[0]
+        for layer in self:
+            several = isinstance(value, tuple) and not _takes_one(layer)
+            value = layer(*value) if several else layer(value)
+        return value
+
+
+def split(
+    layers: Sequence[nn.Module] | nn.Sequential | nn.ModuleList,
+    ranges: Sequence[range],
+    schedule: Schedule,
+    rank: int,
+) -> list[Stage]:
+    """This rank's stages of a model that is a sequence of layers: for each stage the layers of its range, by balance().
+
+    Raises ValueError if the model is no sequence of layers, or the ranges are not one per stage and each layer once, in
+    order.
+    """
+    if not isinstance(layers, (Sequence, nn.Sequential, nn.ModuleList)):
+        raise ValueError(
+            "A model is split as a sequence of layers, each with the output of the one before as its input; got "
+            f"{type(layers).__name__}. layers_of(model) makes such a list of most models; else write the stages as "
+            "modules of your own."
+        )
+    if len(ranges) != schedule.num_stages:
+        raise ValueError(
+            f"{schedule!r} has {plural(schedule.num_stages, 'stage')}; got {plural(len(ranges), 'range')} of layers."
+        )
+    if [i for one in ranges for i in one] != list(range(len(layers))) or not all(map(len, ranges)):
+        raise ValueError(
+            "The ranges of the stages take each of the "
+            f"{plural(len(layers), 'layer')} once, in order, and none is empty; got {', '.join(map(str, ranges))}."
+        )
+    tied = tied_parameters(layers, ranges)
+    return [Stage((layers[i] for i in ranges[s]), tied) for s in schedule.stages_of(rank)]
+
+
+def tied_parameters(
+    layers: Sequence[nn.Module] | nn.Sequential | nn.ModuleList, ranges: Sequence[range]
+) -> list[Tied]:
+    """The trained parameters that more than one stage uses, in the model's order; names as in `split`'s stages."""
+    found: dict[nn.Parameter, dict[int, str]] = {}
+    for stage, chosen in enumerate(ranges):
+        for place, i in enumerate(chosen):
+            for name, parameter in layers[i].named_parameters():
+                if parameter.requires_grad:
+                    found.setdefault(parameter, {}).setdefault(stage, f"{place}.{name}")
+    return [Tied(names) for names in found.values() if len(names) > 1]
+
+
+def tied_in(stages: Mapping[int, nn.Module]) -> list[Tied]:
+    """What a rank's stages say of ties in the whole model; nothing where `split` has not made them."""
+    return next((list(one.tied) for one in stages.values() if isinstance(one, Stage)), [])
+
+
+def copies_in(
+    stages: Mapping[int, nn.Module], schedule: Schedule, rank: int
+) -> list[tuple[nn.Parameter, list[int]]]:
+    """The parameters of a rank's stages of which other ranks hold copies, and all of these ranks, in the model's order.
+
+    stages: the rank's, by number
+    """
+    found = []
+    for names in (one.names for one in tied_in(stages)):
+        ranks = sorted({schedule.rank_of[stage] for stage in names})
+        if rank in ranks and len(ranks) > 1:
+            stage = next(stage for stage in names if stage in stages)
+            found.append((stages[stage].get_parameter(names[stage]), ranks))
+    return found
+
+
+def sum_over_copies(
+    copies: Sequence[tuple[nn.Parameter, list[int]]], group: dist.ProcessGroup | None
+) -> None:
+    """Gives each parameter the sum of its copies' gradients, the same bits on all ranks.
+
+    The first rank gets the others' and sends the sum back: with two copies each sends the gradient once, as in an
+    all-reduce, and no group has to be formed for them. A copy that is not used has no gradient, and counts 0.
+    """
+    rank = p2p.rank(group)
+    for parameter, (first, *others) in copies:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        total = parameter.grad.contiguous()
+        if rank != first:
+            p2p.send(total, first, group)
+            p2p.recv(total, first, group)
+        else:
+            for other in others:
+                one = torch.empty_like(total)
+                p2p.recv(one, other, group)
+                total += one
+            for other in others:
+                p2p.send(total, other, group)
+        parameter.grad = total
+
+
+def _takes_one(layer: nn.Module) -> bool:
+    """Whether a layer's forward takes one argument, and no more."""
+    parameters = inspect.signature(layer.forward).parameters.values()
+    kinds = [one.kind for one in parameters]
+    return inspect.Parameter.VAR_POSITIONAL not in kinds and len(kinds) == 1

@@ -16,6 +16,7 @@ posting.py         the one order in which all ranks post their messages
 refusals.py        how ranks hear that another one cannot go on
 messages.py        activations and gradients on their way
 layer_costs.py     what a layer costs, counted or measured
+recompute.py       a forward that is run twice, and leaves its traces once
 batch.py           one micro-batch's forward and backward in a stage, and what is kept in between
 performer.py       what a rank of a pipeline has: stages, messages, and proof that they fit the schedule
 engine.py          performs any schedule on ranks; weights are updated after it

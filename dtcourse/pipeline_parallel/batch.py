@@ -10,7 +10,7 @@ A gradient comes back for those that need one; a mask, or positions, pass withou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from dtcourse import device
 from dtcourse.events import span
 from dtcourse.pipeline_parallel.actions import (
     BACKWARD,
@@ -29,6 +28,7 @@ from dtcourse.pipeline_parallel.actions import (
     needed_by,
 )
 from dtcourse.pipeline_parallel.messages import Mail
+from dtcourse.pipeline_parallel.recompute import Before, Recompute
 from dtcourse.pipeline_parallel.split_backward import DelayedWeightGradients
 from dtcourse.plural import plural
 
@@ -42,13 +42,15 @@ class Stash:
     inputs:  what it was called with; those that need a gradient get it here, for the stage before
     outputs: where its outputs that need a gradient, or its loss, stand in the graph
     later:   the weights' half of the backward, if that has a time of its own
-    random:  with recompute, the state of the random numbers before the forward
+    trains:  whether there is anything to do backward
+    before:  with recompute, what else the forward has found
     """
 
     inputs: Tensors
     outputs: tuple[GradientEdge, ...] = ()
     later: DelayedWeightGradients | None = None
-    random: Any = None
+    trains: bool = True
+    before: Before | None = None
 
 
 @dataclass
@@ -61,6 +63,7 @@ class Batch:
     targets:   by micro-batch; nothing on ranks without the last stage
     weights:   by micro-batch, the part of its loss in what is differentiated
     in_halves: the stages and micro-batches whose backward has two halves
+    recompute: by stage, where forwards keep their input only and are run once more before their backward
     number:    how many came before it: for those who look at the timeline
     """
 
@@ -71,7 +74,7 @@ class Batch:
     targets: Sequence[Any]
     weights: Sequence[float]
     in_halves: set[tuple[int, int]]
-    recompute: bool = False
+    recompute: Mapping[int, Recompute] = field(default_factory=dict)
     training: bool = True
     number: int = 0
     stash: dict[tuple[int, int], Stash] = field(default_factory=dict)
@@ -105,21 +108,24 @@ class Batch:
         self.stash[stage, i] = kept
         if not self.recompute:
             return self.run_to_train(stage, i, kept)
-        kept.random = device.random_state()
+        kept.before = self.recompute[stage].begin()
         outputs = self.run_to_train(stage, i, kept)
-        kept.outputs, kept.later = (), None  # the graph goes, and is made once more
+        self.recompute[stage].end(kept.before)
+        kept.outputs = ()  # the graph goes, and is made once more
         return outputs
 
     def backward(self, stage: int, i: int, gradients: Tensors | None, whole: bool) -> Tensors:
-        """Backward, or backward-input: the gradients of the stage's inputs that need one."""
+        """Backward, or backward-input: the gradients of the stage's inputs that need one.
+
+        There is none where neither the stage has anything to train nor a stage before it (frozen first layers).
+        """
         kept = self.stash[stage, i]
-        if self.recompute:
-            now = device.random_state()
-            device.set_random_state(kept.random)
-            self.run_to_train(stage, i, kept)
-            device.set_random_state(now)
-        outputs, kept.outputs = kept.outputs, ()
-        torch.autograd.backward(outputs, gradients)
+        if kept.before and kept.trains:
+            with self.recompute[stage].again(kept.before):
+                self.run_to_train(stage, i, kept)
+        outputs, kept.outputs, kept.before = kept.outputs, (), None
+        if outputs:
+            torch.autograd.backward(outputs, gradients)
         del outputs
         # An input that the stage does not use has no gradient, and the stage before waits for one.
         made = tuple(
@@ -134,9 +140,10 @@ class Batch:
 
     def backward_weight(self, stage: int, i: int) -> None:
         """What backward-input has left."""
-        later = self.stash.pop((stage, i)).later
-        assert later is not None
-        later.compute()
+        kept = self.stash.pop((stage, i))
+        if kept.trains:
+            assert kept.later is not None
+            kept.later.compute()
 
     def run(self, stage: int, i: int, inputs: Tensors) -> Tensors:
         """The stage, and after the last one the loss."""
@@ -154,10 +161,14 @@ class Batch:
                 kept.later = stack.enter_context(DelayedWeightGradients())
             outputs = self.run(stage, i, kept.inputs)
         kept.outputs = tuple(get_gradient_edge(y) for y in outputs if y.requires_grad)
-        if not kept.outputs:
-            raise ValueError(
-                f"Stage {stage} has nothing to train, and nothing before it has: give its layers to another stage."
-            )
+        kept.trains = bool(kept.outputs)
+        if not kept.trains:
+            if stage == self.schedule.num_stages - 1:
+                raise ValueError(
+                    f"The loss depends on nothing to train: its {plural(stage + 1, 'stage')} have no trained weights, "
+                    "or the last one detaches what it gets."
+                )
+            kept.inputs = ()
         return tuple(y.detach().requires_grad_(y.requires_grad) for y in outputs)
 
 

@@ -43,7 +43,8 @@ class Pipeline(Performer):
     group:    the pipeline's ranks; default: all
     weigh:    target -> what a micro-batch counts; default: its samples. For losses that are means over tokens, the
               tokens
-    recompute: forwards keep their input only, and are run once more before their backward
+    recompute: forwards keep their input only, and are run once more before their backward, with the same random
+              numbers and buffers: BatchNorm counts a micro-batch once
     data_parallel: ranks that hold the same stages and have other samples: gradients are averaged over them, once, after
               the last micro-batch
     shared:   parameters of which ranks of the pipeline hold copies (first and last stage's embedding), each with the
@@ -82,7 +83,8 @@ class Pipeline(Performer):
                 for name, parameter in module.named_parameters()
                 if parameter.requires_grad
             }
-            self.reducer = Reducer(names, data_parallel)
+            if names:  # none where all is frozen, on all ranks that hold these stages
+                self.reducer = Reducer(names, data_parallel)
 
     def step(self, x: Any, target: Any) -> float | None:
         """Forward and backward of one batch: adds the gradients of its mean loss to every `.grad`.

@@ -43,7 +43,7 @@ def layer_costs(
 ) -> list[LayerCost]:
     """Passes one micro-batch through the layers, forward and backward in its two halves, and says what each one costs.
 
-    x:    a micro-batch, as the first layer gets it: nobody wants its gradient
+    x:    a micro-batch, as the first layer gets it: nobody wants its gradient, nor any before the first trained layer
     loss: what the last stage computes besides (output -> a number); counted with the last layer
     on:   count: seconds that this device needs, max(FLOPs / flops, bytes / bandwidth) per operation, whatever runs it
           here. `EmulatedDevice(flops=1)` counts FLOPs. Default: measure, on the clock of the events: the median of
@@ -61,13 +61,13 @@ def layer_costs(
         now = events.now if clock is None else clock.now
         before = devices.random_state()
         costs = []
+        wanted = False  # the gradient of a layer's input, by what is trained before it
         for i, layer in enumerate(layers):
             mine = copy.deepcopy(layer)
             end = loss if i == len(layers) - 1 else None
-            passes = [
-                _pass(mine, x, end, now, first=i == 0) for _ in range(repeats + (clock is None))
-            ]
+            passes = [_pass(mine, x, end, now, wanted) for _ in range(repeats + (clock is None))]
             x = passes[-1][1]
+            wanted = wanted or any(p.requires_grad for p in layer.parameters())
             kept = [cost for cost, _ in passes[-repeats:]]
             costs.append(LayerCost(*(median(one[part] for one in kept) for part in range(3))))
         devices.set_random_state(before)
@@ -100,10 +100,10 @@ def _pass(
     x: torch.Tensor,
     loss: Callable[[torch.Tensor], torch.Tensor] | None,
     now: Callable[[], float],
-    first: bool,
+    wanted: bool,
 ) -> tuple[LayerCost, torch.Tensor]:
     """One pass, as batch.py does it: the cost, and what the next layer gets."""
-    x = x.detach().requires_grad_(x.is_floating_point() and not first)
+    x = x.detach().requires_grad_(x.is_floating_point() and wanted)
     later = DelayedWeightGradients()
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:

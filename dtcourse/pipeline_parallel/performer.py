@@ -21,6 +21,7 @@ from dtcourse.collectives import p2p
 from dtcourse.pipeline_parallel.actions import BACKWARD_WEIGHT, FORWARD, Schedule
 from dtcourse.pipeline_parallel.batch import Batch, Tensors, samples, split_batch
 from dtcourse.pipeline_parallel.messages import Mail
+from dtcourse.pipeline_parallel.recompute import Recompute
 from dtcourse.pipeline_parallel.validate import validate
 from dtcourse.plural import plural
 
@@ -52,7 +53,8 @@ class Performer:
             )
         self.stages = dict(zip(mine, stages, strict=True))
         self.schedule, self.loss, self.group = schedule, loss, group
-        self.weigh, self.recompute = weigh, recompute
+        self.weigh = weigh
+        self.recompute = {s: Recompute(one) for s, one in self.stages.items()} if recompute else {}
         self.numbers = count()
         self.in_halves = {
             (stage, i) for stage, kind, i in schedule.ranks[self.rank] if kind == BACKWARD_WEIGHT
@@ -81,16 +83,16 @@ class Performer:
                 targets = [one for (one,) in targets]
             weights = self.weights_of(targets)
         return Batch(
-            self.schedule,
-            self.call,
-            self.loss,
-            inputs,
-            targets,
-            weights,
-            self.in_halves,
-            self.recompute,
-            training,
-            next(self.numbers),
+            schedule=self.schedule,
+            call=self.call,
+            loss=self.loss,
+            inputs=inputs,
+            targets=targets,
+            weights=weights,
+            in_halves=self.in_halves,
+            recompute=self.recompute,
+            training=training,
+            number=next(self.numbers),
         )
 
     def weights_of(self, targets: Sequence[Any]) -> list[float]:
@@ -120,8 +122,8 @@ class Performer:
     def evaluate(self, x: Any, target: Any) -> float | None:
         """The mean loss of a batch on the last stage's rank (None elsewhere): forwards alone, nothing is kept.
 
-        Raises ValueError as a step does. What only the last stage's rank refuses (its target) the others do not hear
-        of: nobody waits for that rank here.
+        Raises ValueError as a step does. Of what only the last stage's rank refuses (its target) the others do not
+        hear: they have done their part.
         """
         with self.step_with(self.quiet_mail):
             batch = self.batch(x, target, training=False)

@@ -268,4 +268,4 @@ def test_mistakes_are_told():
     assert "vertical_sync needs the old versions" in both
     assert "Stages 0 and 1 share a parameter (stage 1's weight)" in shared
     assert "PipeDream updates weights after each micro-batch" in other
-    assert "Stage 0 has nothing to train" in untrained
+    assert "The loss depends on nothing to train: its 1 stage" in untrained

@@ -24,8 +24,87 @@ pipedream.py       the engine without a flush: updates after each backward, vers
 recorded.py        a run's events, step by step, beside the simulator's: cost and bubble
 pairs.py           a forward and a backward at once: what DualPipe's order is made for
 search.py          the zero-bubble paper's heuristic: a schedule for given times and memory
+playing.py         its decisions: one step played through in the order of time
 explore.py         schedules, times and memory to play with
+
+What a step needs is here, too:
+
+    from dtcourse.pipeline_parallel import Pipeline, balance, layers_of, one_f_one_b, split
+
+but what has the name of its file (layer_costs, schedules.pipedream), and recorded.py's short names.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dtcourse.pipeline_parallel.actions import Action, Schedule
+from dtcourse.pipeline_parallel.balance import balance
+from dtcourse.pipeline_parallel.schedules import (
+    breadth_first,
+    gpipe,
+    interleaved_1f1b,
+    one_f_one_b,
+    sequential,
+)
+from dtcourse.pipeline_parallel.search import search
+
 # It says how a schedule is drawn (dtcourse.events.timeline_of), wherever the schedule is from.
-from dtcourse.pipeline_parallel import simulate as simulate
+from dtcourse.pipeline_parallel.simulate import Memory, Simulation, Times, simulate
+from dtcourse.pipeline_parallel.validate import ScheduleError, validate
+from dtcourse.pipeline_parallel.zero_bubble import dualpipe_v, zb_h1, zb_h2, zb_v
+
+if TYPE_CHECKING:
+    from dtcourse.pipeline_parallel.engine import Pipeline
+    from dtcourse.pipeline_parallel.layers import layers_of, shared_parameters
+    from dtcourse.pipeline_parallel.pipedream import PipeDream
+    from dtcourse.pipeline_parallel.refusals import StepRefused
+    from dtcourse.pipeline_parallel.stages import Stage, split
+
+__all__ = [
+    "Action",
+    "Memory",
+    "PipeDream",
+    "Pipeline",
+    "Schedule",
+    "ScheduleError",
+    "Simulation",
+    "Stage",
+    "StepRefused",
+    "Times",
+    "balance",
+    "breadth_first",
+    "dualpipe_v",
+    "gpipe",
+    "interleaved_1f1b",
+    "layers_of",
+    "one_f_one_b",
+    "search",
+    "sequential",
+    "shared_parameters",
+    "simulate",
+    "split",
+    "validate",
+    "zb_h1",
+    "zb_h2",
+    "zb_v",
+]
+
+_NEEDS_TORCH = {
+    "PipeDream": "pipedream",
+    "Pipeline": "engine",
+    "Stage": "stages",
+    "StepRefused": "refusals",
+    "layers_of": "layers",
+    "shared_parameters": "layers",
+    "split": "stages",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch when it is asked for: schedules are made, simulated and drawn without it."""
+    if name in _NEEDS_TORCH:
+        from importlib import import_module
+
+        return getattr(import_module(f"{__name__}.{_NEEDS_TORCH[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -54,7 +54,7 @@ def write(form: Form, count: int) -> torch.Tensor:
     if dtype not in _DTYPES or len(shape) > _MOST_DIMS or count > MOST_TENSORS:
         raise ValueError(
             f"A stage sends at most {MOST_TENSORS} tensors, each of at most {_MOST_DIMS} dims and a common dtype; "
-            f"got {plural(count, 'tensor')}, {dtype}, {len(shape)} dims."
+            f"got {plural(count, 'tensor')}, {dtype}, {plural(len(shape), 'dim')}."
         )
     sizes = [*shape] + [0] * (_MOST_DIMS - len(shape))
     return torch.tensor([count, needs_gradient, _DTYPES.index(dtype), len(shape), *sizes])

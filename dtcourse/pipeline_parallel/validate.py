@@ -113,9 +113,9 @@ def _shape(schedule: Schedule) -> Iterator[str]:
     if not counts or min(counts) != max(counts) or not min(counts):
         yield f"every rank holds equally many stages, one or more; these hold {counts}"
     if schedule.micro_batches < 1:
-        yield f"it has {schedule.micro_batches} micro-batches; the least is 1"
+        yield f"it has {plural(schedule.micro_batches, 'micro-batch', 'micro-batches')}; the least is 1"
     if len(schedule.memory_bound) != ranks:
-        yield f"memory_bound has {len(schedule.memory_bound)} entries for {plural(ranks, 'rank')}"
+        yield f"memory_bound has {plural(len(schedule.memory_bound), 'entry', 'entries')} for {plural(ranks, 'rank')}"
 
 
 def _lists(schedule: Schedule) -> Iterator[str]:

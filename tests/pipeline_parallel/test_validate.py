@@ -184,7 +184,7 @@ def swapped(first: str, second: str):
         ),
         (
             replace(schedules.gpipe(2, 3), memory_bound=[3]),
-            "memory_bound has 1 entries for 2 ranks",
+            "memory_bound has 1 entry for 2 ranks",
         ),
         (replace(schedules.gpipe(2, 3), rank_of=[0, 2]), "rank_of puts stages on rank 2"),
         (replace(schedules.gpipe(2, 3), rank_of=[0, 0]), "every rank holds equally many stages"),

@@ -20,6 +20,7 @@ from dtcourse.compression import (
     TopK,
     TopRows,
     compression_hook,
+    deep_gradient_hook,
 )
 from dtcourse.compression.compressor import ALL_GATHER, ALL_GATHERV, ALL_REDUCE, REDUCE_SCATTER
 from dtcourse.data_parallel import DistributedDataParallel
@@ -142,3 +143,37 @@ def test_what_was_left_out_at_another_loss_scale_comes_back_a_thousandfold_unles
     for found in launch(rescaled, 2):
         assert found["kept"] > 50, "the silent break"
         assert 0.3 < found["reset"] < 3
+
+
+def wrong_states():
+    said = []
+    for state, hook in (
+        (TopK(0.1), compression_hook),
+        (None, compression_hook),
+        (CompressionState(TopK(0.1)), deep_gradient_hook),
+    ):
+        for wrap in (DistributedDataParallel, TorchDDP):
+            wrapped = wrap(model())
+            wrapped.register_comm_hook(state, hook)
+            try:
+                wrapped(torch.ones(2, 8)).sum().backward()
+            except ValueError as error:
+                said.append(str(error))
+    for compressor in (TopK, compression_hook, TopRows(0.1)):
+        try:
+            CompressionState(compressor)
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
+def test_a_hook_registered_with_what_is_no_state_says_what_to_register():
+    for said in launch(wrong_states, 2):
+        assert len(said) == 9, said
+        assert all("CompressionState(TopK(0.01))" in one and "got TopK" in one for one in said[:2])
+        assert all("got None" in one for one in said[2:4])
+        assert all(
+            "DeepGradientState(optimizer)" in one and "got CompressionState" in one
+            for one in said[4:6]
+        )
+        assert all("takes a compressor, such as TopK(0.01); got" in one for one in said[6:])

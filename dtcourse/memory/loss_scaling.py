@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from dtcourse import device as devices
-from dtcourse.torch_private import check_finite_and_multiply_
+from dtcourse.torch_private import check_finite_and_multiply_, scaler_steps, step_under_scaler
 
 
 @dataclass
@@ -115,9 +115,9 @@ class StaticLossScaler:
         if progress.overflow is None:
             self.unscale_(optimizer)
         progress.stepped = True
-        if _happened(progress):
-            return self._after_overflow(optimizer)
-        return optimizer.step(*args, **kwargs)
+        if _happened(progress) and not self._steps_after_overflow(optimizer):
+            return None
+        return step_under_scaler(optimizer, progress.overflow, *args, **kwargs)
 
     def update(self) -> None:
         """The step is over, for all optimizers."""
@@ -157,7 +157,7 @@ class StaticLossScaler:
             dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.group)
         return found
 
-    def _after_overflow(self, optimizer: Optimizer) -> None:
+    def _steps_after_overflow(self, optimizer: Optimizer) -> bool:
         bad = sum(not bool(g.isfinite().all()) for g in _gradients(optimizer))
         raise OverflowError(
             f"{bad} of {len(_gradients(optimizer))} gradients of this rank are not finite at a loss scale of "
@@ -217,11 +217,10 @@ class GradScaler(StaticLossScaler):
                 )
             self._scale, self._good_steps = smaller, 0
         else:
-            self._good_steps += 1
-            if self._good_steps == self._growth_interval:
+            self._good_steps = (self._good_steps + 1) % self._growth_interval
+            if self._good_steps == 0:
                 larger = _float32(self._scale * self._growth_factor)
                 self._scale = larger if math.isfinite(larger) else self._scale
-                self._good_steps = 0
         super().update()
 
     def state_dict(self) -> dict[str, Any]:
@@ -251,8 +250,9 @@ class GradScaler(StaticLossScaler):
         self._scale, self._good_steps = _checked_scale(scale), tracker
         self._growth_factor, self._backoff_factor, self._growth_interval = growth, backoff, interval
 
-    def _after_overflow(self, optimizer: Optimizer) -> None:
-        """Skips the step: the parameters, and the optimizer's state, stay as they are."""
+    def _steps_after_overflow(self, optimizer: Optimizer) -> bool:
+        """Most optimizers' step is skipped. One whose ranks have a meeting in it skips its own part of it by itself."""
+        return scaler_steps(optimizer)
 
 
 def _gradients(optimizer: Optimizer) -> list[torch.Tensor]:

@@ -4,6 +4,7 @@
     collectives.py  collectives by their newest names; a Future that can fail
     tensors.py      what a tensor is
     operations.py   what an operation is
+    optimizers.py   what a GradScaler and an optimizer say to each other
     modules.py      what a module holds
     backward.py     where in a forward or a backward we are
     process.py      what is set for a whole process
@@ -65,6 +66,12 @@ from dtcourse.torch_private.operations import (
     packet_of,
     schema_of,
 )
+from dtcourse.torch_private.optimizers import (
+    let_scaler_step,
+    said_by_scaler,
+    scaler_steps,
+    step_under_scaler,
+)
 from dtcourse.torch_private.pipelines import (
     pipeline_order,
 )
@@ -121,6 +128,7 @@ __all__ = [
     "joining",
     "joins_first",
     "let_monitored_barrier_through",
+    "let_scaler_step",
     "make_subclass",
     "nccl_group",
     "own_buffers",
@@ -130,12 +138,15 @@ __all__ = [
     "packet_of",
     "pipeline_order",
     "reduce_scatter_single",
+    "said_by_scaler",
     "saves_through_hooks",
+    "scaler_steps",
     "schema_of",
     "set_local",
     "settings_of_process",
     "shared_versions",
     "sparse_parts",
+    "step_under_scaler",
     "stop_workers",
     "torch_group",
     "tree_leaves",

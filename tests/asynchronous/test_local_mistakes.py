@@ -150,6 +150,40 @@ def test_closures():
     launch(closures, 2)
 
 
+# --- the end -----------------------------------------------------------------------------------------------------
+
+
+def met_again():
+    """Parameters after the last step, which has met, and after two more meetings; the traffic of a rank that has not."""
+    found, rank = {}, dist.get_rank()
+    for steps in (4, 5):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = DiLoCo(model, sgd(model), 2)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3) * (1 + rank)).square().mean().backward()
+            optimizer.step()
+        ends = [model.weight.detach().clone()]
+        for _ in range(3):
+            optimizer.meet()
+            ends.append(model.weight.detach().clone())
+        found[steps] = ends
+    one_step(model, optimizer) if rank else None
+    return found, refused(optimizer.meet)
+
+
+def test_meeting_after_a_step_that_has_met_moves_nothing():
+    run = launch(met_again, 2)
+    for found, message in run:
+        last, *again = found[4]
+        assert all(torch.equal(last, x) for x in again)
+        last, met, *again = found[5]
+        assert not torch.equal(last, met) and all(torch.equal(met, x) for x in again)
+        assert torch.equal(met, run[0][0][5][1])
+        assert "0 on rank 0; 1 on rank 1" in message, "the ranks agree before one of them leaves"
+
+
 # --- mistakes ----------------------------------------------------------------------------------------------------
 
 

@@ -40,7 +40,7 @@ class DiLoCo(LocalOptimizer):
     outer:          another outer optimizer, given the flat tensors of x; one that treats each number by itself
 
     Between two meetings `model` is this rank's; after one it is x, the same on all ranks. Call meet() after the last
-    step. Buffers (BatchNorm's running statistics) are each rank's own.
+    step: where that step has met already, nothing changes. Buffers (BatchNorm's running statistics) are each rank's own.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class DiLoCo(LocalOptimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One inner step, and the outer one where it is time."""
-        loss = self.optimizer.step(closure)
+        loss = self.inner_step(closure)
         self.steps += 1
         self.steps_since_meeting += 1
         if self.steps_since_meeting >= self.period:
@@ -88,9 +88,14 @@ class DiLoCo(LocalOptimizer):
 
     @torch.no_grad()
     def meet(self) -> None:
-        """Takes the outer step now, on what the inner ones have changed since the last. All ranks call it."""
+        """Takes the outer step now, on what the inner ones have changed since the last. All ranks call it.
+
+        Without an inner step since then there is none: its momentum would move x, and no data stands behind that.
+        """
         self.check_unchanged()
         self.check_meeting(period=self.period)
+        if self.steps_since_meeting == 0:
+            return
         buckets = flattened(self.parameters)
         for bucket, start in zip(buckets, self.start, strict=True):
             torch.sub(start, bucket.buffer(), out=bucket.buffer())

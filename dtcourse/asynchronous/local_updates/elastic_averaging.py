@@ -79,7 +79,7 @@ class ElasticAveraging(LocalOptimizer):
         if self.steps_since_meeting >= self.period:
             pulls = self._meet()
         with torch.enable_grad():
-            loss = self.optimizer.step(closure)
+            loss = self.inner_step(closure)
         for bucket in pulls:
             for parameter, pull in zip(bucket.parameters(), bucket.gradients(), strict=True):
                 parameter.sub_(pull)

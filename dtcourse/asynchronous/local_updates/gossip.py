@@ -112,7 +112,7 @@ class GossipSGD(LocalOptimizer):
         if self.overlap and self._exchange is None:  # no forward has started it
             self._exchange = self.start_exchange()
         with torch.enable_grad():
-            loss = self.optimizer.step(closure)
+            loss = self.inner_step(closure)
         exchange = self._exchange or self.start_exchange()
         if self.overlap:
             for bucket, mean in zip(exchange.mine, self.mixed(exchange), strict=True):

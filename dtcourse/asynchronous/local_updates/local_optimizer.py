@@ -3,9 +3,10 @@
     optimizer = LocalSGD(model, torch.optim.SGD(model.parameters(), lr=0.1), period=8)
 
 The model stays as it is and the inner optimizer makes each rank's own steps; the method is what happens besides. The
-wrapper is a torch.optim.Optimizer, so schedulers of the learning rate, gradient scalers and zero_grad work on it. What
-can go wrong silently is asked here: workers with different settings never meet, or meet with models of different age; a
-parameter that was replaced since the wrapper was made is trained by nobody.
+wrapper is a torch.optim.Optimizer, so schedulers of the learning rate, gradient scalers and zero_grad work on it. A
+GradScaler that finds inf on one rank leaves out the inner step of that rank alone; the step counts, and ranks meet when
+they would have met. What can go wrong silently is asked here: workers with different settings never meet, or meet with
+models of different age; a parameter that was replaced since the wrapper was made is trained by nobody.
 
 A rank's parameters, and its optimizer's state, are its own between meetings: each rank saves its own state dicts.
 """
@@ -24,6 +25,7 @@ from torch.optim import Optimizer
 from dtcourse.parameters.agreement import all_equal, check_agreed
 from dtcourse.parameters.backward import check_same_parameters
 from dtcourse.parameters.replicas import Group, broadcast_model
+from dtcourse.torch_private import let_scaler_step, said_by_scaler
 
 EXTRA = "local_updates"  # the wrapper's own part of its state dict
 
@@ -37,7 +39,7 @@ class LocalOptimizer(Optimizer):
     group:     the ranks that meet; default: all
     init_sync: False: the ranks have the same values already, and no model is compared or sent
 
-    steps: taken so far; steps_since_meeting: of them since the ranks last met
+    steps: taken so far, with those that a GradScaler has left out; steps_since_meeting: of them since the ranks last met
 
     Raises ValueError if the ranks have different models or settings, or the optimizer's parameters are not the model's.
     """
@@ -76,6 +78,7 @@ class LocalOptimizer(Optimizer):
         self.steps = self.steps_since_meeting = 0
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._layout = self._layout_now()
+        let_scaler_step(self)
 
     def _share(self) -> None:
         """One state and one list of groups, seen through both optimizers."""
@@ -142,6 +145,30 @@ class LocalOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         raise NotImplementedError
+
+    def inner_step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of the inner optimizer; none where a GradScaler has found a gradient of this rank not finite."""
+        if self.unscale():
+            return None
+        return self.optimizer.step(closure)
+
+    @property
+    def under_scaler(self) -> bool:
+        """Whether a GradScaler has called this step."""
+        return said_by_scaler(self)[0] is not None
+
+    @torch.no_grad()
+    def unscale(self) -> bool:
+        """Divides the gradients where a GradScaler has left it to this optimizer. Whether one was not finite."""
+        found_inf, scale = said_by_scaler(self)
+        if scale is not None:
+            # as PyTorch's scaler divides, to the last bit
+            by = scale.double().reciprocal().float()
+            for parameter in (p for group in self.param_groups for p in group["params"]):
+                if parameter.grad is not None:
+                    parameter.grad.mul_(by.to(parameter.grad.device))
+            self.grad_scale = None
+        return bool(found_inf)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """The inner optimizer's."""

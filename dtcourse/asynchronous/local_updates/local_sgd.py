@@ -89,7 +89,7 @@ class LocalSGD(LocalOptimizer):
         if self.is_synchronous:
             loss = self._synchronous_step(closure)
         else:
-            loss = self.optimizer.step(closure)
+            loss = self.inner_step(closure)
             self.steps_since_meeting += 1
         self.steps += 1
         self._tell_ddp()
@@ -128,9 +128,13 @@ class LocalSGD(LocalOptimizer):
 
     def _synchronous_step(self, closure: Callable[[], Any] | None) -> Any:
         if self.in_ddp:
-            return self.optimizer.step(closure)
+            return self.inner_step(closure)
         if closure is None:
+            # Before the mean, since the ranks' scales may differ. One rank's inf is in the mean of all.
+            self.unscale()
             self._average_gradients()
+            if self.under_scaler and not all(p.grad.isfinite().all() for p in self.parameters):  # type: ignore[union-attr]
+                return None
             return self.optimizer.step()
 
         def averaged() -> Any:

@@ -154,7 +154,7 @@ def test_closures():
 
 
 def met_again():
-    """Parameters after the last step, which has met, and after two more meetings; the traffic of a rank that has not."""
+    """Parameters after the last step, which has met or not, and after each of three more meetings."""
     found, rank = {}, dist.get_rank()
     for steps in (4, 5):
         torch.manual_seed(0)

@@ -149,8 +149,10 @@ def test_any_order_of_pushes_and_pulls_is_what_one_process_computes_in_that_orde
             CASES[key[1]],
             range(1, len(run)),
             RATE,
-            weight=lambda number: 1 / num_workers,
-            lr_factor=(lambda s: 1 / max(1, s)) if key[0] == "aware" else lambda s: 1.0,
+            weight=lambda number: 1.0,
+            lr_factor=lambda s, aware=key[0] == "aware": (
+                (1 / max(1, s) if aware else 1.0) / num_workers
+            ),
         )
         assert all(torch.equal(got[name], expected[name]) for name in expected), key
         assert staleness == their_staleness
@@ -263,8 +265,48 @@ def test_bounded_staleness_lets_the_fast_wait_for_the_slowest():
 def test_the_rate_is_divided_by_the_staleness():
     server = Fake(Asynchronous(inverse_staleness), 1, 2)
     calls = [server.push(w)[0] for w in (1, 1, 1, 2, 1)]
-    assert [factor for _, _, _, factor in calls] == [1, 1, 1, 1 / 3, 1]
-    assert {weight for _, _, weight, _ in calls} == {0.5}
+    assert [factor for _, _, _, factor in calls] == [1 / 2, 1 / 2, 1 / 2, 1 / 3 / 2, 1 / 2]
+    assert {weight for _, _, weight, _ in calls} == {1.0}
+
+
+# --- how far p updates go ----------------------------------------------------------------------------------------
+
+CONSTANT = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1),
+    "weight decay": lambda parameters: torch.optim.SGD(parameters, 1e-4, weight_decay=1.0),
+    "adam": lambda parameters: torch.optim.Adam(parameters, 0.1),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, 0.001, weight_decay=0.1),
+}
+
+
+def _moved():
+    """How far one gradient of each worker moves the model, by optimizer and rule; the gradient is 2 everywhere."""
+    found = {}
+    for name, make in CONSTANT.items():
+        for rule in (Synchronous(), Asynchronous(), BoundedStaleness(0)):
+            model = torch.nn.Linear(1, 1, bias=False).double()
+            torch.nn.init.constant_(model.weight, 8.0)
+            if dist.get_rank() == 0:
+                optimizer = make(model.parameters())
+                ParameterServer(model, optimizer, rule).serve()
+                found[name, type(rule).__name__] = 8.0 - model.weight.item()
+                assert optimizer.param_groups[0]["lr"] == make([torch.ones(1)]).param_groups[0]["lr"]
+                continue
+            with Worker(model) as worker:
+                (2 * model(torch.ones(1, 1).double())).sum().backward()
+                worker.push()
+                worker.pull()
+    return found
+
+
+def test_p_asynchronous_updates_go_as_far_as_a_synchronous_one_with_adam_too():
+    found = launch(_moved, 5)[0]
+    for name in CONSTANT:
+        one = found[name, "Synchronous"]
+        # what decays, decays from a smaller value in the second of four updates
+        assert found[name, "Asynchronous"] == pytest.approx(one, rel=1e-3), name
+        assert found[name, "BoundedStaleness"] == pytest.approx(one, rel=1e-3), name
+    assert found["adam", "Synchronous"] == pytest.approx(0.1)
 
 
 # --- bytes, and time where it is emulated ------------------------------------------------------------------------

@@ -40,7 +40,8 @@ class DiLoCo(LocalOptimizer):
     outer:          another outer optimizer, given the flat tensors of x; one that treats each number by itself
 
     Between two meetings `model` is this rank's; after one it is x, the same on all ranks. Call meet() after the last
-    step: where that step has met already, nothing changes. Buffers (BatchNorm's running statistics) are each rank's own.
+    step: where that step has met already, nothing changes. Buffers (BatchNorm's running statistics) are each rank's
+    own.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class LocalOptimizer(Optimizer):
     group:     the ranks that meet; default: all
     init_sync: False: the ranks have the same values already, and no model is compared or sent
 
-    steps: taken so far, with those that a GradScaler has left out; steps_since_meeting: of them since the ranks last met
+    steps: so far, with those that a GradScaler has left out; steps_since_meeting: of them since the ranks last met
 
     Raises ValueError if the ranks have different models or settings, or the optimizer's parameters are not the model's.
     """

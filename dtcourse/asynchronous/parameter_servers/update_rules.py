@@ -7,9 +7,10 @@
     BackupWorkers(b)     backup_workers.py
 
 A gradient is *stale* by the number of updates that were made between the answer that it was computed from and its own.
-Synchronous gradients are stale by 0; with p equal workers asynchronous ones by p - 1 on average. Every gradient counts
-1/p, so with plain SGD p asynchronous updates go as far as one synchronous update, with the same learning rate.
-An optimizer with a memory (momentum, Adam) remembers p small updates then, not one.
+Synchronous gradients are stale by 0; with p equal workers asynchronous ones by p - 1 on average. Every asynchronous
+update is made with 1/p of the learning rate, so p of them go as far as one synchronous update. The factor is on the
+learning rate and not on the gradient, since Adam does not see a gradient's scale, and weight decay has none.
+An optimizer with a memory (momentum, Adam's moments) takes p updates for p steps: it forgets p times as fast.
 
 A stale gradient points from where the model was. `inverse_staleness` makes its learning rate smaller (Zhang et al.,
 arXiv 1511.05950, section 3.2: the learning rate divided by the staleness).
@@ -99,9 +100,9 @@ def constant(staleness: int) -> float:
 
 
 class Asynchronous:
-    """Applies each gradient as it comes, and answers at once.
+    """Applies each gradient as it comes, with 1/p of the learning rate, and answers at once.
 
-    lr_factor: staleness -> factor of the learning rate: `constant`, or `inverse_staleness`
+    lr_factor: staleness -> another factor of the learning rate: `constant`, or `inverse_staleness`
     """
 
     arrival_decides = True
@@ -114,7 +115,7 @@ class Asynchronous:
 
     def received(self, server: Serving, worker: int) -> None:
         staleness = server.version - server.pulled[worker]
-        server.apply([worker], 1 / server.num_workers, self.lr_factor(staleness))
+        server.apply([worker], 1.0, self.lr_factor(staleness) / server.num_workers)
         self._answer(server, worker)
 
     def left(self, server: Serving, worker: int) -> None:

@@ -17,6 +17,10 @@ absolute deviation (MAD; Iglewicz and Hoaglin 1993 take 3.5 of them for an outli
 standard deviation where times are normal). The unit is the larger of two: how much the ranks differ, and how much one
 rank's steps do; and a difference too small to matter is none.
 
+On a GPU the work is measured by events in its stream, since the host's clock would say how long queueing took, and a
+hot GPU is slow in what it was queued. (unverified: no GPU was at hand.) They are read when `check` is called, so that
+no step waits for its own work.
+
 Bytes: a check is an all-gather of 24 bytes a rank.
 """
 
@@ -31,9 +35,11 @@ from statistics import median, median_low
 import torch
 import torch.distributed as dist
 
-from dtcourse import events
+from dtcourse import device, events
 from dtcourse.events import Timeline
 from dtcourse.parameters.replicas import Group
+from dtcourse.streams import Moment
+from dtcourse.torch_private import device_of_messages
 
 NORMAL = 1.4826  # the standard deviation over the MAD, for normal numbers
 
@@ -95,42 +101,65 @@ class StragglerDetector:
     window:    steps that count, the last ones
     threshold: usual deviations above what is usual from which on a rank is a straggler
     least:     and how much slower it must be at least, as a fraction: 0.1 is a tenth
+    where:     the device that works; default: this rank's
+
+    seconds: of the last steps, as far as they have been read
 
     Raises ValueError for a window below 3, which has no outliers, a threshold or a fraction that is not above 0.
     """
 
     def __init__(
-        self, window: int = 20, threshold: float = 3.5, least: float = 0.1, group: Group = None
+        self,
+        window: int = 20,
+        threshold: float = 3.5,
+        least: float = 0.1,
+        group: Group = None,
+        where: torch.device | None = None,
     ) -> None:
         if window < 3:
             raise ValueError(f"a median needs a window of 3 steps or more; got {window}")
         _check(threshold, least)
         self.threshold, self.least, self.group = threshold, least, group
+        self.where = device.current() if where is None else where
         self.seconds: deque[float] = deque(maxlen=window)
+        self._origin: Moment | None = None  # ties the GPU's clock to the events'
+        self._unread: deque[tuple[str, Moment, Moment]] = deque()
 
     @contextmanager
     def own_work(self, name: str = "own work") -> Iterator[None]:
         """Measures what this rank does by itself, and records it as an event of this name."""
-        began = events.now()
-        with events.span(name, "step"):
-            yield
-        self.seconds.append(events.now() - began)
+        if self._origin is None:
+            device.synchronize(self.where)
+            self._origin = Moment(self.where)
+        began = Moment(self.where)
+        yield
+        self._unread.append((name, began, Moment(self.where)))
+        # What is as old as a window has been done long ago: reading it waits for nothing.
+        self._read(0 if began.event is None else self.seconds.maxlen or 0)
 
     def check(self) -> Stragglers:
         """Who is slow: the same answer on all ranks, which all call it. ValueError where one has measured nothing."""
+        self._read()
         known = list(self.seconds)
         mine = [median(known), _mad(known)] if known else [0.0, 0.0]
-        size = dist.get_world_size(self.group)
-        everyone = [torch.empty(3, dtype=torch.float64) for _ in range(size)]
-        dist.all_gather(
-            everyone, torch.tensor([*mine, len(known)], dtype=torch.float64), group=self.group
-        )
+        size, where = dist.get_world_size(self.group), device_of_messages(self.group)
+        everyone = [torch.empty(3, dtype=torch.float64, device=where) for _ in range(size)]
+        told = torch.tensor([*mine, len(known)], dtype=torch.float64, device=where)
+        dist.all_gather(everyone, told, group=self.group)
         medians, deviations, numbers = torch.stack(everyone).t().tolist()
         if 0 in numbers:
             raise ValueError(
                 f"rank {numbers.index(0)} has measured no step: use own_work() on each rank"
             )
         return _judge(medians, deviations, self.threshold, self.least)
+
+    def _read(self, but_last: int = 0) -> None:
+        """Takes the times of what has been measured, all but the last ones."""
+        while len(self._unread) > but_last:
+            name, began, ended = self._unread.popleft()
+            self.seconds.append(ended.seconds_since(began))
+            assert self._origin is not None, "there was work"
+            events.add(name, "step", began.on_host(self._origin), ended.on_host(self._origin))
 
 
 def _judge(

@@ -170,6 +170,13 @@ def devices_of(group: dist.ProcessGroup) -> list[torch.device]:
     return list(group._device_types)
 
 
+def device_of_messages(group: dist.ProcessGroup | None) -> torch.device:
+    """Where a tensor has to be for this group to carry it: the CPU if it can be there, else this rank's GPU."""
+    kinds = devices_of(dist.group.WORLD if group is None else group)  # type: ignore[arg-type]
+    cpu = torch.device("cpu")
+    return cpu if cpu in kinds or not kinds else torch.device(kinds[0].type)
+
+
 def joining(wrapper: Joinable) -> bool:
     """Whether we are inside torch's Join with this wrapper (or optimizer)."""
     return wrapper._join_config.enable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from dtcourse import emulation, launch
@@ -93,6 +94,42 @@ def _nothing_measured():
 def test_a_rank_that_has_measured_nothing_is_named_on_all():
     said = "rank 1 has measured no step: use own_work() on each rank"
     assert list(launch(_nothing_measured, 2)) == [said, said]
+
+
+def _group_for_gpus_alone():
+    """Where the check's tensors would be, in a group that carries CUDA tensors alone, as NCCL's does; and in gloo's."""
+    store = dist.HashStore()
+    dist.init_process_group("cuda:gloo", store=store, rank=0, world_size=1)
+    sent = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", lambda *n, device, **_: sent.append(torch.device(device)))
+        patch.setattr(torch, "tensor", lambda *n, device, **_: sent.append(torch.device(device)))
+        patch.setattr(dist, "all_gather", lambda *_, **__: 1 / 0)
+        detector = StragglerDetector()
+        with pytest.raises(ZeroDivisionError):
+            detector.check()
+    dist.destroy_process_group()
+    return [where.type for where in sent]
+
+
+def test_the_check_s_tensors_are_where_the_group_can_carry_them():
+    assert launch(_group_for_gpus_alone, 1, init=False)[0] == ["cuda", "cuda"]
+
+
+@pytest.mark.gpu  # unverified: no GPU was at hand when this was written
+def test_on_a_gpu_the_work_is_timed_and_not_its_queueing():
+    where = torch.device("cuda")
+    x = torch.randn(4096, 4096, device=where)
+    detector = StragglerDetector(window=3, where=where)
+    with detector.own_work():
+        x @ x
+    for number in (1, 50, 50):
+        with detector.own_work():
+            for _ in range(number):
+                x @ x
+    detector._read()
+    one, *many = detector.seconds
+    assert all(seconds > 10 * one for seconds in many)
 
 
 def test_bad_input_is_refused():

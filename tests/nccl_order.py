@@ -204,6 +204,17 @@ class InOrderGroup(dist.ProcessGroup):
         start([one.tensor], one.peer, tag + 1).wait()
         one.done = True
 
+    # Called on gloo's backend itself: by way of torch's dispatcher a call has been seen to wait for ever for one of gloo's
+    # threads, which waited for Python's lock.
+    def allgather(self, *arguments: Any) -> Any:
+        return self.inner.allgather(*arguments)
+
+    def allreduce(self, *arguments: Any) -> Any:
+        return self.inner.allreduce(*arguments)
+
+    def broadcast(self, *arguments: Any) -> Any:
+        return self.inner.broadcast(*arguments)
+
     def getBackendName(self) -> str:
         return backend_of(self.rule)
 

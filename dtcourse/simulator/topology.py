@@ -21,11 +21,14 @@ import networkx
 
 @dataclass(frozen=True)
 class Topology:
-    """graph: nodes have kind="host" or "switch"; edges have bandwidth in bytes a second, each way."""
+    """graph: nodes have kind="host" or "switch"; edges have bandwidth in bytes a second, each way.
+
+    oversubscription: None where hosts are joined to each other, and there is no switch that has hosts below it
+    """
 
     name: str
     graph: networkx.Graph
-    oversubscription: float = 1.0
+    oversubscription: float | None = None
 
     @property
     def hosts(self) -> list[str]:
@@ -135,7 +138,7 @@ def star(hosts: int, bandwidth: float) -> Topology:
     for i in range(hosts):
         graph.add_node(f"host {i}", kind="host")
         graph.add_edge(f"host {i}", "switch", bandwidth=bandwidth)
-    return Topology("one switch", graph)
+    return Topology("one switch", graph, oversubscription=1.0)
 
 
 def tree(depth: int, arity: int, bandwidth: float) -> Topology:
@@ -199,7 +202,7 @@ def fat_tree(ports: int, bandwidth: float) -> Topology:
             host = f"host {pod * half * half + i * half + j}"
             graph.add_node(host, kind="host")
             graph.add_edge(host, f"edge {pod}.{i}", bandwidth=bandwidth)
-    return Topology("fat-tree", graph)
+    return Topology("fat-tree", graph, oversubscription=1.0)
 
 
 def all_to_all_seconds(topology: Topology, bytes_per_host: float) -> float:

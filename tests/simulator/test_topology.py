@@ -52,6 +52,13 @@ def test_fat_tree_counts(k):
     assert t.hops()[0] == (6 if k > 2 else 4) or k == 2
 
 
+def test_without_switches_there_is_no_oversubscription_and_with_them_it_is_the_bisection_s():
+    for direct in (ring(8, B), mesh([2, 4], B), torus([3, 3], B)):
+        assert direct.oversubscription is None
+    for t in (star(8, B), fat_tree(4, B), leaf_spine(4, 4, 4, B, B), leaf_spine(4, 1, 4, B, B)):
+        assert t.oversubscription == len(t.hosts) // 2 * B / t.bisection()
+
+
 @pytest.mark.parametrize(("spines", "ratio"), [(1, 4.0), (2, 2.0), (4, 1.0)])
 def test_leaf_and_spine(spines, ratio):
     t = leaf_spine(leaves=4, spines=spines, hosts_per_leaf=4, host_bandwidth=B, uplink_bandwidth=B)

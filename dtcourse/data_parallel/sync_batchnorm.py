@@ -21,25 +21,45 @@ from torch import nn
 from dtcourse.parameters.replicas import Group
 from dtcourse.torch_private import BATCH_NORM, own_buffers
 
+SLICE = 1 << 18  # values whose statistics are taken at once: 1 MiB of float32
+
 
 def batch_statistics(
     x: torch.Tensor, group: Group = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Mean and biased variance of each channel, (C,), over the batches of all ranks, and how many values they are of.
 
-    x: (batch, C, ...), of any batch size on each rank. One all-reduce: sums, sums of squares, the count. In double
-    precision: a difference of two large sums, taken once per channel, is cheap to take well.
+    x: (batch, C, ...), of any batch size on each rank. One all-reduce: sums, sums of squares, the count.
+
+    Mean and variance are taken in float32 at least, of SLICE values at a time, so that a bfloat16 batch is never
+    converted as a whole; they are merged, over slices and over ranks, by their counts, and in double precision: the
+    variance is a difference of two large sums then.
     """
     channels = x.shape[1]
     others = [d for d in range(x.dim()) if d != 1]
-    x_wide = x.double()
-    count = x_wide.new_tensor([x.numel() / channels])
-    sums = torch.cat([x_wide.sum(others), x_wide.square().sum(others), count])
+    wide = torch.promote_types(x.dtype, torch.float32)
+    sums = torch.zeros(2 * channels + 1, dtype=torch.double, device=x.device)
+    for part in x.split(max(1, SLICE * len(x) // max(1, x.numel()))) if x.numel() else ():
+        variance, mean = (t.double() for t in torch.var_mean(part.to(wide), others, correction=0))
+        values = part.numel() // channels
+        sums[:channels] += values * mean
+        sums[channels:-1] += values * (variance + mean.square())
+        sums[-1] += values
     dist.all_reduce(sums, group=group)
     count = sums[-1]
     mean = sums[:channels] / count
     variance = (sums[channels:-1] / count - mean.square()).clamp_min(0)
     return mean, variance, count
+
+
+def check_more_than_one_value(x: torch.Tensor, count: torch.Tensor) -> None:
+    """Raises ValueError, on all ranks, where `count`, of all of them, leaves a variance of nothing: as nn.BatchNorm."""
+    # A rank that has more knows it by itself, and waits for no GPU.
+    if x.numel() // x.shape[1] <= 1 and count <= 1:
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size {list(x.shape)} here and "
+            f"{int(count)} on all ranks together: take larger batches, or drop the last one"
+        )
 
 
 class _Normalise(torch.autograd.Function):
@@ -50,12 +70,13 @@ class _Normalise(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
         others = [d for d in range(x.dim()) if d != 1]
         mean, variance, count = batch_statistics(x, group)
+        check_more_than_one_value(x, count)
         inverse_std = (variance + eps).rsqrt()
         shape = [1, x.shape[1]] + [1] * (x.dim() - 2)
         mean, variance, inverse_std = (t.to(x.dtype) for t in (mean, variance, inverse_std))
-        x_hat = (x - mean.view(shape)) * inverse_std.view(shape)
+        x_hat = (x - mean.view(shape)).mul_(inverse_std.view(shape))
         y = x_hat if weight is None else x_hat * weight.view(shape)
-        y = y if bias is None else y + bias.view(shape)
+        y = y if bias is None else y.add_(bias.view(shape))
         context.save_for_backward(x_hat, weight, inverse_std, count)
         context.group, context.others, context.shape = group, others, shape
         context.mark_non_differentiable(mean, variance, count)

@@ -9,6 +9,7 @@ from torch import nn
 
 from dtcourse import launch
 from dtcourse.data_parallel import DistributedDataParallel, SyncBatchNorm, batch_statistics
+from dtcourse.profiling.memory_tracker import MemoryTracker
 
 
 def whole(momentum, affine):
@@ -72,3 +73,45 @@ def test_the_statistics_are_those_of_all_samples(counts):
         assert torch.allclose(mean, x.mean((0, 2)), atol=1e-12)
         assert torch.allclose(variance, x.var((0, 2), unbiased=False), atol=1e-12)
         assert count == 4 * sum(counts)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_half_precision_is_not_converted_as_a_whole(dtype):
+    """1 M values far from 0: the statistics are float32's, and what they need besides the batch is a fraction of it."""
+    torch.manual_seed(0)
+    x = (torch.randn(128, 8, 32, 32) * 0.5 + 30).to(dtype)
+
+    def mine():
+        with MemoryTracker() as tracker:
+            mean, variance, _ = batch_statistics(x)
+        return mean, variance, tracker.peak.bytes
+
+    mean, variance, peak = launch(mine, 1)[0]
+    wide = x.double()
+    assert torch.allclose(mean, wide.mean((0, 2, 3)), rtol=1e-6)
+    assert torch.allclose(variance, wide.var((0, 2, 3), unbiased=False), rtol=1e-4)
+    assert peak - x.nbytes < 0.6 * x.nbytes, "the batch is counted too"
+
+
+def one_value(samples):
+    norm = SyncBatchNorm(3)
+    x = torch.randn(samples[dist.get_rank()], 3)
+    try:
+        norm(x)
+    except ValueError as error:
+        return str(error), norm.running_var.isfinite().all().item()
+    return "", norm.running_var.isfinite().all().item()
+
+
+@pytest.mark.parametrize("samples", [(1,), (1, 0), (0, 0)])
+def test_one_value_per_channel_has_no_variance_and_is_refused_on_all_ranks(samples):
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
+        nn.BatchNorm1d(3)(torch.randn(1, 3))  # the rule that it follows
+    for rank, (said, finite) in enumerate(launch(one_value, len(samples), samples)):
+        size = f"got input size [{samples[rank]}, 3] here and {sum(samples)} on all ranks together"
+        assert "Expected more than 1 value per channel when training, " + size in said
+        assert finite
+
+
+def test_one_value_on_each_of_two_ranks_is_a_batch_of_two():
+    assert list(launch(one_value, 2, (1, 1))) == [("", True)] * 2

@@ -43,7 +43,7 @@ class Moment:
 
 
 class SecondStream:
-    """A stream of a GPU beside the one that computes. On a CPU, where a thread runs beside others by itself, nothing."""
+    """A stream of a GPU beside the one that computes. Nothing on a CPU, where a thread runs beside others by itself."""
 
     def __init__(self, where: torch.device) -> None:
         self.stream = torch.Stream(where) if device.is_gpu(where) else None

@@ -204,8 +204,8 @@ class InOrderGroup(dist.ProcessGroup):
         start([one.tensor], one.peer, tag + 1).wait()
         one.done = True
 
-    # Called on gloo's backend itself: by way of torch's dispatcher a call has been seen to wait for ever for one of gloo's
-    # threads, which waited for Python's lock.
+    # Called on gloo's backend itself: by way of torch's dispatcher a call has been seen to wait for ever for one of
+    # gloo's threads, which waited for Python's lock.
     def allgather(self, *arguments: Any) -> Any:
         return self.inner.allgather(*arguments)
 

@@ -13,6 +13,7 @@ otherwise the two ends wait for each other. Tensors must be contiguous (rows of 
     work = p2p.isend(x, dst=1)             # returns at once; x must not change before work.wait()
     work = p2p.irecv(y, src=0)             # returns at once; y holds the message after work.wait()
     p2p.exchange(x, right, y, left)        # send and receive at the same time: what a ring does in each step
+    with p2p.batch():                      # what is posted inside starts together: NCCL needs it (wire/batch.py)
     index = p2p.wait_any([work, other])    # whichever is over first: what a parameter server asks (wire/arrivals.py)
 
 `with p2p.operation("all_reduce"):` (also a decorator) names what the messages inside belong to, for the counters.
@@ -21,6 +22,7 @@ otherwise the two ends wait for each other. Tensors must be contiguous (rows of 
 from __future__ import annotations
 
 import weakref
+from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
@@ -28,10 +30,12 @@ from torch.distributed import ProcessGroup, Work
 
 from dtcourse import torch_private
 from dtcourse.collectives.traffic import operation
+from dtcourse.collectives.wire import batch as batches
 from dtcourse.collectives.wire.arrivals import wait_any
 from dtcourse.collectives.wire.channel import Channel, check_message
 
 __all__ = [
+    "batch",
     "exchange",
     "irecv",
     "isend",
@@ -78,6 +82,14 @@ def recv(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None, tag:
     irecv(tensor, src, group, tag).wait()
 
 
+def batch(group: ProcessGroup | None = None) -> AbstractContextManager[None]:
+    """What is posted on `group` inside starts together when the block ends, as dist.batch_isend_irecv has it.
+
+    Wait after the block. Both ends of a message post it in a batch, or neither does.
+    """
+    return batches.batch(channel(group))
+
+
 def exchange(
     send_tensor: torch.Tensor,
     dst: int,
@@ -86,10 +98,11 @@ def exchange(
     group: ProcessGroup | None = None,
     tag: int = 0,
 ) -> None:
-    """Send to `dst` and receive from `src` at the same time; `dst` and `src` may be the same rank."""
-    # Posted first, so that the message finds its buffer.
-    receiving = irecv(recv_tensor, src, group, tag)
-    sending = isend(send_tensor, dst, group, tag)
+    """Send to `dst` and receive from `src` at the same time; they may be the same rank, and both call this too."""
+    with batch(group):
+        # Posted first, so that the message finds its buffer.
+        receiving = irecv(recv_tensor, src, group, tag)
+        sending = isend(send_tensor, dst, group, tag)
     receiving.wait()
     sending.wait()
 

@@ -214,9 +214,9 @@ class Transfer:
         rank, ranks = p2p.rank(group), p2p.size(group)
         right, left = (rank + 1) % ranks, (rank - 1) % ranks
         self.arriving = torch.empty_like(tensors[0]), torch.empty_like(tensors[1])
-        # Receives first, so that a message finds its buffer.
-        self.work = [p2p.irecv(t, left, group, tag=i) for i, t in enumerate(self.arriving)]
-        self.work += [p2p.isend(t, right, group, tag=i) for i, t in enumerate(tensors)]
+        with p2p.batch(group):
+            self.work = [p2p.irecv(t, left, group, tag=i) for i, t in enumerate(self.arriving)]
+            self.work += [p2p.isend(t, right, group, tag=i) for i, t in enumerate(tensors)]
 
     def wait(self) -> tuple[Tensor, Tensor]:
         """What has come. What was sent is let go."""

@@ -177,6 +177,19 @@ def device_of_messages(group: dist.ProcessGroup | None) -> torch.device:
     return cpu if cpu in kinds or not kinds else torch.device(kinds[0].type)
 
 
+def batching(carrier: Any, where: torch.device) -> tuple[Any, Any] | None:
+    """How a batch of messages is started and ended on a group or a backend; None where each starts by itself."""
+    if isinstance(carrier, dist.ProcessGroup):
+        ours = type(carrier)._start_coalescing is not dist.ProcessGroup._start_coalescing
+        if not ours and not getattr(backend_of(carrier, where), "supports_coalescing", False):
+            return None
+        start, end = carrier._start_coalescing, carrier._end_coalescing
+        return functools.partial(start, where), functools.partial(end, where)
+    if not getattr(carrier, "supports_coalescing", False):
+        return None
+    return carrier._start_coalescing, carrier._end_coalescing
+
+
 def joining(wrapper: Joinable) -> bool:
     """Whether we are inside torch's Join with this wrapper (or optimizer)."""
     return wrapper._join_config.enable

@@ -24,6 +24,7 @@ from dtcourse.asynchronous import (
     Worker,
     inverse_staleness,
 )
+from dtcourse.asynchronous.parameter_servers import roles
 from dtcourse.asynchronous.parameter_servers.links import Link
 from dtcourse.collectives import p2p
 from dtcourse.emulation import EmulatedNetwork
@@ -269,6 +270,20 @@ def test_the_rate_is_divided_by_the_staleness():
     assert {weight for _, _, weight, _ in calls} == {1.0}
 
 
+def _over_nccl():
+    """As if the model were on GPUs and NCCL carried the group."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(roles.device, "is_gpu", lambda where: True)
+        patch.setattr(roles, "gpu_backend_of", lambda group: object())
+        with pytest.raises(ValueError, match="the order of posting: pass group=") as caught:
+            Worker(torch.nn.Linear(1, 1))
+    return str(caught.value)
+
+
+def test_nccl_which_has_an_order_of_its_own_is_refused():
+    assert "take" in launch(_over_nccl, 1)[0]
+
+
 # --- how far p updates go ----------------------------------------------------------------------------------------
 
 CONSTANT = {
@@ -290,7 +305,9 @@ def _moved():
                 optimizer = make(model.parameters())
                 ParameterServer(model, optimizer, rule).serve()
                 found[name, type(rule).__name__] = 8.0 - model.weight.item()
-                assert optimizer.param_groups[0]["lr"] == make([torch.ones(1)]).param_groups[0]["lr"]
+                assert (
+                    optimizer.param_groups[0]["lr"] == make([torch.ones(1)]).param_groups[0]["lr"]
+                )
                 continue
             with Worker(model) as worker:
                 (2 * model(torch.ones(1, 1).double())).sum().backward()

@@ -134,7 +134,7 @@ class GossipSGD(LocalOptimizer):
         sources, destinations = neighbours(self.weights, self.rank)
         theirs = {j: [bucket.empty() for bucket in mine] for j in sources}
         pending = []
-        with p2p.operation("gossip"):
+        with p2p.operation("gossip"), p2p.batch(self.group):
             for j, buffers in theirs.items():
                 pending += [p2p.irecv(b, j, self.group, TAG + n) for n, b in enumerate(buffers)]
             for k in destinations:

@@ -18,9 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtcourse import device
 from dtcourse.parameters.agreement import raise_on_all_ranks
 from dtcourse.parameters.buckets import Bucket, assign
 from dtcourse.parameters.replicas import Group, broadcast_model, check_same_model
+from dtcourse.torch_private import gpu_backend_of
 
 GRADIENT, DONE, GAVE_UP = range(3)
 HEADER_BYTES = 16  # two int64: what it is, gradients sent so far
@@ -49,8 +51,14 @@ def meet(
 
     Raises ValueError, on all ranks, for servers that are no ranks, where nobody is left to work, where ranks name
     different servers or take another part than that, where they have built different models, and for a model with
-    nothing to train.
+    nothing to train. For a model on GPUs in a group that NCCL carries, too: a server takes gradients as they come, and
+    NCCL carries out its messages in the order in which they were posted, so that servers would wait for each other.
     """
+    if device.is_gpu(next(model.parameters()).device) and gpu_backend_of(_group(group)) is not None:
+        raise ValueError(
+            "a parameter server takes gradients as they come, and NCCL's messages come in the order of posting: pass "
+            'group=dist.new_group(backend="gloo"), which carries tensors of GPUs by way of host memory'
+        )
     size = dist.get_world_size(group)
     chosen = (servers,) if isinstance(servers, int) else tuple(servers)
     everyone: list[Any] = [None] * size
@@ -85,6 +93,12 @@ def meet(
     raise_on_all_ranks(lambda: check(roles), group)
     broadcast_model(model, source=chosen[0], group=group)
     return roles
+
+
+def _group(group: Group) -> dist.ProcessGroup:
+    found = dist.group.WORLD if group is None else group
+    assert found is not None, "a process group has been formed"
+    return found
 
 
 def flat_buckets(model: nn.Module) -> list[Bucket]:

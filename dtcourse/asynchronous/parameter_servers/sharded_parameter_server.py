@@ -97,8 +97,9 @@ class ShardServer(FlatServer):
             parts[self._me].copy_(mine)
             others = [(i, rank) for i, rank in enumerate(self._servers) if i != self._me]
             with p2p.operation("collect"):
-                works = [self.link.irecv(parts[i], rank, PULL) for i, rank in others]
-                works += [self.link.isend(mine, rank, PULL) for _, rank in others]
+                with p2p.batch(self.link.group):
+                    works = [self.link.irecv(parts[i], rank, PULL) for i, rank in others]
+                    works += [self.link.isend(mine, rank, PULL) for _, rank in others]
                 for work in works:
                     work.wait()
             with torch.no_grad():

@@ -19,7 +19,7 @@ import torch
 from dtcourse import device, events
 from dtcourse.collectives import traffic
 from dtcourse.collectives.traffic import Label
-from dtcourse.collectives.wire import device_transport
+from dtcourse.collectives.wire import batch, device_transport
 from dtcourse.collectives.wire.arrivals import Pending, Posted
 from dtcourse.collectives.wire.guard import Guard
 from dtcourse.emulation import clock
@@ -115,7 +115,7 @@ class Channel:
                 'launch(..., clock="wall")'
             )
         counted = traffic.active()
-        started = self._post(kind, tensor, peer, wire)
+        started = batch.posted(self, tensor.device, lambda: self._post(kind, tensor, peer, wire))
         if self.guard is None and ports is None and not counted and not events.recording():
             return Posted(started)  # torch's own Work: nothing in between
         if label is None:

@@ -59,6 +59,9 @@ class RankFailure(RuntimeError):
         return type(self), (str(self), self.failures, self.world_size)
 
 
+WAIT_ONCE = "A handle is waited for once: on gloo, a second wait() for what isend or irecv returned is for ever."
+
+
 class RankTimeout(RankFailure):
     """Raised when the time limit passed: says for every rank where it was, and holds the stacks of all.
 
@@ -110,11 +113,9 @@ def rank_timeout(
     """The report of a launch that ran out of time: who waits where, with the stacks of all ranks."""
     failures = []
     for rank in range(world_size):
-        if rank in finished:
-            summary = "had returned from the function"
-        else:
-            summary = where(stacks.get(rank, ""))
-        failures.append(Failure(rank, summary, stacks.get(rank, "")))
+        stack = stacks.get(rank, "")
+        summary = "had returned from the function" if rank in finished else where(stack)
+        failures.append(Failure(rank, summary, stack))
     lines = [
         f"not done after {limit:g} s. Where the ranks were at that moment:",
         *(f"  rank {f.rank} {f.summary}" for f in failures),
@@ -122,6 +123,7 @@ def rank_timeout(
         "Ranks that wait in different places wait for each other for ever: every rank must call the same",
         "collectives in the same order, and every receive needs its send. If the work is only long, pass",
         "launch(..., timeout=seconds), or timeout=None for no limit.",
+        *([WAIT_ONCE] if any(".wait(" in f.summary for f in failures) else []),
     ]
     for failure in failures:
         if failure.details:

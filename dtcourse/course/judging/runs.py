@@ -129,7 +129,7 @@ def _plain_detail(detail: dict[str, Any]) -> dict[str, Any]:
 
 
 def _waiting(error: Any, names: str, world_size: int, limit: float) -> str:
-    from dtcourse.launch import deadlock
+    from dtcourse.launch import deadlock, failures
 
     places = [f"  rank {rank} {scrub(where)}" for rank, where in sorted(error.waiting.items())]
     # By their stacks, not by names: an answer may be called all_gather, and loop.
@@ -140,6 +140,8 @@ def _waiting(error: Any, names: str, world_size: int, limit: float) -> str:
         if stacks and all(map(deadlock.waits_for_a_rank, stacks))
         else "Does a loop in it ever end?"
     )
+    if any(".wait(" in place for place in places):
+        why += f" {failures.WAIT_ONCE}"
     return (
         f"{names} had not returned after {limit:g} s on {plural(world_size, 'rank')}; the ranks were still waiting "
         f"or working:\n" + "\n".join(places) + f"\n{why}"

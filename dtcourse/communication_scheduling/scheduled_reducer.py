@@ -9,7 +9,8 @@ The parameter's .grad keeps this rank's own gradient meanwhile; the mean is in t
 between (clips it, say) would change nothing of what travels: `taken_back` finds out.
 
 The first backward sends its slices in the order in which they come, and notes when. From these times, the slowest
-rank's, all ranks make the same plan.
+rank's, all ranks make the same plan. On a GPU the times are those of events in its stream, since the host only queues
+what backward computes. (unverified: no GPU was at hand.)
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtcourse import events
 from dtcourse.communication_scheduling.plan import Slice, send_order
 from dtcourse.parameters.buckets import Bucket
 from dtcourse.parameters.reducer import Reducer
 from dtcourse.parameters.replicas import Group
 from dtcourse.parameters.unused import UsedParameters
+from dtcourse.streams import Moment
 from dtcourse.torch_private import version_of
 
 
@@ -50,10 +51,12 @@ class ScheduledReducer(Reducer):
     ) -> None:
         self.layer_of, self.slice_bytes, self.waits = layer_of, slice_bytes, waits
         self.in_flight: dict[Bucket, list[Any]] = {}
-        self.ready_at: dict[Any, float] = {}  # in seconds after backward's begin
+        # When its gradient was there, and when that backward had begun.
+        self.ready_at: dict[Any, tuple[Moment, Moment]] = {}
         self.used_somewhere: set[torch.Tensor] = set()
         self.seen: dict[Any, tuple[torch.Tensor | None, int]] = {}  # .grad, as it was copied
-        self._began: float | None = None
+        self._began: Moment | None = None
+        self._is_planned = False
         super().__init__(names, group, None, self._layers, used, gradient_as_bucket_view=False)
 
     # --- which slices there are, and in which order -----------------------------------------------------------
@@ -85,7 +88,8 @@ class ScheduledReducer(Reducer):
         """
         device = self.parameters[0].device
         took = self._time_slices()
-        mine = [self.ready_at.get(p, 0.0) for p in self.parameters] + list(took.values())
+        after = {p: there.seconds_since(began) for p, (there, began) in self.ready_at.items()}
+        mine = [after.get(p, 0.0) for p in self.parameters] + list(took.values())
         slowest = torch.tensor(mine, dtype=torch.float64, device=device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=self.group)
         times = slowest.tolist()
@@ -103,6 +107,7 @@ class ScheduledReducer(Reducer):
                 )
         planned = [slices[i] for i in send_order(slices, credit_bytes)]
         self.sending = [(self.buckets[s.layer], s.start, s.stop) for s in planned]
+        self._is_planned = True
         return planned
 
     def _time_slices(self) -> dict[int, float]:
@@ -114,9 +119,9 @@ class ScheduledReducer(Reducer):
                 if nbytes not in took:
                     probe = torch.zeros_like(bucket.buffer()[start:stop])
                     dist.barrier(self.group)
-                    begun = events.now()
+                    begun = Moment(probe.device)
                     dist.all_reduce(probe, group=self.group)
-                    took[nbytes] = events.now() - begun
+                    took[nbytes] = Moment(probe.device).seconds_since(begun)
         return took
 
     # --- in a backward ------------------------------------------------------------------------------------------
@@ -129,13 +134,14 @@ class ScheduledReducer(Reducer):
 
     def backward_begins(self, local: bool) -> None:
         if self._began is None:
-            self._began = events.now()
+            self._began = Moment(self.parameters[0].device)
             self.seen = {}
         super().backward_begins(local)
 
     def copied(self, parameter: torch.Tensor) -> None:
         """Its gradient is in its bucket; .grad stays this rank's own."""
-        self.ready_at[parameter] = 0.0 if self._began is None else events.now() - self._began
+        if not self._is_planned and self._began is not None:
+            self.ready_at[parameter] = Moment(parameter.device), self._began
         gradient = parameter.grad
         self.seen[parameter] = (gradient, 0 if gradient is None else version_of(gradient))
 

@@ -10,6 +10,11 @@ bucket 1's second round before bucket 2's first, another rank after it; gloo pai
 get the other's bytes. And a callback that waits keeps one of the threads that it waits for. Hence one thread a group,
 which calls all rounds of one bucket and then all of the next, on every rank alike.
 
+On a GPU the thread's operations have a stream of their own: on backward's they would wait for what backward has queued,
+and backward for their messages. The stream begins after what backward had queued when it handed the bucket over, and
+the thread waits, on the host, until it is through, so that whoever has waited for the Future finds the mean there
+whatever its stream. (unverified: no GPU was at hand. `begin`, which compresses, stays on backward's stream.)
+
 Under an emulated device the thread's operations take time too, beside those of backward (clock.computing).
 
 What backward itself calls on that group meanwhile (the all-reduce of unused parameters, SyncBatchNorm's) would come in
@@ -31,15 +36,29 @@ from dtcourse.collectives import traffic
 from dtcourse.collectives.wire.work import CollectiveWork, Worker
 from dtcourse.emulation import clock
 from dtcourse.parameters.replicas import Group
+from dtcourse.streams import Moment, SecondStream
 
-_beside: weakref.WeakKeyDictionary[Any, tuple[dist.ProcessGroup, Worker]] = (
-    weakref.WeakKeyDictionary()
-)
+_beside: weakref.WeakKeyDictionary[Any, Beside] = weakref.WeakKeyDictionary()
+
+
+class Beside:
+    """What the thread of one group has: a group of the same ranks, the thread itself, and a stream for each device."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        self.group: dist.ProcessGroup = dist.new_group(ranks, use_local_synchronization=True)
+        self.worker = Worker("compression")
+        self.streams: dict[torch.device, SecondStream] = {}
+
+    def stream(self, where: torch.device) -> SecondStream:
+        """Made when it is first asked for."""
+        if where not in self.streams:
+            self.streams[where] = SecondStream(where)
+        return self.streams[where]
 
 
 def group_beside(group: Group = None) -> dist.ProcessGroup:
     """A group of the same ranks, for the thread's collectives alone. All of its ranks ask for it at the same time."""
-    return _of(group)[0]
+    return _of(group).group
 
 
 def in_background(
@@ -50,22 +69,22 @@ def in_background(
     Returns a Future of the buffer, for our DDP and for PyTorch's. It raises what finish() raises.
     """
     phase = traffic.current_phase()  # the thread is in no backward, and works for one
+    beside, handed_over = _of(group), Moment(buffer.device)
 
     def run() -> None:
         device.use(buffer.device)  # a new thread is on the first GPU
-        with traffic.phase(phase), clock.computing():
+        stream = beside.stream(buffer.device)
+        # `finish` holds the tensors that backward's stream made for it until this stream has read them.
+        with traffic.phase(phase), clock.computing(), stream.after(handed_over):
             buffer.copy_(finish())
 
-    work = _of(group)[1].submit(CollectiveWork("compressed mean", [buffer]), run)
+    work = beside.worker.submit(CollectiveWork("compressed mean", [buffer]), run)
     return work.get_future().then(lambda done: done.value()[0])
 
 
-def _of(group: Group) -> tuple[dist.ProcessGroup, Worker]:
+def _of(group: Group) -> Beside:
     key = dist.group.WORLD if group is None else group
     if key not in _beside:
-        ranks = dist.get_process_group_ranks(key)
-        twin = dist.new_group(ranks, use_local_synchronization=True)
-        worker = Worker("compression")
-        _beside[key] = twin, worker
-        weakref.finalize(key, worker.stop, 0.0)
+        _beside[key] = Beside(dist.get_process_group_ranks(key))
+        weakref.finalize(key, _beside[key].worker.stop, 0.0)
     return _beside[key]

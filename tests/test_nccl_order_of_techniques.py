@@ -85,7 +85,24 @@ def server(num_servers, rule):
     return model[0].weight.tolist()
 
 
+def collect():
+    """The whole model on every server, from parts that only its own server has."""
+    model = nn.Linear(3, 2).double()
+    if dist.get_rank() > 1:
+        Worker(model, (0, 1)).close()
+        return None
+    make = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
+    shards = ShardServer(model, make, servers=(0, 1))
+    with torch.no_grad():
+        for shard in shards.shards:
+            shard.fill_(1.0 + dist.get_rank())
+    shards.collect()
+    shards.serve()
+    return model.weight.tolist(), model.bias.tolist()
+
+
 CASES = {
+    "collect": (collect,),
     "exchange": (exchange,),
     "ring attention": (attention,),
     "gossip, overlapped": (gossip, True),
@@ -96,12 +113,14 @@ CASES = {
 }
 
 
-BY_ARRIVAL = "parameter servers, bounded"  # several servers, each of which answers in the order in which it is asked
+# Several servers, each of which posts a receive when it has been asked: on one stream for the whole group they wait for
+# each other, and roles.meet refuses NCCL.
+SERVERS = ("parameter servers", "parameter servers, bounded")
 
 
-def everything(but=""):
+def everything(but=()):
     cases = CASES.items()
-    return {name: function(*arguments) for name, (function, *arguments) in cases if name != but}
+    return {name: function(*arguments) for name, (function, *arguments) in cases if name not in but}
 
 
 @pytest.fixture(scope="module", params=[3, 4])
@@ -111,13 +130,11 @@ def on_gloo(request):
 
 @pytest.mark.parametrize("rule", nccl_order.RULES)
 def test_what_runs_on_gloo_runs_in_nccl_s_order(on_gloo, rule):
-    # On one stream for the whole group, servers that take what comes first may wait for each other: roles.meet
-    # refuses NCCL for them.
-    but = BY_ARRIVAL if rule == "group" else ""
+    but = SERVERS if rule == "group" else ()
     run = nccl_order.launch(everything, len(on_gloo), rule, but, timeout=120)
     for rank, (found, expected) in enumerate(zip(run, on_gloo, strict=True)):
         for name, got in found.items():
-            if name == BY_ARRIVAL:
+            if name == SERVERS[-1]:
                 torch.testing.assert_close(got, expected[name])
             else:
                 assert got == expected[name], (name, rank)

@@ -17,7 +17,7 @@ from dtcourse.asynchronous import (
     Worker,
     mixing,
 )
-from dtcourse.collectives import p2p
+from dtcourse.collectives import halving_doubling, naive, p2p, pairwise
 from dtcourse.sequence_parallel import ring_attention
 from tests import nccl_order
 
@@ -101,7 +101,21 @@ def collect():
     return model.weight.tolist(), model.bias.tolist()
 
 
+def exchanging_collectives():
+    """Those whose ranks send and receive at once in each step."""
+    found = []
+    x = torch.arange(12.0) + dist.get_rank()
+    halving_doubling.all_reduce(x)
+    found.append(x.tolist())
+    for algorithm in (pairwise, naive):
+        x, y = torch.arange(12.0) + 100 * dist.get_rank(), torch.empty(12)
+        algorithm.all_to_all_single(y, x)
+        found.append(y.tolist())
+    return found
+
+
 CASES = {
+    "collectives": (exchanging_collectives,),
     "collect": (collect,),
     "exchange": (exchange,),
     "ring attention": (attention,),
@@ -141,7 +155,7 @@ def test_what_runs_on_gloo_runs_in_nccl_s_order(on_gloo, rule):
 
 
 def pair():
-    return exchange(), attention(), gossip(True)
+    return exchange(), attention(), gossip(True), exchanging_collectives()
 
 
 @pytest.mark.parametrize("rule", nccl_order.RULES)

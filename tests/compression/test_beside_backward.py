@@ -275,3 +275,33 @@ def test_what_the_thread_computes_takes_the_devices_time_beside_backward(seconds
     for busy, whole in launch(copied_beside, 2, seconds, devices=EmulatedDevice(bandwidth=4000.0)):
         assert busy == pytest.approx(seconds)
         assert whole == pytest.approx(right)
+
+
+# --- on a GPU ----------------------------------------------------------------------------------------------------
+
+
+def on_a_gpu():
+    """Gradients of ten steps of one rank, through the thread and without it."""
+    where = torch.device("cuda", 0)
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))).to(where)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=4)
+    ddp.register_comm_hook(
+        CompressionState(Unchanged(PARTS), error_feedback=False), compression_hook
+    )
+    x = torch.randn(256, 1024, device=where)
+    worst = 0.0
+    for step in range(10):
+        model.zero_grad()
+        ddp(x + step).square().mean().backward()
+        got = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        model(x + step).square().mean().backward()
+        for a, p in zip(got, model.parameters(), strict=True):
+            worst = max(worst, float((a - p.grad).abs().max() / p.grad.abs().max()))
+    return worst
+
+
+@pytest.mark.gpu  # unverified: no GPU was at hand when this was written
+def test_on_a_gpu_the_thread_s_stream_hands_back_the_gradients():
+    assert launch(on_a_gpu, 1, device="cuda")[0] < 1e-4

@@ -113,11 +113,9 @@ def _double(x: torch.Tensor, bounds: Sequence[int], core: PowerOfTwoGroup, group
 
 
 def _exchange(send: torch.Tensor, receive: torch.Tensor, partner: int, group: Any) -> None:
-    work = []
-    if len(receive):
-        work.append(p2p.irecv(receive, partner, group, TAG))
-    if len(send):
-        work.append(p2p.isend(send, partner, group, TAG))
+    with p2p.batch(group):
+        work = [p2p.irecv(receive, partner, group, TAG)] if len(receive) else []
+        work += [p2p.isend(send, partner, group, TAG)] if len(send) else []
     for w in work:
         w.wait()
 

@@ -134,8 +134,9 @@ def all_to_all_steps(
     sends, receives = blocks_of(x, x_bounds), blocks_of(y, y_bounds)
     receives[rank].copy_(sends[rank])
     others = _others(rank, group)
-    work = [p2p.irecv(receives[r], r, group, TAG) for r in others if len(receives[r])]
-    work += [p2p.isend(sends[r], r, group, TAG) for r in others if len(sends[r])]
+    with p2p.batch(group):
+        work = [p2p.irecv(receives[r], r, group, TAG) for r in others if len(receives[r])]
+        work += [p2p.isend(sends[r], r, group, TAG) for r in others if len(sends[r])]
     for w in work:
         w.wait()
 

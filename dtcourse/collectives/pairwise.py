@@ -37,10 +37,11 @@ def all_to_all_steps(
         right, left = (rank + step) % ranks, (rank - step) % ranks
         # 2. Post the receive first, so that the message finds its buffer; then send. 3. Wait for both.
         work = []
-        if len(receives[left]):
-            work.append(p2p.irecv(receives[left], left, group, TAG))
-        if len(sends[right]):
-            work.append(p2p.isend(sends[right], right, group, TAG))
+        with p2p.batch(group):
+            if len(receives[left]):
+                work.append(p2p.irecv(receives[left], left, group, TAG))
+            if len(sends[right]):
+                work.append(p2p.isend(sends[right], right, group, TAG))
         for w in work:
             w.wait()
 

@@ -287,7 +287,7 @@ def on_a_gpu():
     model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))).to(where)
     ddp = DistributedDataParallel(model, bucket_cap_mb=4)
     ddp.register_comm_hook(
-        CompressionState(Unchanged(PARTS), error_feedback=False), compression_hook
+        CompressionState(Identity(REDUCE_SCATTER), error_feedback=False), compression_hook
     )
     x = torch.randn(256, 1024, device=where)
     worst = 0.0

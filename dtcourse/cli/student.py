@@ -28,7 +28,7 @@ def add_to(app: typer.Typer) -> None:
 def start(
     lesson: Annotated[str, typer.Argument(help="The lesson you want to begin, such as 02.")],
 ) -> None:
-    """Copy a lesson, without its outputs, and its exercises into my/, to work in. Never overwrites anything.
+    """Copy a lesson (no outputs, folded answers) and its exercises into my/, to work in. Never overwrites anything.
 
     Example: [bold]dtcourse start 02[/bold]
     """
@@ -51,7 +51,10 @@ def start(
 
 def tell(copies: list[Copy], number: str, *, also_old: bool = False) -> None:
     """Say which copies are new, and which the course has changed since; with `also_old`, those that were there."""
-    whats = {"lesson": "the lesson, without outputs", "exercises": "its exercises"}
+    whats = {
+        "lesson": "the lesson, without outputs, its answers folded",
+        "exercises": "its exercises",
+    }
     for copy in copies:
         if copy.new:
             console.print(f"{copy.name} is yours: {whats[copy.kind]}.", soft_wrap=True)

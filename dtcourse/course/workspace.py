@@ -1,7 +1,7 @@
 """A student's own copies of a lesson and its exercises, in my/ (or where DTCOURSE_MY says),
 where no later version of the course touches them.
 
-    my/02-processes-and-ranks-lesson.ipynb      the lesson, without outputs
+    my/02-processes-and-ranks-lesson.ipynb      the lesson, without outputs, its answers folded
     my/02-processes-and-ranks-exercises.ipynb   its exercises
 
 `dtcourse start` makes both, `dtcourse lab` what is missing of them; neither ever overwrites anything. A copy of
@@ -19,6 +19,7 @@ from urllib.parse import unquote
 from dtcourse.course import notebook as nbfile
 from dtcourse.course import places
 from dtcourse.course.exercises import fingerprint
+from dtcourse.course.folding import fold
 
 # What a copy is called after the lesson's name; the folder that it comes from.
 KINDS = {"lesson": "lessons", "exercises": "exercises"}
@@ -154,7 +155,8 @@ def _made_from(path: Path, kind: str) -> str | None:
 def _unread(
     notebook: nbfile.Notebook, made_from: str, source: Path, number: str
 ) -> nbfile.Notebook:
-    """A lesson as it is before anybody has run it, with its links as they are from my/."""
+    """A lesson as it is before anybody has run it: answers folded, its links as they are from my/."""
+    fold(notebook)
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell.update(outputs=[], execution_count=None)

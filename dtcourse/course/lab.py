@@ -11,6 +11,7 @@ JUPYTER_CONFIG_PATH and JUPYTER_PATH:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -46,19 +47,35 @@ def environment(
     return {**base, **paths}
 
 
-def keep_form(model: dict[str, Any], **_: Any) -> None:
-    """Leave Python's version out of a notebook of the course, as the committed ones do. JupyterLab calls this.
+def keep_form(
+    model: dict[str, Any], path: str = "", contents_manager: Any = None, **_: Any
+) -> None:
+    """Keep a notebook of the course as it is committed, where it was only read and run. JupyterLab calls this.
 
-    The kernel tells its version when a notebook is opened, and JupyterLab writes that down with its next save,
-    two minutes later, though the reader has only read. With Python 3.12 a lesson executed with 3.11
-    would differ from what is committed, and the next `git pull` would refuse.
+    The kernel tells its version of Python when a notebook is opened, and JupyterLab writes that down with its next
+    save, two minutes later, though the reader has only read: with Python 3.12 a lesson executed with 3.11 would
+    differ from what is committed, and the next `git pull` would refuse. Who runs a lesson and saves it would leave
+    the random names of its widgets, how often each cell was run, and what was measured on this machine
+    (saving.py). A student's copy keeps all that it shows.
 
-    model: what is about to be saved, as Jupyter's contents API has it; changed in place
+    model:            what is about to be saved, as Jupyter's contents API has it; changed in place
+    path:             of its file, below the folder where JupyterLab's file browser begins
+    contents_manager: JupyterLab's, which knows that folder
     """
     content = model.get("content")
     if model.get("type") != "notebook" or not isinstance(content, dict):
         return
     metadata = content.get("metadata", {})
-    language = metadata.get("language_info")
+    language, record = metadata.get("language_info"), metadata.get("dtcourse")
     if "dtcourse" in metadata and isinstance(language, dict):
         language.pop("version", None)
+    if isinstance(record, dict) and "code" in record:
+        # Only here: a server that saves no notebook of the course needs none of it.
+        from dtcourse.course import normalise, notebook, saving
+
+        normalise.as_run_once(content.get("cells", []))
+        with contextlib.suppress(OSError, notebook.NotebookError):
+            before = notebook.read(
+                Path(getattr(contents_manager, "root_dir", "")) / path.lstrip("/")
+            )
+            saving.as_before(content, before)

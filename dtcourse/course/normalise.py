@@ -41,7 +41,7 @@ def normalise(notebook: Notebook, *, seconds: float | None = None) -> Notebook:
     """Bring a notebook into the one form, in place. `seconds` says that it has just been executed."""
     _name_cells(notebook)
     lessons = links.known()
-    count = 0
+    as_run_once(notebook["cells"])
     for cell in notebook["cells"]:
         cell["source"] = "\n".join(line.rstrip() for line in cell["source"].rstrip().split("\n"))
         cell["metadata"] = _cell_metadata(cell)
@@ -50,11 +50,7 @@ def normalise(notebook: Notebook, *, seconds: float | None = None) -> Notebook:
             cell["source"] = links.link(cell["source"], lessons)
         common = {key: cell[key] for key in ("cell_type", "id", "metadata", "source")}
         if cell["cell_type"] == "code":
-            executed = cell.get("execution_count") is not None or bool(cell["outputs"])
-            if executed:
-                count += 1
-            common["execution_count"] = count if executed else None
-            common["outputs"] = _outputs(cell["outputs"], common["execution_count"])
+            common |= {key: cell[key] for key in ("execution_count", "outputs")}
         cell.clear()
         cell.update(common, **kept)
 
@@ -80,6 +76,22 @@ def normalise(notebook: Notebook, *, seconds: float | None = None) -> Notebook:
     for key in set(notebook) - {"cells", "metadata", "nbformat", "nbformat_minor"}:
         del notebook[key]
     return notebook
+
+
+def as_run_once(cells: list[Cell]) -> None:
+    """Code cells as a committed notebook has them, in place, whoever ran them, when and how often.
+
+    That is their counts, their outputs, and none of what a run leaves in their metadata.
+    """
+    count = 0
+    for cell in cells:
+        if cell["cell_type"] != "code":
+            continue
+        executed = cell.get("execution_count") is not None or bool(cell["outputs"])
+        count += executed
+        cell["execution_count"] = count if executed else None
+        cell["outputs"] = _outputs(cell["outputs"], cell["execution_count"])
+        cell["metadata"] = _cell_metadata(cell)
 
 
 def staleness(notebook: Notebook) -> list[str]:

@@ -15,6 +15,9 @@ from dtcourse.course import links
 Notebook = dict[str, Any]
 Cell = dict[str, Any]
 
+# The tag of a cell that prints what cannot be the same twice: nbval does not compare it.
+IGNORED = "nbval-ignore-output"
+
 
 class NotebookError(ValueError):
     """A file that is no notebook; the message is one sentence for the person who owns it."""

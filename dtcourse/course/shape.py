@@ -8,12 +8,11 @@ from collections.abc import Mapping
 
 from dtcourse.course.execute import parameters
 from dtcourse.course.normalise import staleness
-from dtcourse.course.notebook import Cell, Notebook, card, code_cells, output_text, tags
+from dtcourse.course.notebook import IGNORED, Cell, Notebook, card, code_cells, output_text, tags
 from dtcourse.course.reproducible import REPLACEMENTS
 
 PARAMETERS = ("WORLD_SIZE", "DEVICE", "BACKEND", "CLUSTER")
 SECTIONS = ("Break it", "The real thing", "What to remember")
-IGNORED = "nbval-ignore-output"
 LONGEST = 25
 MEDIAN = 15
 COMPARED = 0.7

@@ -66,7 +66,7 @@ def compare(
         assert right is not None, "it has an error"
         raise NotEqual(
             f"{worst_name}: the {what} is off by {relative_error(mine, right, norm):.1e} (relative; at most "
-            f"{tolerance:.0e} is rounding). " + looks_like(mine, right)
+            f"{tolerance:.0e} is rounding). " + looks_like(mine, right, split=True)
         )
     return worst
 
@@ -77,12 +77,14 @@ def require_close(
     where: str,
     tolerance: float = 1e-6,
     hint: str = "",
+    split: bool = False,
 ) -> None:
     """Raises NotEqual where one tensor is not the other up to rounding, with what the difference looks like.
 
     where:     what is compared, the beginning of the sentence: "on rank 1, the gradient of layer.weight"
     tolerance: of max|got - expected| / max|expected|
     hint:      a sentence more, or a question that leads on
+    split:     whether it is put together from parts of a batch, of several ranks or micro-batches
     """
     if got is None:
         raise NotEqual(f"{where}: there is none. {hint}".rstrip())
@@ -91,7 +93,7 @@ def require_close(
         raise NotEqual(f"{where}: its shape is {shapes}. {hint}".rstrip())
     error = relative_error(got, expected)
     if not error <= tolerance:  # NaN is no number that is close
-        looks = looks_like(got, expected)
+        looks = looks_like(got, expected, split)
         raise NotEqual(f"{where} is off by {error:.1e} of its size. {looks} {hint}".rstrip())
 
 
@@ -107,19 +109,63 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor, norm: float = math
     return float(error / (size + 1e-8))
 
 
-def looks_like(got: torch.Tensor, expected: torch.Tensor) -> str:
-    """A sentence on what kind of mistake turns `expected` into `got`."""
+def looks_like(got: torch.Tensor, expected: torch.Tensor, split: bool = False) -> str:
+    """A sentence on what kind of mistake turns `expected` into `got`.
+
+    split: whether a batch was divided, among ranks or micro-batches: else none of them is the cause
+    """
+    got, expected = got.detach(), expected.detach()
+    rounded = _rounded_to(got, expected)
     got, expected = got.double().flatten(), expected.double().flatten()
     if not torch.isfinite(got).all():
         return "It holds values that are not finite."
     if not got.any():
         return "It is zero: nothing was added to it."
-    scale = float(got @ expected / (expected @ expected).clamp_min(1e-30))
-    if relative_error(got, expected * scale) < 1e-3 and scale > 0:
-        factor = scale if scale > 1 else 1 / scale
-        size = "large" if scale > 1 else "small"
+    if rounded:
         return (
-            f"It is the right one, {factor:.3g} times too {size}: look for a sum where the mean belongs, or a mean "
-            "taken twice (ranks, micro-batches)."
+            f"That is the rounding of {rounded}: the values are right, and on their way pass through fewer digits "
+            "than they came with."
         )
+    scale = float(got @ expected / (expected @ expected).clamp_min(1e-30))
+    # A factor explains the difference where little is left of it without that factor.
+    left, error = relative_error(got, expected * scale), relative_error(got, expected)
+    if left < 1e-3 and left < 0.1 * error and scale != 0:
+        return _factor(scale, split)
+    if not split:
+        return "No factor explains the difference."
     return "It points elsewhere: part of the batch is missing, counted twice, or another rank's values are in it."
+
+
+def _factor(scale: float, split: bool) -> str:
+    """What is said of a tensor that is the right one but for this factor."""
+    if scale < 0:
+        return f"It is the right one times {scale:.3g}: is a sign turned?"
+    if abs(scale - 1) < 0.01:  # "1 times" says nothing
+        size = "large" if scale > 1 else "small"
+        percent = f"{100 * abs(scale - 1):.2g} %"
+        return f"It is the right one, {percent} too {size} throughout: is it divided by a number that is off?"
+    factor, size = (scale, "large") if scale > 1 else (1 / scale, "small")
+    said = f"It is the right one, {factor:.3g} times too {size}: "
+    if split:
+        return f"{said}look for a sum where the mean belongs, or a mean taken twice (ranks, micro-batches)."
+    return said + (
+        "look for a sum where the mean belongs, or one counted twice."
+        if scale > 1
+        else "look for a mean where the sum belongs, or one taken twice."
+    )
+
+
+def _rounded_to(got: torch.Tensor, expected: torch.Tensor) -> str:
+    """The dtype with fewer digits that explains the whole difference, such as "float32": "" where none does."""
+    if not expected.is_floating_point():
+        return ""
+    error, has = relative_error(got, expected), torch.finfo(expected.dtype).eps
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        eps = torch.finfo(dtype).eps
+        if eps <= has or not error <= 2 * eps:
+            continue
+        # float32 is seven digits, which no other mistake leaves; two or three digits prove nothing, unless each
+        # number is one that the dtype has.
+        if dtype == torch.float32 or torch.equal(got.to(dtype).to(got.dtype), got):
+            return str(dtype).removeprefix("torch.")
+    return ""

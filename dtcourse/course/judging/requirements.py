@@ -35,13 +35,21 @@ def require(condition: Any, sentence: str) -> None:
 
 
 def require_close(
-    got: Any, expected: Any, where: str, tolerance: float = 1e-6, hint: str = ""
+    got: Any,
+    expected: Any,
+    where: str,
+    tolerance: float = 1e-6,
+    hint: str = "",
+    split: bool = False,
 ) -> None:
-    """verify.require_close, for checks: CheckFailed unless a tensor is another one up to rounding."""
+    """verify.require_close, for checks: CheckFailed unless a tensor is another one up to rounding.
+
+    split: whether it is put together from parts of a batch; else the sentence names neither ranks nor batch
+    """
     from dtcourse import verify
 
     try:
-        verify.require_close(got, expected, where, tolerance, hint)
+        verify.require_close(got, expected, where, tolerance, hint, split)
     except verify.NotEqual as error:
         raise CheckFailed(str(error)) from None
 

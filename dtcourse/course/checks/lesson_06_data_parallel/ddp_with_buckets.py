@@ -150,7 +150,7 @@ def _same(
                 if not p.requires_grad:
                     continue
                 where = f"With {ranks} ranks and buckets of {bucket_bytes} bytes, step {step}, rank {rank}, {name}: "
-                require_close(mine, mean, where + "the gradient", hint=hint)
+                require_close(mine, mean, where + "the gradient", hint=hint, split=True)
 
 
 @DDP.check("the mean gradients, in every step", points=3)

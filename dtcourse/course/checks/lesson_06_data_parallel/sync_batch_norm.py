@@ -70,7 +70,7 @@ def _compare(answer: Answer, which: list[int], hints: list[str]) -> None:
             require(all(r[i] is not None for r in run), f"Nothing came back for {names[i]}. {hint}")
             mine = torch.cat([r[i] for r in run]) if i < 2 else sum(r[i] for r in run)
             where = f"Parts of {counts} samples, x of shape (samples, {', '.join(map(str, shape))}): {names[i]}"
-            require_close(mine, right[i], where, hint=hint)
+            require_close(mine, right[i], where, hint=hint, split=True)
 
 
 @SYNC.check("the output, for parts of unequal size", points=2)

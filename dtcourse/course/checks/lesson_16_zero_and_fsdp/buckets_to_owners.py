@@ -147,6 +147,7 @@ def check_bucket_gradients(answer: Answer) -> None:
                 "not that of one process on the whole batch: it",
                 1e-5,
                 "Is it the sum or the mean, of all ranks, and does each parameter get its own piece of the bucket?",
+                split=True,
             )
 
 

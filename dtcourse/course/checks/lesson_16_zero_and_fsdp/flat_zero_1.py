@@ -82,6 +82,7 @@ def check_flat_parameters(answer: Answer) -> None:
                     "what one process has that steps with the mean gradient: it",
                     hint="Is it the mean, does each rank update its own run of the flat vector, and do all get the "
                     "new values?",
+                    split=True,
                 )
 
 

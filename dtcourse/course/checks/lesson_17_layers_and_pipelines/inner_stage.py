@@ -140,6 +140,7 @@ def _compare(answer: Answer, lists: Sequence[Actions], hint: str, where: str) ->
                 f"On {plural(ranks, 'rank')}, {where}: rank {rank}'s gradient of the {what}",
                 1e-5,
                 hint,
+                split=True,
             )
     for i, got in run[0].items():
         require_close(

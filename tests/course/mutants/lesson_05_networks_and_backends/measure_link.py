@@ -64,6 +64,7 @@ def measure_link():
         "Which part of a round trip grows",
         (("rate_there = (large - small) / (seconds[large, small] - empty)", "rate_there = large / seconds[large, small]"),),
     ),
+    ("one bandwidth for both ways, the late rank awaited", "its delay does no harm", (("return alpha, rate_there, rate_back", "return alpha, rate_there, rate_there"),)),
     ("seconds per byte", "Which part of a round trip grows", (("return alpha, rate_there, rate_back", "return alpha, 1 / rate_there, 1 / rate_back"),)),
     ("both wait to receive", "wait", (("            dist.send(ping, 1)\n            dist.recv(pong, 1)\n", "            dist.recv(pong, 1)\n            dist.send(ping, 1)\n"),)),
 ]  # fmt: skip

@@ -14,12 +14,24 @@ PLACE = Exercise(
     lesson="05",
     title="Place the ranks",
     takes=("place_ranks",),
-    target="a step's communication, measured, in at most 1.01 times the best placement's, on 4 machines of 8 GPUs",
+    target="a step's communication, measured, in at most 1.01 times the best placement's, for 5 machines and jobs of 8 "
+    "GPUs",
 )
 
 RANKS, LATENCY = 8, 2e-6
 # GPUs in the order in which the machine counts them, for each machine.
 SHUFFLED = (5, 2, 7, 0, 3, 6, 1, 4)
+# A machine of many cables, GB/s: placements whose links have the largest sum take 1.5 times the best's time and more.
+MIXED = (
+    (0, 22, 91, 83, 63, 76, 61, 37),
+    (22, 0, 68, 65, 51, 22, 15, 17),
+    (91, 68, 0, 25, 70, 71, 49, 84),
+    (83, 65, 25, 0, 99, 29, 72, 51),
+    (63, 51, 70, 99, 0, 15, 47, 62),
+    (76, 22, 71, 29, 15, 0, 23, 31),
+    (61, 15, 49, 72, 47, 23, 0, 19),
+    (37, 17, 84, 51, 62, 31, 19, 0),
+)
 # Bytes that each pair and each ring all-reduces.
 Sizes = tuple[int, int]
 HEAVY_PAIRS: Sizes = (4_000_000, 1_000_000)
@@ -54,6 +66,8 @@ def machine(name: str) -> tuple[tuple[float, ...], ...]:
     from dtcourse.simulator import nodes, topology
     from dtcourse.simulator.hardware import links
 
+    if name == "no two cables alike":
+        return tuple(tuple(map(float, row)) for row in MIXED)
     if name == "two boards":  # four GPUs each, 64 GB/s between any two of a board, one tenth across
         graph = networkx.complete_graph(RANKS)
         for a, b in graph.edges:
@@ -110,6 +124,10 @@ def _require(answer: Answer, name: str, sizes: Sizes, hint: str) -> None:
     )
     taken = measured(answer, name, sizes, got)
     least = measured(answer, name, sizes, best(name, sizes))
+    if seconds(rates, sizes, [got.index(gpu) for gpu in range(RANKS)]) <= 1.0001 * seconds(
+        rates, sizes, best(name, sizes)
+    ):
+        hint = "Read the other way round it is the best: is that the GPU of each rank, or the rank of each GPU?"
     require_near_best(where, got, taken, least, "ms", hint)
 
 
@@ -135,9 +153,9 @@ def check_rings(answer: Answer) -> None:
     )
 
 
-@PLACE.check("two boards, and a broken cable", points=4)
+@PLACE.check("two boards, a broken cable, and no two cables alike", points=4)
 def check_others(answer: Answer) -> None:
-    """Where one link is much slower than all others."""
+    """Where one link is much slower than others."""
     for name in ("two boards", "mesh, hurt"):
         _require(
             answer,
@@ -145,3 +163,10 @@ def check_others(answer: Answer) -> None:
             HEAVY_PAIRS,
             "Does anybody use the slowest links who need not? `rates` says which they are.",
         )
+    _require(
+        answer,
+        "no two cables alike",
+        HEAVY_RINGS,
+        "What do fast links win where one slow link is in the ring: does their sum count, or the slowest, for which "
+        "all wait?",
+    )

@@ -18,8 +18,9 @@ def place_ranks(rates, pair_bytes, ring_bytes):
     return gpus
 ''',
     ),
-    ("the rank of each GPU", "and the best choice takes", (("    return list(min(itertools.permutations(range(8)), key=seconds))", "    found = min(itertools.permutations(range(8)), key=seconds)\n    return [found.index(i) for i in range(8)]"),)),
+    ("the rank of each GPU", "or the rank of each GPU", (("    return list(min(itertools.permutations(range(8)), key=seconds))", "    found = min(itertools.permutations(range(8)), key=seconds)\n    return [found.index(i) for i in range(8)]"),)),
     ("neighbours in the order are the ring", "and the best choice takes", (("for side in (gpus[::2], gpus[1::2])", "for side in (gpus[:4], gpus[4:])"),)),
+    ("the largest sum of rates", "does their sum count, or the slowest", (("        narrow = min(", "        narrow = sum("), ("        return pair + 2 * 3 / 4 * ring_bytes / narrow", "        return 0.1 * pair + ring_bytes / narrow"))),
     ("a GPU for two ranks", "names each of the 8 GPUs once", "\ndef place_ranks(rates, pair_bytes, ring_bytes):\n    return [0, 1, 2, 3] * 2\n"),
 ]  # fmt: skip
 

@@ -96,9 +96,12 @@ def test_points_that_need_another_check_are_withheld_and_said_so():
     def check_right(answer):
         framework.require(answer, "it is not")
 
-    lost = framework.judge(exercise, False)
-    assert lost.points == 0 and "0 of 3 points for 'sends little' as long as this" in str(lost)
-    assert "does not hold: is right." in str(lost)
+    told = []
+    lost = framework.judge(exercise, False, on_verdict=told.append)
+    said = "  ○ sends little\n      0 of 3 points as long as this does not hold: is right."
+    assert lost.points == 0 and said in str(lost)
+    assert said in "\n".join(map(str, told)), "not ticked before it is known what it counts"
+    assert str(lost).endswith("0 of 2 checks, 0 of 5 points.")
     assert framework.judge(exercise, True).points == 5
 
 

@@ -1,5 +1,6 @@
 """What many exercises ask of one function: it is called for each case, and is told of the first that is wrong."""
 
+import itertools
 import re
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from dtcourse.course.judging import (
     CheckFailed,
     call_each,
+    framework,
     require_diagnoses,
     require_diagnosis,
     require_word,
@@ -110,3 +112,18 @@ def test_a_word_is_one_of_those_there_are():
     sentence = "A run, which is 'summed'; you say 'healthy'. How long is it?"
     with pytest.raises(CheckFailed, match=re.escape(sentence)):
         require_word("A run", "healthy", "summed", words, "How long is it?")
+
+
+@pytest.mark.parametrize("exercise", framework.exercises().values(), ids=lambda one: one.name)
+def test_a_tick_is_worth_points_whatever_else_passed(exercise):
+    """No report says "2 of 3 checks, 0 of 8 points": what is ticked and counted is paid."""
+    for passed in itertools.product((False, True), repeat=len(exercise.checks)):
+        report = framework.Report(exercise)
+        for one, good in zip(exercise.checks, passed, strict=True):
+            report.verdicts.append(framework.Verdict(one, good, "" if good else "No."))
+            report.settle()
+        report.settle(ended=True)
+        ticked = [v.check for v in report.verdicts if "✓" in str(v)]
+        assert report.points == sum(one.points for one in ticked)
+        assert f"  {len(ticked)} of " in report.tail
+        assert (report.points == exercise.points) == report.passed == all(passed)

@@ -20,7 +20,6 @@ LONGER = {
     "dtcourse/collectives/tree.py": 251,
     "dtcourse/collectives/wire/channel.py": 285,
     "dtcourse/course/checks/lesson_06_data_parallel/ddp_with_buckets.py": 299,
-    "dtcourse/course/judging/framework.py": 352,
     "dtcourse/course/judging/limits.py": 269,
     "dtcourse/device.py": 255,
     "dtcourse/events.py": 289,

@@ -1,6 +1,7 @@
 """Judges the exercises. It answers in sentences that teach, and a student's code cannot reach it.
 
-    framework.py   Exercise, check, Report: how an exercise's checks are written
+    framework.py   how an exercise's checks are written, found, and put to an answer
+    asking.py      an exercise, its checks, and an answer as they see it; report.py what they said, and its points
     requirements.py require, CheckFailed: what a check says of an answer that is wrong
     outlines.py    what an exercise says of itself, without its checks, which import torch
     imports.py     what an answer's process imports before it runs

@@ -19,10 +19,11 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
+from dtcourse.course.judging.asking import Answer, Check, Exercise
+from dtcourse.course.judging.report import Report, Verdict
 from dtcourse.course.judging.requirements import (
     CheckFailed,
     Refused,
@@ -53,86 +54,6 @@ __all__ = [
     "require",
     "require_close",
 ]
-
-
-class Answer(Protocol):
-    """A student's answer as a check sees it: something to run, never something to look into."""
-
-    def run(self, step: Callable[..., Any], world_size: int, *args: Any, **options: Any) -> Any:
-        """step(answer's functions..., *args) on ranks: results by rank, .seconds, .traffic, .timeline.
-
-        Options are those of `launch`: timeout (20 s), backend, record, nodes, network, env. A failure, a
-        deadlock or a time limit raises CheckFailed with a sentence.
-        """
-        ...
-
-    def call(self, step: Callable[..., Any], *args: Any, timeout: float = 20.0) -> Any:
-        """step(answer's functions..., *args) in one process without a group: what it returned."""
-        ...
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that is asked of an answer.
-
-    needs: names of the functions of checks of the same exercise, without which this one is worth no point: what sends
-           nothing stays below every limit of bytes
-    """
-
-    title: str
-    points: int
-    function: Callable[[Answer], None]
-    needs: tuple[str, ...] = ()
-
-
-@dataclass
-class Exercise:
-    """One exercise: what it is called, what it takes from the notebook, its target in numbers, its checks.
-
-    forbidden: modules and functions that do what is asked, such as "torch.utils.checkpoint"; an answer that names one
-               of them is refused (forbidden.py)
-    """
-
-    name: str
-    lesson: str
-    title: str
-    takes: tuple[str, ...]
-    target: str
-    forbidden: tuple[str, ...] = ()
-    checks: list[Check] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.takes, str) or not self.takes:
-            raise ValueError(
-                f"{self.name}: takes is a tuple of function names, such as ('{self.name}',)"
-            )
-        if not re.search(r"\d", self.target):
-            raise ValueError(f"{self.name}: a target is stated in numbers; got {self.target!r}")
-
-    @property
-    def points(self) -> int:
-        """The points of all its checks."""
-        return sum(check.points for check in self.checks)
-
-    @property
-    def modules(self) -> list[str]:
-        """Where its checks are."""
-        return list({check.function.__module__: None for check in self.checks})
-
-    def load(self) -> Exercise:
-        """Itself; of an outline, the exercise (outlines.py)."""
-        return self
-
-    def check(
-        self, title: str, points: int = 1, needs: tuple[str, ...] = ()
-    ) -> Callable[[Callable], Callable]:
-        """A decorator: add a check to this exercise. needs: see Check."""
-
-        def add(function: Callable[[Answer], None]) -> Callable[[Answer], None]:
-            self.checks.append(Check(title, points, function, needs))
-            return function
-
-        return add
 
 
 @cache
@@ -172,91 +93,22 @@ def modules(lesson: str | None = None) -> dict[str, str]:
     return found
 
 
-@dataclass
-class Verdict:
-    """What one check said: `sentence` is empty where it passed."""
-
-    check: Check
-    passed: bool
-    sentence: str = ""
-
-    def __str__(self) -> str:
-        lines = [f"  {'✓' if self.passed else '✗'} {self.check.title}"]
-        return "\n".join(lines + [f"      {line}" for line in self.sentence.splitlines()])
-
-
-@dataclass
-class Report:
-    """What all checks of one exercise said."""
-
-    exercise: Exercise
-    verdicts: list[Verdict] = field(default_factory=list)
-    unfinished: str = ""
-    refused: str = ""
-    # Sentences on what the answer reached for outside its own folder: no verdict on what it computes.
-    attempts: list[str] = field(default_factory=list)
-
-    @property
-    def passed(self) -> bool:
-        """Whether every check passed."""
-        return len(self.verdicts) == len(self.exercise.checks) and all(
-            v.passed for v in self.verdicts
-        )
-
-    @property
-    def points(self) -> int:
-        """The points that were earned."""
-        if self.refused:
-            return 0
-        return sum(v.check.points for v in self.verdicts if v.passed and not self._lacks(v.check))
-
-    def _lacks(self, check: Check) -> list[str]:
-        """The titles of the checks that this one needs and that have not passed."""
-        passed = {v.check.function.__name__ for v in self.verdicts if v.passed}
-        return [
-            one.title
-            for one in self.exercise.checks
-            if one.function.__name__ in check.needs and one.function.__name__ not in passed
-        ]
-
-    @property
-    def head(self) -> str:
-        """The first line."""
-        return f"{self.exercise.name}: {self.exercise.title}"
-
-    @property
-    def tail(self) -> str:
-        """What follows the verdicts."""
-        if self.refused:
-            return f"  refused: {self.refused}"
-        if self.unfinished:
-            return f"  · {self.unfinished}\n  Target: {self.exercise.target}."
-        left = self.exercise.checks[len(self.verdicts) :]
-        good, total = sum(verdict.passed for verdict in self.verdicts), len(self.exercise.checks)
-        lines = [f"  - {one.title} (not tried)" for one in left]
-        lines += [
-            f"  0 of {plural(v.check.points, 'point')} for '{v.check.title}' as long as this does not hold: "
-            f"{'; '.join(lacks)}."
-            for v in self.verdicts
-            if v.passed and (lacks := self._lacks(v.check))
-        ]
-        lines += [
-            f"  {good} of {plural(total, 'check')}, {self.points} of {plural(self.exercise.points, 'point')}."
-        ]
-        return "\n".join(lines)
-
-    def __str__(self) -> str:
-        attempts = [f"  ! {sentence}" for sentence in self.attempts]
-        return "\n".join([self.head, *map(str, self.verdicts), *attempts, self.tail])
-
-
 def judge(
     exercise: Exercise,
     answer: Answer,
     on_check: Callable[[Check], None] | None = None,
     on_verdict: Callable[[Verdict], None] | None = None,
 ) -> Report:
-    """Put every check of an exercise to an answer; tells of each check before and after it."""
+    """Put every check of an exercise to an answer; tells of each check before and after it.
+
+    on_verdict: told of a check that needs another one when that has been made, too
+    """
+
+    def tell(verdicts: list[Verdict]) -> None:
+        if on_verdict:
+            for verdict in verdicts:
+                on_verdict(verdict)
+
     report = Report(exercise)
     for one in exercise.checks:
         if on_check:
@@ -278,10 +130,10 @@ def judge(
         else:
             verdict = Verdict(one, True)
         report.verdicts.append(verdict)
-        if on_verdict:
-            on_verdict(verdict)
+        tell(report.settle())
         if stop:
             break
+    tell(report.settle(ended=True))
     return report
 
 

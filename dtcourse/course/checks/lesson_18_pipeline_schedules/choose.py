@@ -90,7 +90,7 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
         )
 
 
-@CHOOSE.check("with free messages", points=2, needs=("check_room",))
+@CHOOSE.check("with free messages", points=2)
 def check_free(answer: Answer) -> None:
     """With and without a cost per action."""
     _require(
@@ -100,7 +100,7 @@ def check_free(answer: Answer) -> None:
     )
 
 
-@CHOOSE.check("with slow messages", points=3, needs=("check_room",))
+@CHOOSE.check("with slow messages", points=3)
 def check_slow(answer: Answer) -> None:
     """A message as long as a forward."""
     _require(
@@ -110,12 +110,12 @@ def check_slow(answer: Answer) -> None:
     )
 
 
-@CHOOSE.check("with little room", points=3, needs=("check_free", "check_slow"))
+@CHOOSE.check("with little room", points=3)
 def check_room(answer: Answer) -> None:
     """Where not every schedule fits."""
     _require(
         answer,
         LITTLE_ROOM,
         "Smaller micro-batches take less room each, and some schedules store fewer of them. Have you compared all "
-        "that fit?",
+        "that fit, each with the overhead of all its chunks?",
     )

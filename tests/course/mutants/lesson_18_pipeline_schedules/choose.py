@@ -26,6 +26,11 @@ MUTANTS = [
         (("each = v * overhead + per_sample * work", "each = per_sample * work"),),
     ),
     (
+        "one overhead, however many chunks",
+        "with the overhead of all its chunks",
+        (("each = v * overhead + per_sample * work", "each = overhead + per_sample * work"),),
+    ),
+    (
         "the smallest bubble rate, not the shortest step",
         "takes",
         (("(one.makespan, name, v, m)", "(one.bubble_rate, name, v, m)"),),

@@ -72,20 +72,81 @@ def index(folder: Path | None = None) -> dict[str, Entry]:
     return entries
 
 
+# What every lesson stands on, whatever it teaches: where it runs, clocks, timelines, comparisons, models to try it on.
+PLUMBING = (
+    "dtcourse.collectives.traffic",
+    "dtcourse.device",
+    "dtcourse.emulation",
+    "dtcourse.events",
+    "dtcourse.models.ConvNet",
+    "dtcourse.models.MLP",
+    "dtcourse.models.PUBLISHED",
+    "dtcourse.models.ResNet",
+    "dtcourse.models.Transformer",
+    "dtcourse.models.parameter_count",
+    "dtcourse.models.transformer_parameters",
+    "dtcourse.profiling.memory",
+    "dtcourse.simulator.hardware",
+    "dtcourse.verify",
+)
+# torch.distributed's, in every function that a rank runs.
+_EVERYWHERE = ("get_rank", "get_world_size", "barrier", "ReduceOp", "init_process_group", "P2POp")
+
+
 def _code_of_topics(notebook: Notebook) -> dict[str, list[str]]:
-    """For each topic, the dtcourse objects used or shown in the sections whose cells carry it."""
+    """For each topic, the code that teaches it: of the cells that carry it, what they use or show of the course's
+    techniques and of torch.distributed, and what they write by hand ("my_gate"). Where that is nothing, what the
+    techniques' sections use; then any function of those cells; then what they stand on.
+    """
     names = _imported(notebook)
     by_section: dict[str, list[str]] = {}
-    topics_of: dict[str, list[str]] = {}
+    cells_of: dict[str, list[tuple[str, str]]] = {}
     for heading, cell in sections(notebook):
         if cell["cell_type"] == "code":
-            topics_of.setdefault(heading, []).extend(cell["metadata"].get("topics", []))
             by_section.setdefault(heading, []).extend(_used(cell["source"], names))
-    found: dict[str, list[str]] = {}
-    for heading, topics in topics_of.items():
-        for topic in topics:
-            found.setdefault(topic, []).extend(by_section[heading])
-    return {topic: list(dict.fromkeys(used)) for topic, used in found.items()}
+            for topic in cell["metadata"].get("topics", []):
+                cells_of.setdefault(topic, []).append((heading, cell["source"]))
+    found = {}
+    for topic, cells in cells_of.items():
+        used = [name for _, source in cells for name in _used(source, names)]
+        own = [name for _, source in cells for name in _defined(source)]
+        around = [name for heading, _ in cells for name in by_section[heading]]
+        taught = [name for name in own if name.startswith(("my_", "My"))]
+        # A lesson on the emulated network teaches what is plumbing elsewhere.
+        itself = topic.partition(".")[2].replace("-", "")
+        taught += [name for name in used if _teaches(name) or itself in name.lower()]
+        taught += [name for _, source in cells for name in _of_torch(source)]
+        code = taught or [*filter(_teaches, around)] or own
+        code = code or [name for name in used if name != "dtcourse.device.current"]
+        found[topic] = list(dict.fromkeys(code))
+    return found
+
+
+def _teaches(name: str) -> bool:
+    """Whether a name is of a technique, not of what all of them stand on."""
+    if name.endswith("__"):
+        return False
+    return not any(
+        name == one or name.startswith((f"{one}.", f"{one}_", f"{one}Config")) for one in PLUMBING
+    )
+
+
+def _defined(source: str) -> list[str]:
+    """The functions and classes that a cell writes."""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return [node.name for node in _parse(source).body if isinstance(node, kinds)]
+
+
+def _of_torch(source: str) -> list[str]:
+    """What a cell takes of torch.distributed, which lessons call dist: torch.distributed.scatter."""
+    return [
+        f"torch.distributed.{node.attr}"
+        for node in ast.walk(_parse(source))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "dist"
+        and node.attr not in _EVERYWHERE
+    ]
 
 
 def _parse(source: str) -> ast.Module:

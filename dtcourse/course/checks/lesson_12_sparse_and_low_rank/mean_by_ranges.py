@@ -46,6 +46,29 @@ def _vectors(ranks: int, kind: str) -> list[Tensor]:
     return vectors
 
 
+def _in_ranges(ranks: int, at_the_ends: bool) -> list[Tensor]:
+    """Vectors of which all ranks choose the same places, as many in each range: inside it, or at its two ends."""
+    make = torch.Generator().manual_seed(ranks)
+    places, each = [], K // ranks
+    for r in range(ranks):
+        first, after = r * N // ranks, (r + 1) * N // ranks
+        here = torch.arange(first + 20, first + 20 + each)
+        if at_the_ends:
+            here = torch.cat(
+                [
+                    torch.arange(first, first + each // 2),
+                    torch.arange(after - each + each // 2, after),
+                ]
+            )
+        places.append(here)
+    vectors = []
+    for _ in range(ranks):
+        x = torch.randn(N, generator=make, dtype=torch.double)
+        x[torch.cat(places)] += 20 * x[torch.cat(places)].sign()
+        vectors.append(x)
+    return vectors
+
+
 def _places(x: Tensor, signed: bool = False) -> Tensor:
     return (x if signed else x.abs()).topk(K).indices
 
@@ -106,4 +129,19 @@ def check_bytes(answer: Answer) -> None:
                 f"With {plural(ranks, 'rank')}, rank {rank} sends {sent:,} bytes where {most:,} are enough. Ranks "
                 "that chose the same place: how often does it travel to everyone? And does anything travel that "
                 "nobody chose?",
+            )
+    for ranks in (3, 4):
+        sent = [
+            answer.run(
+                _means, ranks, [_in_ranges(ranks, ends)], backend="ring", record=True
+            ).traffic
+            for ends in (False, True)
+        ]
+        for rank in range(ranks):
+            inside, ends = (traffic.bytes_sent(rank=rank) for traffic in sent)
+            require(
+                inside == ends,
+                f"With {plural(ranks, 'rank')}, as many places are chosen in each range, once inside the ranges and "
+                f"once at their ends, and rank {rank} sends {inside:,} bytes, then {ends:,}. Is the first place of "
+                "rank r's range r n // p, and its last one (r + 1) n // p - 1?",
             )

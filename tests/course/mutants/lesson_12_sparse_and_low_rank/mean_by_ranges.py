@@ -86,6 +86,16 @@ def mean_by_ranges(x, k):
         ),
     ),
     (
+        "ranges of ceil(n / p) places",
+        "Is the first place of rank r's range r n // p",
+        ((_BOUNDS, "bounds = [min(n, r * -(-n // p)) for r in range(p + 1)]"),),
+    ),
+    (
+        "values travel in single precision",
+        "the rounding of float32",
+        (("to_owners(x[places])", "to_owners(x[places].float()).double()"),),
+    ),
+    (
         "padding is taken for sums",
         "Whose numbers are at the places that differ",
         (("mean[i[:count]] = s[:count]", "mean[i] = s"),),

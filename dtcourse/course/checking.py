@@ -53,7 +53,7 @@ def check_notebook(
     """
     if is_lesson(notebook):
         raise ValueError(
-            "this is a copy of the lesson; its exercises are a notebook of their own, whose name ends in -exercises"
+            "this is a copy of the lesson; its exercises are a notebook of their own, with `exercises` in its name"
         )
     taken = [_take(notebook, exercise) for exercise in wanted]
     answers = [(one.exercise, one.pieces) for one in taken if isinstance(one, _Answered)]

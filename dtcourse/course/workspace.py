@@ -1,11 +1,13 @@
 """A student's own copies of a lesson and its exercises, in my/ (or where DTCOURSE_MY says),
 where no later version of the course touches them.
 
-    my/02-processes-and-ranks-lesson.ipynb      the lesson, without outputs, its answers folded
-    my/02-processes-and-ranks-exercises.ipynb   its exercises
+    my/02-lesson-processes-and-ranks.ipynb      the lesson, without outputs, its answers folded
+    my/02-exercises-processes-and-ranks.ipynb   its exercises
 
-`dtcourse start` makes both, `dtcourse lab` what is missing of them; neither ever overwrites anything. A copy of
-exercises from before there were copies of lessons, my/02-processes-and-ranks.ipynb, is found as well.
+The kind comes first, so that the two can be told apart where a file browser cuts long names off. `dtcourse start`
+makes both, `dtcourse lab` what is missing of them; neither ever overwrites anything. Copies under older names are found
+as well: 02-processes-and-ranks-lesson.ipynb and 02-processes-and-ranks-exercises.ipynb, and, of exercises from before
+there were copies of lessons, 02-processes-and-ranks.ipynb.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Copy:
 
     @property
     def name(self) -> str:
-        """As a person would write it, from the course's folder: my/02-processes-and-ranks-lesson.ipynb."""
+        """As a person would write it, from the course's folder: my/02-lesson-processes-and-ranks.ipynb."""
         return f"{self.path.parent.name}/{self.path.name}"
 
 
@@ -60,10 +62,14 @@ def start(number: str) -> list[Copy]:
 
 
 def place(kind: str, source: Path) -> Path:
-    """Where a student's copy of this notebook is, or would be."""
+    """Where a student's copy of this notebook is, or would be: a copy under an older name stays where it is."""
     folder = places.own()
-    named, older = folder / f"{source.stem}-{kind}.ipynb", folder / source.name
-    return older if kind == "exercises" and older.exists() and not named.exists() else named
+    number, name = source.stem[:2], source.stem[3:]
+    named = folder / f"{number}-{kind}-{name}.ipynb"
+    older = [folder / f"{source.stem}-{kind}.ipynb"]
+    if kind == "exercises":
+        older.append(folder / source.name)
+    return next((path for path in (named, *older) if path.exists()), named)
 
 
 def own() -> dict[str, list[Path]]:

@@ -25,7 +25,8 @@ pytestmark = [
     ),
 ]
 
-LESSON = "06-data-parallel"
+NUMBER, NAME = "06", "data-parallel"
+LESSON = f"{NUMBER}-{NAME}"
 MENUS = (
     "() => [...document.querySelectorAll('.lm-MenuBar-itemLabel')].map(item => item.textContent)"
 )
@@ -77,11 +78,11 @@ def test_the_students_own_copies_are_there_side_by_side(lab):
     lab.screenshot("dtcourse-lab.png")
     mine = lab.home / "my"
     assert sorted(path.name for path in mine.iterdir() if path.is_file()) == [
-        f"{LESSON}-exercises.ipynb",
-        f"{LESSON}-lesson.ipynb",
+        f"{NUMBER}-exercises-{NAME}.ipynb",
+        f"{NUMBER}-lesson-{NAME}.ipynb",
     ]
     cells = len(nbfile.read(lab.home / "lessons" / f"{LESSON}.ipynb")["cells"])
-    assert lab.open(f"my/{LESSON}-lesson.ipynb") == cells
+    assert lab.open(f"my/{NUMBER}-lesson-{NAME}.ipynb") == cells
     lab.screenshot("dtcourse-lab-lesson.png")
     assert not any(cell["outputs"] for cell in lab.current()["cells"])
     lab.close()

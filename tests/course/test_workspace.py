@@ -72,7 +72,7 @@ def names(copies):
 
 
 def test_both_are_made_side_by_side_and_the_second_time_neither(home):
-    lesson, answers = "my/03-sums-lesson.ipynb", "my/03-sums-exercises.ipynb"
+    lesson, answers = "my/03-lesson-sums.ipynb", "my/03-exercises-sums.ipynb"
     assert names(workspace.start("03")) == [
         (lesson, "lesson", True, False),
         (answers, "exercises", True, False),
@@ -108,7 +108,7 @@ def test_links_lead_from_my_to_what_they_led_to(home):
         "[lesson 04](../lessons/04-more.ipynb#sums)",
         "![a ring](../lessons/pictures/a%20ring.png)",
         '<img src="../lessons/pictures/a%20ring.png">',
-        "[its exercises](03-sums-exercises.ipynb)",
+        "[its exercises](03-exercises-sums.ipynb)",
         "[PyTorch](https://pytorch.org/x.ipynb), [below](#sums), [not yet](05-later.ipynb), `f[0](x)`",
     ):
         assert link in text
@@ -125,7 +125,7 @@ def test_what_is_missing_is_made_and_what_is_there_stays(home):
 
 
 def test_a_lesson_without_exercises_has_one_copy(home):
-    assert names(workspace.start("04")) == [("my/04-more-lesson.ipynb", "lesson", True, False)]
+    assert names(workspace.start("04")) == [("my/04-lesson-more.ipynb", "lesson", True, False)]
 
 
 def test_exercises_under_their_old_name_are_the_exercises(home):
@@ -134,19 +134,42 @@ def test_exercises_under_their_old_name_are_the_exercises(home):
     work = (home / "exercises" / "03-sums.ipynb").read_text().replace("NotImpl", "MyOwn")
     old.write_text(work)
     assert names(workspace.start("03")) == [
-        ("my/03-sums-lesson.ipynb", "lesson", True, False),
+        ("my/03-lesson-sums.ipynb", "lesson", True, False),
         ("my/03-sums.ipynb", "exercises", False, False),
     ]
     assert workspace.find("3") == ("03", old) and old.read_text() == work
     assert sorted(path.name for path in old.parent.iterdir()) == [
-        "03-sums-lesson.ipynb",
+        "03-lesson-sums.ipynb",
         "03-sums.ipynb",
     ]
     assert workspace.own() == {"03": sorted(old.parent.iterdir())}
     # Who has both works in the newer one.
-    newer = old.with_name("03-sums-exercises.ipynb")
+    newer = old.with_name("03-exercises-sums.ipynb")
     newer.write_text(work)
     assert workspace.find("03") == ("03", newer)
+
+
+@pytest.mark.parametrize("kind", ["lesson", "exercises"])
+def test_a_copy_from_when_the_kind_stood_last_is_that_copy(home, kind):
+    workspace.start("03")
+    now = home / "my" / f"03-{kind}-sums.ipynb"
+    before = now.rename(now.with_name(f"03-sums-{kind}.ipynb"))
+    work = before.read_bytes()
+    copies = {copy.kind: (copy.name, copy.new) for copy in workspace.start("03")}
+    assert copies[kind] == (f"my/{before.name}", False)
+    assert before.read_bytes() == work and not now.exists()
+    if kind == "exercises":
+        assert workspace.find("03") == ("03", before)
+    other = places.notebooks("lessons")["04"]
+    assert workspace.place("lesson", other).name == "04-lesson-more.ipynb"
+
+
+def test_the_two_differ_where_a_file_browser_still_shows_them(home):
+    """JupyterLab's shows about 15 letters."""
+    for number in ("03", "04"):
+        workspace.start(number)
+    shown = [path.name[:14] for path in (home / "my").iterdir()]
+    assert len(set(shown)) == len(shown) == 3
 
 
 @pytest.mark.parametrize("kind", ["lesson", "exercises"])
@@ -160,7 +183,7 @@ def test_a_copy_knows_when_the_course_has_changed(home, kind):
     }
     assert {path: path.read_bytes() for path in (home / "my").iterdir()} == before
     # Renamed, it is kept, and a fresh one is made.
-    mine = home / "my" / f"03-sums-{kind}.ipynb"
+    mine = home / "my" / f"03-{kind}-sums.ipynb"
     mine.rename(mine.with_name("old-03.ipynb"))
     made = {copy.kind: (copy.new, copy.outdated) for copy in workspace.start("03")}
     assert made[kind] == (True, False)
@@ -196,7 +219,7 @@ def test_a_file_in_the_way_gets_a_sentence(home):
 
 def test_a_link_that_leads_nowhere_is_not_written_through(home):
     (home / "my").mkdir()
-    (home / "my" / "03-sums-lesson.ipynb").symlink_to(home / "elsewhere.ipynb")
+    (home / "my" / "03-lesson-sums.ipynb").symlink_to(home / "elsewhere.ipynb")
     assert [copy.new for copy in workspace.start("03")] == [False, True]
     assert not (home / "elsewhere.ipynb").exists()
 

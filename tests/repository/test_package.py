@@ -112,7 +112,7 @@ def test_make_lab_opens_jupyterlab_on_lesson_01(tmp_path):
         # JupyterLab hands the browser a local page that leads on, so that the token shows nowhere.
         page = Path(opened.read_text().strip().removeprefix("file://")).read_text()
         address = re.search(r'url=(http://[^"]+)"', page)[1]
-        assert "/lab/tree/my/01-why-distributed-lesson.ipynb?" in address
+        assert "/lab/tree/my/01-lesson-why-distributed.ipynb?" in address
         with urllib.request.urlopen(address, timeout=120) as response:
             assert "JupyterLab" in response.read().decode()
     finally:

@@ -20,8 +20,10 @@ import hashlib
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -30,7 +32,12 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / (os.environ.get("VENV") or ".venv")
 READY = VENV / "dtcourse-ready"
 INSTALLING = VENV / "dtcourse-installing"
+DOWNLOADS = VENV / "dtcourse-downloads"
 LOCK = ROOT / "requirements.lock"
+
+# What a first use took on two cores, with PyTorch for the CPU: README has the same figures.
+MEGABYTES, MINUTES = 2_100, 5
+WIDTH = 30  # characters of the bar
 
 
 def main() -> None:
@@ -44,6 +51,10 @@ def main() -> None:
         if not reason:
             return
         say(f"Setting up {VENV.name} ({reason}).")
+        say(
+            f"This takes about {MEGABYTES:,} MB of disk and {MINUTES} minutes, once; more where pip takes PyTorch "
+            "for a GPU or the network is slow. Ctrl-C is safe: the next call starts over."
+        )
         install(pip_args or remembered_pip_args())
         say(f"{VENV.name} is ready.")
 
@@ -95,15 +106,26 @@ def install(pip_args: str) -> None:
         make_venv()
         INSTALLING.touch()  # --clear took the first one away
 
-    quiet = [] if sys.stdout.isatty() else ["--quiet", "--quiet"]  # errors only
-    pip_install = [str(VENV / "bin" / "python"), "-m", "pip", "install", *quiet]
+    # Errors only: what is going on, the bar says, or a line for each step.
+    pip_install = [str(VENV / "bin" / "python"), "-m", "pip", "install", "--quiet", "--quiet"]
     pip_install += ["--disable-pip-version-check"]
-    run([*pip_install, torch_pin(), *shlex.split(pip_args)], "torch could not be installed")
-    run([*pip_install, "-r", str(LOCK)], "the versions of requirements.lock could not be installed")
+    number = sum("==" in line for line in LOCK.read_text().splitlines())
     run(
+        "1 of 3: PyTorch",
+        [*pip_install, torch_pin(), *shlex.split(pip_args)],
+        "torch could not be installed",
+    )
+    run(
+        f"2 of 3: the {number} packages of requirements.lock",
+        [*pip_install, "-r", str(LOCK)],
+        "the versions of requirements.lock could not be installed",
+    )
+    run(
+        "3 of 3: dtcourse itself",
         [*pip_install, "--no-deps", "--no-build-isolation", "-e", str(ROOT)],
         "dtcourse itself could not be installed",
     )
+    shutil.rmtree(DOWNLOADS, ignore_errors=True)
 
     ready = {
         "fingerprint": fingerprint(),
@@ -148,14 +170,54 @@ def torch_pin() -> str:
     return stop("requirements.lock has no line torch==...; make it anew with `make lock`")
 
 
-def run(command: list[str], failure: str) -> None:
+def run(step: str, command: list[str], failure: str) -> None:
     """Run one step; a step that fails ends everything, and the next call starts over."""
+    say(step)
+    DOWNLOADS.mkdir(exist_ok=True)
+    # pip unpacks here what it downloads: counted by the bar, and not in a /tmp that may be small.
+    environment = {**os.environ, "TMPDIR": str(DOWNLOADS)}
     try:
-        code = subprocess.run(command, check=False, cwd=ROOT).returncode
+        with subprocess.Popen(command, cwd=ROOT, env=environment) as pip:
+            code = wait_for(pip)
     except KeyboardInterrupt:
         stop("interrupted; the next call starts over")
     if code:
         stop(f"{failure} (pip's own words are above); the next call starts over")
+
+
+def wait_for(pip: subprocess.Popen[bytes]) -> int:
+    """Wait until pip has ended, on a terminal with a bar that moves; its exit code."""
+    if not sys.stdout.isatty():
+        return pip.wait()
+    begun = time.monotonic()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            pip.wait(timeout=1)
+        print(f"\r{bar(megabytes(VENV), time.monotonic() - begun)}", end="", flush=True)
+        if pip.returncode is not None:
+            print(flush=True)
+            return pip.returncode
+
+
+def bar(done: float, seconds: float) -> str:
+    """A line such as "[######......] 1,050 of about 2,100 MB, 2:31"."""
+    full = min(WIDTH, int(WIDTH * done / MEGABYTES))
+    minutes, rest = divmod(int(seconds), 60)
+    return f"  [{'#' * full}{'.' * (WIDTH - full)}] {done:,.0f} of about {MEGABYTES:,} MB, {minutes}:{rest:02}  "
+
+
+def megabytes(folder: Path) -> float:
+    """What the files under a folder hold now; one that goes meanwhile is not counted."""
+    total, folders = 0, [str(folder)]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_size
+    return total / 1e6
 
 
 @contextlib.contextmanager

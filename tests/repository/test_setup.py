@@ -7,8 +7,11 @@ that nothing is downloaded.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import re
 import resource
 import shutil
 import signal
@@ -144,7 +147,13 @@ def first_install(tmp_path_factory) -> Checkout:
     made.python()
     done = made.env()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "first use" in done.stdout and ".venv is ready" in done.stdout
+    # In a file or a pipe a line each: how much, how long, and every step.
+    said = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in said] == ["dtcourse"] * 6 and not done.stderr
+    assert "first use" in said[0] and ".venv is ready" in said[-1]
+    assert "about 2,100 MB of disk and 5 minutes" in said[1]
+    assert [line[10:16] for line in said[2:5]] == ["1 of 3", "2 of 3", "3 of 3"]
+    assert not (made.top / ".venv" / "dtcourse-downloads").exists()
     return made
 
 
@@ -231,6 +240,36 @@ def test_the_second_call_does_nothing_and_needs_no_python_on_path(first_install)
     (first_install.bin / "hidden").rename(first_install.bin / "python3")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert ready.stat().st_mtime_ns == before
+
+
+def test_readme_names_the_same_figures():
+    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    program = (ROOT / "tools" / "environment.py").read_text(encoding="utf-8")
+    assert "about 2,100 MB on disk and 5 minutes" in said
+    assert "MEGABYTES, MINUTES = 2_100, 5\n" in program
+
+
+@pytest.mark.slow
+@pytest.mark.stands_on("Makefile", "tools/setup", "tools/environment.py")
+def test_on_a_terminal_a_bar_moves_while_pip_works(checkout):
+    checkout.python()
+    main, side = pty.openpty()
+    environment = checkout.environment(
+        DAWDLE="3", TERM="xterm"
+    )  # long enough for the bar to move twice
+    with subprocess.Popen(
+        [checkout.make, "env"], cwd=checkout.top, env=environment, stdout=side, stderr=side
+    ) as process:
+        os.close(side)
+        said = b""
+        with contextlib.suppress(OSError):  # the terminal's other end is closed
+            while part := os.read(main, 4096):
+                said += part
+    os.close(main)
+    assert process.returncode == 0, said.decode()
+    bars = re.findall(r"\[[#.]{30}\] [\d,]+ of about 2,100 MB, (\d+:\d\d)", said.decode())
+    assert bars[0] == "0:01" or bars[0] == "0:00", said.decode()
+    assert len(set(bars)) >= 3, said.decode()
 
 
 @pytest.mark.slow

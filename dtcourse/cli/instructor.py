@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dtcourse.cli.say import console, errors, escape, first_line, sentences, table
+
+if TYPE_CHECKING:
+    from dtcourse.course.grading import Grade
 
 
 def add_to(app: typer.Typer) -> None:
@@ -39,7 +42,8 @@ def grade(
 
     Each submission runs in bubblewrap (Linux; apt install bubblewrap): it sees the system's programs, this Python and
     the course's package, can write to a folder in memory that goes with it, reaches no network, and has limits of time,
-    memory, disk and processes. What it tries beyond that is named in its feedback and in points.csv.
+    memory, disk and processes. What it tries beyond that (each file of this machine that it asks for and does not get,
+    too) is named in its feedback and in points.csv, where the column `tried` counts it.
 
     It cannot reach the checks that judge it, and its results are compared with the judge's own numbers. But bytes,
     messages and seconds are measured in processes that run its code: who wants to, and knows how, can fake those. A
@@ -65,17 +69,24 @@ def grade(
                 f"{index} of {total}: {escape(one.file)}"
             ),
             on_changed=_warn,
+            on_grade=lambda index, total, one: errors.print(
+                f"{index} of {total}: {escape(one.file)}, {_earned(one)}", soft_wrap=True
+            ),
         )
     points = table("student", "file", "points", "note")
     for one in grades:
-        earned = "-" if one.possible is None else f"{one.points} of {one.possible}"
-        points.add_row(escape(one.student), escape(one.file), earned, escape(first_line(one.note)))
+        note = escape(first_line(one.note))
+        points.add_row(escape(one.student), escape(one.file), _earned(one), note)
     console.print(points)
     refused = sum(bool(one.refused) for one in grades)
     console.print(
         f"{len(grades) - refused} graded, {refused} refused. {target / 'points.csv'}, {target / 'feedback'}/",
         soft_wrap=True,
     )
+
+
+def _earned(grade: Grade) -> str:
+    return "-" if grade.possible is None else f"{grade.points} of {grade.possible}"
 
 
 def _warn(names: list[str]) -> None:

@@ -51,14 +51,23 @@ class Grade:
 
     @property
     def note(self) -> str:
-        """One line for the instructor: what was refused and why, and what the answers reached for."""
-        said = [
-            f"{report.exercise.name}: {sentence}"
-            for report in self.reports
-            for sentence in (report.refused, *report.attempts)
-            if sentence
-        ]
-        return self.refused or "; ".join(said)
+        """One line for the instructor: what was refused and why, what was reached for, what was not attempted."""
+        if self.refused:
+            return self.refused
+        if self.reports and all(_unattempted(report) for report in self.reports):
+            return "not attempted"
+        said = []
+        for report in self.reports:
+            sentences = [report.refused, *report.attempts]
+            sentences += ["not attempted" if _unattempted(report) else report.unfinished]
+            if words := " ".join(filter(None, sentences)):
+                said.append(f"{report.exercise.name}: {words}".rstrip(".") + ".")
+        return " ".join(said)
+
+    @property
+    def tried(self) -> int:
+        """How many things the answers reached for that are none of their business."""
+        return sum(len(report.attempts) for report in self.reports)
 
     def feedback(self) -> str:
         """The student's feedback, as Markdown."""
@@ -70,6 +79,11 @@ class Grade:
         for report in self.reports:
             lines += ["```text", str(report), "```", ""]
         return "\n".join(lines)
+
+
+def _unattempted(report: Report) -> bool:
+    """Whether the exercise's cell is as it was handed out."""
+    return "not written yet" in report.unfinished
 
 
 @dataclass(frozen=True)
@@ -117,6 +131,7 @@ def grade(
     trust: bool = False,
     on_submission: Callable[[int, int, Submission], None] | None = None,
     on_changed: Callable[[list[str]], None] | None = None,
+    on_grade: Callable[[int, int, Grade], None] | None = None,
 ) -> list[Grade]:
     """Grade every notebook of a folder; writes points.csv and feedback/ under `out` at the end.
 
@@ -152,6 +167,8 @@ def grade(
             if on_submission:
                 on_submission(index, len(all_of_them), submission)
             grades.append(_grade_one(submission, lesson, options))
+            if on_grade:
+                on_grade(index, len(all_of_them), grades[-1])
     write(grades, out)
     after = contents()
     changed = sorted(
@@ -193,7 +210,7 @@ def write(grades: list[Grade], out: Path) -> None:
     )
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["student", "file", "lesson", *columns, "points", "possible", "note"])
+    table.writerow(["student", "file", "lesson", *columns, "points", "possible", "tried", "note"])
     for grade in grades:
         earned = {report.exercise.name: report.points for report in grade.reports}
         cells = [earned.get(name, "") if not grade.refused else "" for name in columns]
@@ -204,6 +221,7 @@ def write(grades: list[Grade], out: Path) -> None:
             *cells,
             grade.points,
             "" if grade.possible is None else grade.possible,
+            grade.tried,
             grade.note,
         ]
         table.writerow([_cell(value) for value in row])

@@ -137,18 +137,18 @@ def started(monkeypatch, course):
 def test_lab_opens_jupyterlab_on_your_own_copy(course, started):
     dtcourse("exercises")
     said = dtcourse("lab")
-    assert "my/03-collectives-lesson.ipynb is yours: the lesson" in said
-    assert "my/03-collectives-exercises.ipynb is yours: its exercises" in said
+    assert "my/03-lesson-collectives.ipynb is yours: the lesson" in said
+    assert "my/03-exercises-collectives.ipynb is yours: its exercises" in said
     assert "is yours" in dtcourse("lab", "4") and "yours" not in dtcourse("lab", "04")
     dtcourse("lab", course / "solutions" / "03-collectives.ipynb", "--", "--no-browser")
     dtcourse("lab", "--", "--no-browser")
     opened = [Path(command[-1]).relative_to(course).as_posix() for _, command, _ in started]
     assert opened == [
-        "my/03-collectives-lesson.ipynb",
-        "my/04-all-reduce-algorithms-lesson.ipynb",
-        "my/04-all-reduce-algorithms-lesson.ipynb",
+        "my/03-lesson-collectives.ipynb",
+        "my/04-lesson-all-reduce-algorithms.ipynb",
+        "my/04-lesson-all-reduce-algorithms.ipynb",
         "solutions/03-collectives.ipynb",
-        "my/03-collectives-lesson.ipynb",
+        "my/03-lesson-collectives.ipynb",
     ]
     assert ["--no-browser" in command for _, command, _ in started] == [False] * 3 + [True] * 2
     program, command, _ = started[0]
@@ -198,9 +198,9 @@ def test_run_goes_on_after_a_failure_and_keeps_executed_copies(course, started):
     unwrapped = " ".join(said.replace("│", " ").split())  # the table breaks long cells
     assert "AssertionError: asked to fail" in unwrapped and "1 passed, 1 failed" in said
     dtcourse("lab", "03")
-    mine = course / "my" / "03-collectives-lesson.ipynb"
+    mine = course / "my" / "03-lesson-collectives.ipynb"
     for words in (["03", "--kind", "my"], [mine]):
-        assert "03-collectives-lesson │ passed" in dtcourse("run", *words)
+        assert "03-lesson-collectives │ passed" in dtcourse("run", *words)
     done = nbfile.read(course / "executed" / "03-collectives.ipynb")
     assert "4 rank" in str([cell.get("outputs") for cell in done["cells"]])
     assert (course / "executed" / "04-all-reduce-algorithms.ipynb").exists()
@@ -280,16 +280,16 @@ def test_numbers():
 def test_start_copies_both_and_never_overwrites(course):
     dtcourse("exercises")
     said = dtcourse("start", "3")
-    assert "my/03-collectives-lesson.ipynb is yours: the lesson, without outputs" in said
-    assert "my/03-collectives-exercises.ipynb is yours: its exercises" in said
+    assert "my/03-lesson-collectives.ipynb is yours: the lesson, without outputs" in said
+    assert "my/03-exercises-collectives.ipynb is yours: its exercises" in said
     assert "dtcourse lab 03" in said and "dtcourse check 03" in said
     assert "started" in dtcourse("list")
-    mine = course / "my" / "03-collectives-exercises.ipynb"
+    mine = course / "my" / "03-exercises-collectives.ipynb"
     mine.write_text("my work")
     said = dtcourse("start", "03", code=2)
     assert f"my/{mine.name} is there already, and stays as it is" in said
     assert "rename them to start afresh" in said and mine.read_text() == "my work"
-    (course / "my" / "03-collectives-lesson.ipynb").unlink()
+    (course / "my" / "03-lesson-collectives.ipynb").unlink()
     said = dtcourse("start", "03")
     assert "is yours: the lesson" in said and f"my/{mine.name} is there already" in said
     said = dtcourse("start", "04")
@@ -304,9 +304,9 @@ def test_what_the_course_changed_since_is_said_and_yours_stays(course, started):
     lesson.write_text(lesson.read_text().replace("Reduce", "Reduce, then"))
     for words, code in ((["start", "03"], 2), (["lab", "03"], 0)):
         said = dtcourse(*words, code=code)
-        assert "The course's lesson 03 changed after you began my/03-collectives-lesson" in said
+        assert "The course's lesson 03 changed after you began my/03-lesson-collectives" in said
         assert "rename it, then `dtcourse start 03`" in said and "exercises 03 changed" not in said
-    mine = course / "my" / "03-collectives-lesson.ipynb"
+    mine = course / "my" / "03-lesson-collectives.ipynb"
     assert "Reduce, then" not in mine.read_text()
     mine.rename(course / "my" / "03-before.ipynb")
     assert "is yours: the lesson" in dtcourse("start", "03")
@@ -321,10 +321,10 @@ def test_check_from_untouched_to_solved(course):
     dtcourse("start", "03")
     said = dtcourse("check", "03", code=1)
     assert "not written yet" in said and "0 of 1 exercise, 0 of 2 points" in said
-    mine = course / "my" / "03-collectives-exercises.ipynb"
+    mine = course / "my" / "03-exercises-collectives.ipynb"
     mine.write_text(mine.read_text().replace("raise NotImplementedError()", "return 2 * n"))
     assert "1 of 1 exercise, 2 of 2 points" in dtcourse("check", "03")
-    lesson = mine.with_name("03-collectives-lesson.ipynb")
+    lesson = mine.with_name("03-lesson-collectives.ipynb")
     assert "this is a copy of the lesson" in dtcourse("check", lesson, code=2)
     older = mine.rename(mine.with_name("03-collectives.ipynb"))  # from before there were two
     assert "03-collectives.ipynb: 1 of 1 exercise" in dtcourse("check", "03")
@@ -441,6 +441,8 @@ def test_grade_a_folder_of_all_sorts(course):
     assert "it is not JSON" in rows["ben"]["note"]
     assert "the checks are not part of an answer" in rows["eli"]["note"]
     assert "which lesson is it of" in rows["hal"]["note"]
+    assert rows["fay"]["note"] == "not attempted" and rows["gus"]["note"] == ""
+    assert "9 of 10: hal.ipynb, -" in said and "1 of 10: =jon-03.ipynb, 0 of 2" in said
     feedback = {path.stem: path.read_text() for path in (graded / "feedback").iterdir()}
     assert len(feedback) == 10
     assert "0 of 2 points" in feedback["ben"] and "0 of 2 points" not in feedback["hal"]

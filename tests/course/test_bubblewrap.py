@@ -239,3 +239,29 @@ def test_what_every_import_looks_through_is_no_attempt(monkeypatch):
     )
     monkeypatch.setattr(sys, "path", [*sys.path, "/houses/ada/course"])
     assert attempts.describe("os.listdir", ("/houses/ada/course",), POLICY) == ""
+
+
+def test_where_most_of_the_machine_is_not_there_each_of_its_files_is_an_attempt(tmp_path):
+    policy = attempts.Policy(
+        **{**vars(POLICY), "seen": ["/usr", "/etc/localtime", "/course", "/proc"]}
+    )
+    for path, words in {
+        "/etc/passwd": "read /etc/passwd",
+        "/opt/other/solutions/03.ipynb": "read /opt/other/solutions/03.ipynb",
+        "/usr/lib/x.so": "",
+        "/etc/localtime": "",
+        "/proc/self/maps": "",
+        str(tmp_path): "",  # its own, and there
+        str(tmp_path / "not"): f"read {tmp_path / 'not'}",  # perhaps this machine's
+        "/houses/ada/.ssh/id": "read /houses/ada/.ssh/id",
+    }.items():
+        assert attempts.describe("open", (path, "r", os.O_RDONLY), policy) == words
+    for path, words in {"/": "", "/etc": "", "/opt": "list /opt", "/usr/lib": ""}.items():
+        assert attempts.describe("os.listdir", (path,), policy) == words
+
+
+def test_what_no_machine_has_was_not_refused(tmp_path):
+    (tmp_path / "there").touch()
+    words = [f"read {tmp_path}/there", f"read {tmp_path}/not", f"list {tmp_path}", "write to /not"]
+    words += ["read /houses/ada/not", "look up example.com"]
+    assert attempts.refused(words, ["/houses/ada"]) == [one for one in words if one != words[1]]

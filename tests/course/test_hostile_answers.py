@@ -53,6 +53,9 @@ ANSWERS = {
         for path in (HOME + '/.ssh/id_ed25519', HOME + '/handed-in/ana-03.ipynb'):
             try: found.append(open(path).read())
             except OSError: pass
+        for path in ('/etc/passwd', HOME + '/../elsewhere/solutions/03.ipynb', '/etc/no-such-file'):
+            try: found.append(open(path).read())
+            except OSError: pass
         for folder in ('/solutions', '/tests/course/mutants', '/.git'):
             try: found += os.listdir(COURSE + folder)
             except OSError: pass
@@ -102,6 +105,8 @@ NAMED = [  # what feedback and note have to say
     ("writes-to-the-system", "write to /usr/bin/pwned"),
     ("reads", "read {home}/.ssh/id_ed25519"),
     ("reads", "read {home}/handed-in/ana-03.ipynb"),
+    ("reads", "read /etc/passwd"),  # not even what everybody may read
+    ("reads", "read {elsewhere}/solutions/03.ipynb"),  # another checkout
     ("reads", "list {course}/solutions"),
     ("reads", "list {course}/tests/course/mutants"),
     ("reads", "list {course}/.git"),
@@ -156,6 +161,8 @@ def graded(tmp_path_factory):
     }
     (home / ".ssh").mkdir()
     (home / ".ssh" / "id_ed25519").write_text(SECRET)
+    (home.parent / "elsewhere" / "solutions").mkdir(parents=True)
+    (home.parent / "elsewhere" / "solutions" / "03.ipynb").write_text(SECRET)
     hand_in(folder, "ana", HONEST)
     hand_in(folder, "zoe", HONEST)
     for student, body in ANSWERS.items():
@@ -199,7 +206,7 @@ def _marked(process, mark) -> bool:
 def test_honest_students_get_their_points_beside_them(graded):
     for student in ("ana", "zoe"):
         row = graded["rows"][student]
-        assert (row["points"], row["possible"], row["note"]) == ("2", "2", "")
+        assert (row["points"], row["possible"], row["tried"], row["note"]) == ("2", "2", "0", "")
         assert "2 of 2 points" in graded["feedback"][student]
 
 
@@ -212,13 +219,16 @@ def test_they_earn_what_their_numbers_are_worth(graded, student):
 @needs_bubblewrap
 @pytest.mark.parametrize(("student", "words"), NAMED)
 def test_the_attempt_is_named_to_its_author_and_to_the_instructor(graded, student, words):
-    words = words.format(home=graded["home"], course=PACKAGE.parent)
+    home = graded["home"]
+    words = words.format(home=home, course=PACKAGE.parent, elsewhere=home.parent / "elsewhere")
     assert f"! It tried to {words}." in graded["feedback"][student]
     assert f"It tried to {words}." in graded["rows"][student]["note"]
 
 
 @needs_bubblewrap
 def test_nothing_of_it_has_happened(graded):
+    assert "no-such-file" not in graded["feedback"]["reads"]  # nobody has that
+    assert int(graded["rows"]["reads"]["tried"]) == sum(student == "reads" for student, _ in NAMED)
     assert not graded["new"] and not graded["gone"]
     assert not Path("/usr/bin/pwned").exists()
     assert (PACKAGE / "device.py").read_bytes() == graded["device"]

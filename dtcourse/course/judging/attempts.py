@@ -12,13 +12,14 @@ import json
 import os
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dtcourse.launch import again
 
 VARIABLE = "DTCOURSE_ATTEMPTS"
 LONGEST = 300  # characters of one line
+MOST = 200  # lines of one process
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = {
     "os.chmod": "change",
@@ -43,12 +44,14 @@ class Policy:
     private: folders of which it has nothing to read
     shown:   what it may read although it lies in one of those
     line:    the judge's end of the line, a path that its processes can open
+    seen:    where bubblewrap shows this machine's files; all others are not there for it: none, where nothing is hidden
     """
 
     own: list[str]
     private: list[str]
     shown: list[str]
     line: str = ""
+    seen: list[str] = field(default_factory=list)
 
     def publish(self) -> None:
         """Put it into this process's environment, which its ranks inherit."""
@@ -72,7 +75,7 @@ def watch() -> None:
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         try:
             words = describe(event, arguments, policy)
-            if words and words not in said and len(said) < 20:
+            if words and words not in said and len(said) < MOST:
                 said.add(words)
                 os.write(line, (words[:LONGEST] + "\n").encode(errors="replace"))
         except Exception:  # an error here would become the answer's
@@ -114,9 +117,35 @@ def _changing(verb: str, path: Any, policy: Policy) -> str:
 def _reading(verb: str, path: Any, policy: Policy) -> str:
     where = _absolute(path)
     private = _depth(where, policy.private)
+    if not private and policy.seen and not _on_the_way(where, policy):
+        return f"{verb} {where}"
     if private <= _depth(where, [*policy.own, *policy.shown]) or where in sys.path:
         return ""  # what is in sys.path, every import looks through
     return f"{verb} {where}"
+
+
+def _on_the_way(path: str, policy: Policy) -> bool:
+    """Whether the path lies in what is shown, or is a folder on the way to it."""
+    if _depth(path, policy.own):  # this machine's file of that name is another one
+        return os.path.lexists(path)
+    there = [*policy.seen, *policy.shown]
+    return not path or bool(_depth(path, there)) or any(_depth(one, [path]) for one in there)
+
+
+def refused(words: list[str], private: list[str]) -> list[str]:
+    """Of what was told, what the answer did not get: a read is none where this machine has no such file either.
+
+    words:   what `describe` made of them
+    private: see Policy
+    """
+
+    def named(one: str) -> bool:
+        verb, _, path = one.partition(" ")
+        if verb not in ("read", "list") or _depth(path, private):
+            return True
+        return os.path.lexists(path)
+
+    return list(filter(named, words))
 
 
 def _calling(verb: str, address: Any, policy: Policy) -> str:

@@ -83,6 +83,11 @@ def command(modules: Mapping[str, Path], private: Iterable[Path] = ()) -> list[s
     return [*words, "--", *become]
 
 
+def seen(modules: Mapping[str, Path]) -> list[str]:
+    """Where an answer sees files of this machine, and what bubblewrap makes for it: nothing else is there."""
+    return [*_shown(modules), COURSE, "/proc", "/dev", "/sys"]
+
+
 @cache
 def why_not() -> str:
     """Why no sandbox can be made here: a clause for a sentence; empty where one can."""
@@ -168,4 +173,4 @@ def _mounts(shown: dict[str, str], private: set[Path]) -> list[str]:
     return words + emptied
 
 
-__all__ = ["COURSE", "HOME", "SCRATCH", "SCRATCHES", "command", "packages", "why_not"]
+__all__ = ["COURSE", "HOME", "SCRATCH", "SCRATCHES", "command", "packages", "seen", "why_not"]

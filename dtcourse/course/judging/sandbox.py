@@ -22,13 +22,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dtcourse.course.judging import bubblewrap, limits
+from dtcourse.course.judging import attempts, bubblewrap, limits
 from dtcourse.course.judging import imports as answers
 from dtcourse.course.judging.process import MARK, START, AnswerProcess
 from dtcourse.course.judging.requirements import CheckFailed, Refused, Stopped, Unfinished
 from dtcourse.course.judging.runs import TIMEOUT, Results, plain
 from dtcourse.course.judging.taking import Piece
 from dtcourse.course.places import PACKAGE
+
+MOST_NAMED = 10  # attempts of one answer
 
 # What an answer's process imports besides the environment's packages, by its path there.
 MODULES = {"dtcourse": PACKAGE}
@@ -131,7 +133,11 @@ class Sandbox:
     def tried(self) -> list[str]:
         """What the answer reached for outside its folder, or took too much of: "write to /etc/passwd"."""
         told = self.process.overheard() if self.process else []
-        return list(dict.fromkeys(filter(None, self._tried + told)))[:10]
+        tried = attempts.refused(
+            list(filter(None, self._tried + told)), list(map(str, self.private))
+        )
+        first, more = tried[:MOST_NAMED], len(tried) - MOST_NAMED
+        return [*first, f"reach for {more} more"] if more > 0 else first
 
     def close(self) -> None:
         """End the process and whatever it started."""
@@ -156,6 +162,7 @@ class Sandbox:
             "own": [home, "/dev/shm"],
             "private": list(map(str, self.private)),
             "shown": [*shown, *map(os.path.realpath, shown)],
+            "seen": bubblewrap.seen(self.modules) if self.confined else [],
         }
         surroundings = environment(home, course)
         self.process = AnswerProcess(front, surroundings, folder, self.memory, policy, self.imports)

@@ -9,14 +9,14 @@ JupyterLab and in print), a `Table` or an `Interactive`; none of them shows anyt
 """
 
 from dtcourse.plots import notebook as _notebook
-from dtcourse.plots.bar_pictures import bars, bytes_by_rank, memory_bars
+from dtcourse.plots.bar_pictures import bars, bytes_by_rank
 from dtcourse.plots.exchange import message_grid, message_step, message_stepper
 from dtcourse.plots.graph_pictures import graphs
 from dtcourse.plots.grid_pictures import heatmap, images
 from dtcourse.plots.interaction import Interactive, interactive, timeline_explorer
 from dtcourse.plots.line_pictures import curves, loss_curves
 from dtcourse.plots.live import LiveMonitor, live_monitor
-from dtcourse.plots.memory_pictures import live_bytes, segments
+from dtcourse.plots.memory_pictures import live_bytes, memory_bars, segments
 from dtcourse.plots.message_data import Chunk, Message, from_replay
 from dtcourse.plots.scaling import amdahl, efficiency, fit_serial_fraction, gustafson, speedup
 from dtcourse.plots.schedule_explorer import schedule_explorer

@@ -28,11 +28,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse.parameters.grad_norm import Spread, scale_to, total_norm
-from dtcourse.parameters.slices import FULL, require_whole
 from dtcourse.sharding.flat_parameter import FlatParameter
 from dtcourse.sharding.policies import MixedPrecisionPolicy, OffloadPolicy
 from dtcourse.sharding.sharded_module import ShardedModule, shard_module, units_of
-from dtcourse.sharding.state_dict import load_full_state_dict
+from dtcourse.sharding.state_dict import check_no_other_slices, load_full_state_dict
 
 
 class FullyShardedDataParallel(ShardedModule):
@@ -83,13 +82,7 @@ class FullyShardedDataParallel(ShardedModule):
 
         torch's own function sees this rank's part only, and each rank would clip by another norm.
         """
-        require_whole(
-            self.named_parameters(),  # type: ignore[attr-defined]
-            "clip_grad_norm_",
-            "their part of the norm is spread over other ranks",
-            "Use one of the two techniques for this model.",
-            besides=(FULL,),
-        )
+        check_no_other_slices(self, "clip_grad_norm_")
         spreads = [
             Spread(
                 [

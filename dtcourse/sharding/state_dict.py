@@ -11,7 +11,7 @@ rank can hold, see checkpoint.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -80,19 +80,24 @@ def entries(model: nn.Module) -> list[Entry]:
                     entry = entry._replace(unit=unit, flat=group, place=place)
                 found.append(entry)
                 sharded.update(place.holders)
-    require_whole(
-        model.named_parameters(),
-        "full_state_dict (or a checkpoint, or full_gradients) of a sharded model",
-        "it would take them for whole ones",
-        "Use one of the two techniques for this model.",
-        besides=(FULL, OTHER),  # a DTensor says of itself what the whole is
-    )
+    check_no_other_slices(model, "full_state_dict (or a checkpoint) of a sharded model")
     others: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in prefixes:
         for name, own in own_parameters(module).items():
             if own is not None and (module, name) not in sharded:
                 others.setdefault(own, []).append((module, name))
     return found + [Entry(names(holders), p, p.shape) for p, holders in others.items()]
+
+
+def check_no_other_slices(model: Any, who: str) -> None:
+    """Raises ValueError where a parameter is another technique's slice, which would be taken for a whole one."""
+    require_whole(
+        model.named_parameters(),
+        who,
+        "it would take them for whole ones",
+        "Use one of the two techniques for this model.",
+        besides=(FULL, OTHER),  # a DTensor says of itself what the whole is
+    )
 
 
 def gather_flats(

@@ -68,7 +68,7 @@ class CheckedHook:
             )
         if not hasattr(returned, "wait"):
             what = (
-                "nothing: it returned None. A return is missing at its end"
+                "returned None (a return is missing at its end)"
                 if returned is None
                 else f"returned {_kind(returned)}"
             )

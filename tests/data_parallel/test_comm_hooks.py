@@ -124,7 +124,7 @@ def test_a_hook_is_checked_when_it_is_registered_as_pytorch_does():
 
 
 IN_BACKWARD = {
-    nothing: "nothing: it returned None. A return is missing at its end",
+    nothing: r"returned None \(a return is missing at its end\); it has to return a torch",
     the_tensor: "returned a Tensor",
     a_number: "returned an int",
     a_work: r"returned a Work.*\.get_future\(\)",

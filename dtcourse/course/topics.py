@@ -11,6 +11,18 @@ from pathlib import Path
 from dtcourse.course import places
 from dtcourse.course.notebook import Notebook, NotebookError, code_cells, read, sections
 
+# In the syllabus, and not taught yet. Who teaches one takes it out of here (shape.py looks).
+LATER = frozenset(
+    {
+        "14b.fp8-training",
+        "16.matrix-optimizers",
+        "20.all-gather-context",
+        "20.packed-documents",
+        "21.fine-grained",
+        "26.time-limits",
+    }
+)
+
 
 @cache
 def syllabus() -> dict[str, dict[str, str]]:
@@ -100,22 +112,23 @@ def _code_of_topics(notebook: Notebook) -> dict[str, list[str]]:
     """
     names = _imported(notebook)
     by_section: dict[str, list[str]] = {}
-    cells_of: dict[str, list[tuple[str, str]]] = {}
+    cells_of: dict[str, list[tuple[str, str, list[str]]]] = {}
     for heading, cell in sections(notebook):
         if cell["cell_type"] == "code":
-            by_section.setdefault(heading, []).extend(_used(cell["source"], names))
+            uses = _used(cell["source"], names)
+            by_section.setdefault(heading, []).extend(uses)
             for topic in cell["metadata"].get("topics", []):
-                cells_of.setdefault(topic, []).append((heading, cell["source"]))
+                cells_of.setdefault(topic, []).append((heading, cell["source"], uses))
     found = {}
     for topic, cells in cells_of.items():
-        used = [name for _, source in cells for name in _used(source, names)]
-        own = [name for _, source in cells for name in _defined(source)]
-        around = [name for heading, _ in cells for name in by_section[heading]]
+        used = [name for *_, uses in cells for name in uses]
+        own = [name for _, source, _ in cells for name in _defined(source)]
+        around = [name for heading, *_ in cells for name in by_section[heading]]
         taught = [name for name in own if name.startswith(("my_", "My"))]
         # A lesson on the emulated network teaches what is plumbing elsewhere.
         itself = topic.partition(".")[2].replace("-", "")
         taught += [name for name in used if _teaches(name) or itself in name.lower()]
-        taught += [name for _, source in cells for name in _of_torch(source)]
+        taught += [name for _, source, _ in cells for name in _of_torch(source)]
         code = taught or [*filter(_teaches, around)] or own
         code = code or [name for name in used if name != "dtcourse.device.current"]
         found[topic] = list(dict.fromkeys(code))
@@ -141,7 +154,7 @@ def _of_torch(source: str) -> list[str]:
     """What a cell takes of torch.distributed, which lessons call dist: torch.distributed.scatter."""
     return [
         f"torch.distributed.{node.attr}"
-        for node in ast.walk(_parse(source))
+        for node in _nodes(source)
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id == "dist"
@@ -149,6 +162,7 @@ def _of_torch(source: str) -> list[str]:
     ]
 
 
+@cache
 def _parse(source: str) -> ast.Module:
     plain = re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.MULTILINE)
     try:
@@ -157,11 +171,16 @@ def _parse(source: str) -> ast.Module:
         return ast.Module([], [])
 
 
+@cache
+def _nodes(source: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(_parse(source)))
+
+
 def _imported(notebook: Notebook) -> dict[str, str]:
     """The names that a notebook imports from dtcourse's techniques: ring -> dtcourse.collectives.ring."""
     names: dict[str, str] = {}
     for cell in code_cells(notebook):
-        for node in ast.walk(_parse(cell["source"])):
+        for node in _nodes(cell["source"]) if "dtcourse" in cell["source"] else ():
             if (
                 isinstance(node, ast.ImportFrom)
                 and (node.module or "").partition(".")[0] == "dtcourse"

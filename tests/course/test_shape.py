@@ -72,6 +72,7 @@ def test_a_lesson_in_shape_has_no_faults():
         ("DEVICE = BACKEND = CLUSTER", "DEVICE = CLUSTER", "does not set BACKEND"),
         ("topics=02.launching", "", "no code cell teaches 02.launching"),
         ("topics=02.launching", "topics=02.launchin", "02.launchin is no topic"),
+        ("topics=02.launching", "topics=02.launching,26.time-limits", "so take it out of LATER"),
         ("topics=02.launching", "topics=launching", "write the topic as 02.launching"),
         ("## Break it", "## Mend it", "no section `Break it`"),
         ("## The real thing", "## A thing", "no section `The real thing`"),

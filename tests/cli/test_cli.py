@@ -186,12 +186,6 @@ def test_topics_index_and_what_is_missing(course):
 
 
 @pytest.mark.slow
-@pytest.mark.stands_on(
-    "dtcourse/cli/",
-    "dtcourse/course/execute.py",
-    "dtcourse/course/notebook.py",
-    "dtcourse/course/workspace.py",
-)
 def test_run_goes_on_after_a_failure_and_keeps_executed_copies(course, started):
     said = dtcourse("run", "03-04", "-p", "WORLD_SIZE", "3", "-p", "RATE=0.25", code=1)
     assert re.search(r"03-collectives\s+│ passed", said) and re.search(r"04-\S+\s+│ failed", said)
@@ -350,13 +344,6 @@ def test_exercises_are_checked_and_not_overwritten(course):
 
 
 @pytest.mark.slow
-@pytest.mark.stands_on(
-    "dtcourse/cli/",
-    "dtcourse/course/execute.py",
-    "dtcourse/course/notebook.py",
-    "dtcourse/course/notebooks.py",
-    "dtcourse/course/normalise.py",
-)
 def test_notebooks_are_executed_and_brought_into_form(course):
     path = course / "lessons" / "03-collectives.ipynb"
     before = path.read_text()
@@ -396,12 +383,6 @@ def submission(course: Path, name: str, answer: str | bytes) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(280)
-@pytest.mark.stands_on(
-    "dtcourse/cli/",
-    "dtcourse/course/grading.py",
-    "dtcourse/course/results_file.py",
-    "dtcourse/course/judging/",
-)
 def test_grade_a_folder_of_all_sorts(course):
     """Whatever one submission is or does, the others get their points."""
     submission(course, "ana-03.ipynb", "    return 2 * n")

@@ -99,7 +99,6 @@ KERNELS = [("_largest", 90), ("_quantize", 75), ("_quantize", 90), ("_dequantize
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.stands_on("dtcourse/compression/")
 def test_kernels_compile_for_gpus_and_divide_as_ieee_says(tmp_path):
     """Triton's compiler needs no GPU. Turing and Hopper."""
     for (name, _), code in zip(

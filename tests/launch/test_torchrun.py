@@ -21,9 +21,6 @@ from dtcourse import launch
 from dtcourse.launch import torchrun_command
 from dtcourse.launch.__main__ import adopt_scheduler
 
-# Slow, and of nothing but launch.
-of_launch = pytest.mark.stands_on("dtcourse/launch/")
-
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 # What a shell has in which Jupyter was started, and nothing that would make a process a rank of something else.
@@ -86,7 +83,6 @@ def train(folder):
 # --- functions of a notebook ---------------------------------------------------------------------------------------
 
 
-@of_launch
 def test_the_printed_command_gives_what_launch_gives():
     model = torch.nn.Linear(3, 1)
 
@@ -113,7 +109,6 @@ def test_the_printed_command_gives_what_launch_gives():
     assert out == str(launch(train, 2, 3, rate=0.2)[0])
 
 
-@of_launch
 def test_our_own_backend_under_torchrun():
     command = torchrun_command(dist.get_backend, 2, backend="ring", save_to="a folder/which.pkl")
     assert command.endswith("--backend ring 'a folder/which.pkl'")
@@ -154,7 +149,6 @@ def test_what_cannot_be_written_is_named():
         torchrun_command(lambda: lock, 2)
 
 
-@of_launch
 @pytest.mark.slow
 def test_the_command_runs_in_a_cell(tmp_path):
     from jupyter_client.manager import start_new_kernel
@@ -184,7 +178,6 @@ def test_the_command_runs_in_a_cell(tmp_path):
 # --- functions of a file -------------------------------------------------------------------------------------------
 
 
-@of_launch
 def test_a_function_of_a_file_with_arguments(train):
     """What stands after the target is the function's, also where an option of ours has the same name."""
     code, out, errors = shell(
@@ -195,7 +188,6 @@ def test_a_function_of_a_file_with_arguments(train):
     assert out == "(960, 0.5, 'text', True, 'gloo')"
 
 
-@of_launch
 def test_two_nodes_on_one_machine(train):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -219,7 +211,6 @@ def test_two_nodes_on_one_machine(train):
     )
 
 
-@of_launch
 def test_a_function_that_takes_the_group_down_itself_and_one_that_raises(train):
     left, failed = singles([f"{train}:leave_by_hand"], [f"{train}:fail"])
     assert left[:2] == (0, "left")
@@ -292,7 +283,6 @@ BAD_TARGETS = [
 ]  # fmt: skip
 
 
-@of_launch
 def test_a_bad_target_gets_one_clear_sentence(train, folder):
     (folder / "broken.pkl").write_bytes(b"no pickle")
     second = {"RANK": "1", "WORLD_SIZE": "2"}
@@ -398,7 +388,6 @@ LEAVES = """
 """
 
 
-@of_launch
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are listed on Linux only")
 def test_no_thread_of_the_group_is_left_when_python_ends(folder):
     """What is imported after the group was formed keeps the group,

@@ -106,7 +106,6 @@ def _interpreted(cases):
 
 
 @needs_triton
-@pytest.mark.stands_on("dtcourse/memory/attention", "dtcourse/attention.py")
 def test_triton_interpreter_gives_the_plain_forms_output_and_gradients():
     # Triton reads the variable once, when it is imported.
     errors, saved, refused = in_a_fresh_process("interpret", TRITON_INTERPRET="1")
@@ -128,7 +127,6 @@ COMPILED = [  # kernel, chip, its shared memory, dtype, dim
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.stands_on("dtcourse/memory/attention", "dtcourse/attention.py")
 def test_kernels_compile_for_gpus_within_their_shared_memory(tmp_path):
     """Triton's compiler needs no GPU. Turing, Ampere (the smaller one) and Hopper."""
     used = in_a_fresh_process("compile", TRITON_CACHE_DIR=str(tmp_path))

@@ -263,9 +263,6 @@ def test_jobs_are_submitted_and_followed(course, tmp_path):
         assert (course / "checkpoint.pt").is_file()
 
 
-@pytest.mark.stands_on(
-    "dtcourse/cli/bench.py", "dtcourse/profiling/collective_bench.py", "dtcourse/collectives/"
-)
 def test_the_benchmark_of_collectives(course):
     out = finish([shell(course, BENCH)])
     for backend in ("gloo", "naive", "ring", "tree"):

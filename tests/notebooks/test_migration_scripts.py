@@ -24,7 +24,6 @@ def run(command: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.stands_on("lessons/scripts/", "lessons/06-data-parallel.ipynb")
 def test_the_migrated_script_trains_the_same_model(tmp_path):
     single, parallel = SCRIPTS / "06_single_device.py", SCRIPTS / "06_data_parallel.py"
     alone = run([sys.executable, str(single), "--save", str(tmp_path / "a.pt")])

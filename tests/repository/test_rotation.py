@@ -185,7 +185,7 @@ class Waits:
 
 
 def all_that_waits() -> list[Waits]:
-    """Answers, solutions, lessons with another number of ranks, and what else is marked.
+    """Answers, solutions and lessons with another number of ranks.
 
     Before, one of three was tried where its own files had not changed (of answers one of nine, where nothing had that
     the checks import), and one of a lesson's two other numbers of ranks, all by the commit's hash.

@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 # Most of the time goes into starting pytest again and again, which a busy machine stretches.
 pytestmark = pytest.mark.timeout(1200)
-stands_on_the_tools = pytest.mark.stands_on("tools/", "tests/conftest.py", "pyproject.toml")
 
 
 def write_notebook(path: Path, source: str, output: str) -> None:
@@ -76,7 +75,6 @@ def test_fails():
 
 
 @pytest.mark.slow
-@stands_on_the_tools
 def test_the_stages_add_up_and_a_failure_shows(project):
     project.write("test_mixed.py", MIXED.format(x=4))
     write_notebook(project.folder / "lessons" / "01-a.ipynb", "print(1 + 1)", "2\n")
@@ -181,7 +179,6 @@ def tells_what_it_knew(out: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "workers"), [("SIGINT", 0), ("SIGTERM", 1)])
-@stands_on_the_tools
 def test_asked_to_end_it_ends_all_that_it_started_and_tells_what_it_knew(project, name, workers):
     sign, seconds = project.folder / "hangs", 71.5 + workers
     project.write("test_hangs.py", HANGS.format(seconds=seconds, sign=sign))
@@ -204,7 +201,6 @@ def test_asked_to_end_it_ends_all_that_it_started_and_tells_what_it_knew(project
 
 
 @pytest.mark.slow
-@stands_on_the_tools
 def test_a_stage_at_its_limit_is_ended_and_the_next_one_runs(project):
     sign = project.folder / "hangs"
     project.write("test_hangs.py", HANGS.format(seconds=75.5, sign=sign))
@@ -245,7 +241,6 @@ def test_after():
 
 
 @pytest.mark.slow
-@stands_on_the_tools
 def test_a_worker_that_dies_costs_the_test_it_was_in_and_no_other(project):
     project.write("test_crashes.py", CRASHES)
     done = stages(project, "unit", workers=1)

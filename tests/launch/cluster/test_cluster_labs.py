@@ -16,7 +16,7 @@ from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.slow,
-    pytest.mark.stands_on("docs/cluster-labs.md", "dtcourse/launch/", "dtcourse/cli/"),
+    pytest.mark.stands_on("docs/cluster-labs.md", "dtcourse/launch/", share=(1, 1)),
 ]
 
 # An installation takes minutes: the test's own environment takes its place.

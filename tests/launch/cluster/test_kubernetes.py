@@ -28,9 +28,6 @@ from dtcourse.launch.cluster import kubernetes, settings
 from dtcourse.launch.cluster.kubernetes import plan, to_yaml
 from dtcourse.launch.cluster.settings import Kubernetes, Settings
 
-# Slow, and of nothing but launch.
-of_launch = pytest.mark.stands_on("dtcourse/launch/")
-
 ROOT = Path(__file__).resolve().parents[3]
 BIN = Path(sys.executable).parent
 IMAGE = "registry.example:5000/course/train:1.2"
@@ -552,7 +549,6 @@ def check_sums(ends, nodes, per_node, hosts=None):
         assert [each[5] for each in found] == [hosts[rank // per_node] for rank in range(world)]
 
 
-@of_launch
 @pytest.mark.slow
 def test_the_jobs_command_with_the_environment_of_kubernetes():
     pods = on_this_machine(pods_of(kubernetes.job(planned(3, 3, arguments=ARGUMENTS))))
@@ -560,14 +556,12 @@ def test_the_jobs_command_with_the_environment_of_kubernetes():
     check_sums(ends_of([start(words, values) for _, values, words in pods]), nodes=3, per_node=1)
 
 
-@of_launch
 @pytest.mark.slow
 def test_the_trainjobs_command_with_the_environment_of_kubeflow():
     pods = on_this_machine(pods_of_kubeflow(kubernetes.train_job(planned(4, 2, arguments=ARGUMENTS))))  # fmt: skip
     check_sums(ends_of([start(words, values) for _, values, words in pods]), nodes=2, per_node=2)
 
 
-@of_launch
 @pytest.mark.slow
 def test_when_a_rank_fails_every_pod_does():
     pods = on_this_machine(pods_of(kubernetes.job(planned(2, 2, target="train.py:fail"))))
@@ -611,7 +605,6 @@ def names_in_dns(service, job):
     return [f"{host}.{subdomain}" for host, *_ in pods_of(job)]
 
 
-@of_launch
 @pytest.mark.slow
 @pytest.mark.needs("bubblewrap")
 def test_pods_find_each_other_by_name_although_pod_0_comes_last(tmp_path):

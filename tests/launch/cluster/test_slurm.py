@@ -30,7 +30,7 @@ from tests import at_once
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.slow,
-    pytest.mark.stands_on("dtcourse/launch/"),
+    pytest.mark.stands_on("dtcourse/launch/", share=(1, 1)),  # a cluster is CI's, and always
 ]
 
 MINUTE = 60.0

@@ -54,9 +54,9 @@ LISTED = 10  # slowest tests, and slowest files
 
 # Minutes of each stage on two idle cores, by what the run tries.
 USUAL = {
-    "fixed": {"unit": 12, "timing": 1, "notebooks": 4, "parameters": 0.5},
-    "drawn": {"unit": 14, "timing": 1, "notebooks": 5, "parameters": 4},
-    "all": {"unit": 16, "timing": 1, "notebooks": 8, "parameters": 12},
+    "fixed": {"unit": 11.5, "timing": 0.5, "notebooks": 3.5, "parameters": 0.5},
+    "drawn": {"unit": 14, "timing": 0.5, "notebooks": 6, "parameters": 3},
+    "all": {"unit": 20, "timing": 0.5, "notebooks": 7, "parameters": 6},
 }
 
 

@@ -97,7 +97,7 @@ def installs_of_make_env(monkeypatch, tmp_path) -> list[list[str]]:
     for name in ("VENV", "READY", "INSTALLING"):
         monkeypatch.setattr(environment, name, tmp_path / name)
     monkeypatch.setattr(environment, "make_venv", lambda: None)
-    monkeypatch.setattr(environment, "run", lambda words, *_: ran.append(list(words)))
+    monkeypatch.setattr(environment, "run", lambda what, words, failure: ran.append(list(words)))
     environment.install("")
     short = {str(tmp_path / "VENV" / "bin" / "python"): "python", str(ROOT): ".",
              str(ROOT / "requirements.lock"): "requirements.lock"}  # fmt: skip

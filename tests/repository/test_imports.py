@@ -53,7 +53,7 @@ def house(tmp_path: Path) -> Path:
         "cli course plots models data hybrid data_parallel sharding pipeline_parallel "
         "tensor_parallel sequence_parallel expert_parallel compression asynchronous communication_scheduling "
         "large_batch memory fault_tolerance federated heterogeneous parameters checkpoint verify simulator "
-        "profiling launch collectives emulation events torch_private device nested plural attention grouped_mm"
+        "profiling launch collectives emulation events torch_private device nested plural attention grouped_mm streams"
     )
     for room in rooms.split():
         (tmp_path / "dtcourse" / room).mkdir(parents=True)

@@ -7,7 +7,7 @@
     imports.py     what an answer's process imports before it runs
     verdicts.py    what many exercises ask, case by case: a diagnosis, a choice near the best one
     taking.py      what of a student's notebook an exercise takes: a function and what that needs
-    forbidden.py   ready-made answers, which are refused
+    forbidden.py   ready-made answers, which are refused by their text; ready_made.py where they are called
     runs.py        running an answer on ranks, and sentences for what went wrong there
     tampering.py   whether an answer changed what measures it
     sandbox.py     the same in a process of its own, which only ever sends back plain data

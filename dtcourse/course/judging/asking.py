@@ -15,13 +15,30 @@ class Answer(Protocol):
         """step(answer's functions..., *args) on ranks: results by rank, .seconds, .traffic, .timeline.
 
         Options are those of `launch`: timeout (20 s), backend, record, nodes, network, env. A failure, a
-        deadlock or a time limit raises CheckFailed with a sentence.
+        deadlock or a time limit raises CheckFailed with a sentence. watched: see Exercise; `judge` gives it.
         """
         ...
 
-    def call(self, step: Callable[..., Any], *args: Any, timeout: float = 20.0) -> Any:
-        """step(answer's functions..., *args) in one process without a group: what it returned."""
+    def call(
+        self, step: Callable[..., Any], *args: Any, timeout: float = 20.0, **options: Any
+    ) -> Any:
+        """step(answer's functions..., *args) in one process without a group: what it returned. watched: as in run."""
         ...
+
+
+class Watched:
+    """An answer each of whose runs is watched for calls of what is ready-made; see Exercise.watched."""
+
+    def __init__(self, answer: Answer, watched: tuple[str, ...]) -> None:
+        self._answer, self._watched = answer, watched
+
+    def run(self, step: Callable[..., Any], world_size: int, *args: Any, **options: Any) -> Any:
+        """See Answer.run."""
+        return self._answer.run(step, world_size, *args, watched=self._watched, **options)
+
+    def call(self, step: Callable[..., Any], *args: Any, timeout: float = 20.0) -> Any:
+        """See Answer.call."""
+        return self._answer.call(step, *args, timeout=timeout, watched=self._watched)
 
 
 @dataclass(frozen=True)
@@ -44,6 +61,8 @@ class Exercise:
 
     forbidden: modules and functions that do what is asked, such as "torch.utils.checkpoint"; an answer that names one
                of them is refused (forbidden.py)
+    watched:   those of them whose calls are seen while an answer runs, whatever it calls them (ready_made.py); nothing
+               that a check's own step, PyTorch or the emulation calls by itself
     """
 
     name: str
@@ -52,6 +71,7 @@ class Exercise:
     takes: tuple[str, ...]
     target: str
     forbidden: tuple[str, ...] = ()
+    watched: tuple[str, ...] = ()
     checks: list[Check] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -61,6 +81,10 @@ class Exercise:
             )
         if not re.search(r"\d", self.target):
             raise ValueError(f"{self.name}: a target is stated in numbers; got {self.target!r}")
+        if unsaid := set(self.watched) - set(self.forbidden):
+            raise ValueError(
+                f"{self.name}: {', '.join(sorted(unsaid))} is watched and not forbidden"
+            )
 
     @property
     def points(self) -> int:

@@ -2,8 +2,8 @@
 
 An exercise lists modules and functions by their full names. An answer may get at one under another name (an alias, a
 module that is taken apart, `from ... import`), so each name in its code is followed to what its imports say that it is.
-Only its text is read. What hides a name from that (a string, a dictionary of modules) is
-left to the checks: they count.
+Only its text is read. What hides a name from that (a string, another module's alias) is seen
+where it is called, of what the exercise watches (ready_made.py); the rest is left to the checks: they count.
 """
 
 from __future__ import annotations

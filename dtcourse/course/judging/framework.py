@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from dtcourse.course.judging.asking import Answer, Check, Exercise
+from dtcourse.course.judging.asking import Answer, Check, Exercise, Watched
 from dtcourse.course.judging.report import Report, Verdict
 from dtcourse.course.judging.requirements import (
     CheckFailed,
@@ -109,6 +109,8 @@ def judge(
             for verdict in verdicts:
                 on_verdict(verdict)
 
+    if exercise.watched:
+        answer = Watched(answer, exercise.watched)
     report = Report(exercise)
     for one in exercise.checks:
         if on_check:

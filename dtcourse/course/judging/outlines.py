@@ -77,9 +77,12 @@ def _name(call: ast.Call) -> str:
     return getattr(call.func, "id", getattr(call.func, "attr", ""))
 
 
+_NOT_READ = (None, "forbidden", "watched")
+
+
 def _arguments(call: ast.Call) -> tuple[list[Any], dict[str, Any]]:
     """Of a call whose arguments are written out, but for what is forbidden, which is often a list of another module."""
-    named = {one.arg: one.value for one in call.keywords if one.arg not in (None, "forbidden")}
+    named = {one.arg: one.value for one in call.keywords if one.arg not in _NOT_READ}
     positional = [ast.literal_eval(one) for one in call.args]
     return positional, {str(name): ast.literal_eval(value) for name, value in named.items()}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtcourse.course.judging import attempts, tampering
+from dtcourse.course.judging import attempts, ready_made, tampering
 from dtcourse.course.judging.requirements import CheckFailed, Refused, Stopped, unwritten
 from dtcourse.course.reproducible import scrub
 from dtcourse.plural import plural
@@ -75,12 +75,19 @@ def plain(value: Any, depth: int = 0) -> Any:
     )
 
 
-def guarded(step: Callable[..., Any], functions: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-    """In a rank: run the step, and refuse an answer that has changed what measures it."""
+def guarded(
+    step: Callable[..., Any],
+    functions: tuple[Any, ...],
+    args: tuple[Any, ...],
+    watched: tuple[str, ...] = (),
+) -> Any:
+    """In a rank: run the step, and tell what the answer has changed of what measures it, and called of `watched`."""
     attempts.watch()
     before = tampering.marks(step)
-    result = plain(step(*functions, *args))
-    return {"value": result, "changed": tampering.changed(before, step)}
+    with ready_made.Watch(watched) as watch:
+        result = plain(step(*functions, *args))
+    changed = tampering.changed(before, step) + ["sys.setprofile"] * (not watch.kept)
+    return {"value": result, "changed": changed, "called": list(watch.called)}
 
 
 def attempt(
@@ -97,10 +104,13 @@ def attempt(
     from dtcourse.launch import RankFailure, RankTimeout, deadlock, launch, standby
 
     options = {"timeout": TIMEOUT, "device": "cpu", **options}
+    watched = tuple(options.pop("watched", ()))
     names = ", ".join(f"`{name}`" for name in functions)
     try:
         with deadlock.found_early():
-            run = launch(guarded, world_size, step, tuple(functions.values()), args, **options)
+            run = launch(
+                guarded, world_size, step, tuple(functions.values()), args, watched, **options
+            )
     except RankTimeout as error:
         raise Stopped(_waiting(error, names, world_size, options["timeout"])) from None
     except RankFailure as error:
@@ -112,6 +122,10 @@ def attempt(
     if changed := [name for one in run for name in one["changed"]]:
         standby.discard_kept()
         raise Refused(f"the answer changes what measures it ({changed[0]})")
+    if called := [name for one in run for name in one["called"]]:
+        raise Refused(
+            f"the answer calls {called[0]}, by whatever name, and this exercise asks you to write that yourself"
+        )
     results = Results([one["value"] for one in run], float(run.seconds))
     if options.get("record"):
         results.traffic_rows = [list(row) for row in run.traffic.rows]
@@ -180,6 +194,9 @@ class InKernel:
         """See `framework.Answer.run`."""
         return attempt(step, self.functions, world_size, args, options)
 
-    def call(self, step: Callable[..., Any], *args: Any, timeout: float = TIMEOUT) -> Any:
+    def call(
+        self, step: Callable[..., Any], *args: Any, timeout: float = TIMEOUT, **options: Any
+    ) -> Any:
         """See `framework.Answer.call`."""
-        return attempt(step, self.functions, 1, args, {"timeout": timeout, "init": False})[0]
+        options |= {"timeout": timeout, "init": False}
+        return attempt(step, self.functions, 1, args, options)[0]

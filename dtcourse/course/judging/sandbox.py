@@ -126,9 +126,11 @@ class Sandbox:
             event_rows=reply["event_rows"],
         )
 
-    def call(self, step: Callable[..., Any], *args: Any, timeout: float = TIMEOUT) -> Any:
+    def call(
+        self, step: Callable[..., Any], *args: Any, timeout: float = TIMEOUT, **options: Any
+    ) -> Any:
         """See `framework.Answer.call`."""
-        return self.run(step, 1, *args, timeout=timeout, init=False)[0]
+        return self.run(step, 1, *args, timeout=timeout, init=False, **options)[0]
 
     def tried(self) -> list[str]:
         """What the answer reached for outside its folder, or took too much of: "write to /etc/passwd"."""

@@ -22,6 +22,7 @@ CHAIN = Exercise(
         "torch.utils.checkpoint",
         "dtcourse.memory",
     ),
+    watched=("torch.utils.checkpoint", "dtcourse.memory"),
 )
 
 BESIDES = 10  # tensors of the input's size, besides log2(n) checkpoints: one layer's, the output, gradients

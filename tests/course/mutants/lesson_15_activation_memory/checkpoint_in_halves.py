@@ -170,6 +170,36 @@ def run_chain(layers, x):
 """,
     ),
     (
+        "PyTorch's own in halves, by the name that another module of PyTorch gives it",
+        """
+import torch.distributed.algorithms._checkpoint.checkpoint_wrapper as wrapper
+
+
+def run_chain(layers, x):
+    run = wrapper.torch_utils_checkpoint
+    if len(layers) == 1:
+        return run(layers[0], x, use_reentrant=False)
+    half = len(layers) // 2
+    middle = run(run_chain, layers[:half], x, use_reentrant=False)
+    return run(run_chain, layers[half:], middle, use_reentrant=False)
+""",
+    ),
+    (
+        "PyTorch's own in halves, out of a string",
+        """
+import pkgutil
+
+
+def run_chain(layers, x):
+    run = pkgutil.resolve_name(".".join(["torch", "utils", "checkpoint"]) + ":checkpoint")
+    if len(layers) == 1:
+        return run(layers[0], x, use_reentrant=False)
+    half = len(layers) // 2
+    middle = run(run_chain, layers[:half], x, use_reentrant=False)
+    return run(run_chain, layers[half:], middle, use_reentrant=False)
+""",
+    ),
+    (
         "the course's own",
         """
 from dtcourse.memory.checkpointing import checkpoint_sequential

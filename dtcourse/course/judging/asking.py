@@ -36,9 +36,11 @@ class Watched:
         """See Answer.run."""
         return self._answer.run(step, world_size, *args, watched=self._watched, **options)
 
-    def call(self, step: Callable[..., Any], *args: Any, timeout: float = 20.0) -> Any:
+    def call(
+        self, step: Callable[..., Any], *args: Any, timeout: float = 20.0, **options: Any
+    ) -> Any:
         """See Answer.call."""
-        return self._answer.call(step, *args, timeout=timeout, watched=self._watched)
+        return self._answer.call(step, *args, timeout=timeout, watched=self._watched, **options)
 
 
 @dataclass(frozen=True)

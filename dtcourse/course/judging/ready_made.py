@@ -1,7 +1,7 @@
 """Ready-made code that runs while an answer runs, under whatever name the answer got at it.
 
-forbidden.py reads an answer's text, and a name can be hidden from a reader: another module's alias, a string, a table. A
-call cannot be hidden from the rank that makes it. Python tells a profiling function of each call in its thread and in
+forbidden.py reads an answer's text, and a name can be hidden from a reader: another module's alias, a string, a table.
+A call cannot be hidden from the rank that makes it. Python tells a profiling function of each call in its thread and in
 threads that are started later, with the code that runs; what is looked for is known by its file or by its code. So it
 does not matter where the answer has it from. The whole of a check's step is watched: an exercise watches nothing that
 its own steps, PyTorch's collectives or an emulated device call by themselves.
@@ -83,9 +83,9 @@ class Watch:
             if not code.co_flags & inspect.CO_OPTIMIZED:
                 return
             found = self._codes.get(code, "")
-            if not found and (module := self._module(code.co_filename)):
-                if not self._is_imported(frame):
-                    found = f"{module}.{code.co_qualname}"
+            module = "" if found else self._module(code.co_filename)
+            if module and not self._is_imported(frame):
+                found = f"{module}.{code.co_qualname}"
             if found:
                 self.called[found] = None
         elif event == "c_call" and id(argument) in self._builtins:

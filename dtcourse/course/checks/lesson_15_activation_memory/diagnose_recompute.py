@@ -1,150 +1,145 @@
-"""Records of steps with checkpointed blocks: which block is broken, and how."""
+"""Logs of steps with checkpointed blocks, drawn anew each time: which block is broken, and by what?"""
 
 from __future__ import annotations
 
+import random
 import warnings
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dtcourse.course.judging import Answer, Exercise, call_each, require_diagnosis
+from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 
 DIAGNOSE = Exercise(
     "diagnose_recompute",
     lesson="15",
-    title="Which block is broken, and how?",
+    title="Which block is broken, and by what?",
     takes=("diagnose_recompute",),
-    target="15 of 15 steps, of 4 to 6 blocks",
+    target="40 of 40 steps of 3 to 6 blocks and 1 to 3 micro-batches, drawn anew each time",
 )
 
-RIGHT = (
-    "Two runs of a block may differ by rounding. A frozen block before which nothing trains has no gradient, and "
-    "nothing to run again for. One batch moves a running mean by a tenth of the way to the batch's."
+HEALTHY = (
+    "Which of the differences here is rounding, which are between micro-batches, and what has a frozen block to run "
+    "again for?"
 )
+KINDS = ("random state", "statistics", "reentrant", "no checkpoint", "in place")
+EACH = 4  # steps of a kind, and as many healthy ones beside them
 Diagnosis = tuple[str, int | None]
-Record = list[dict[str, Any]]  # by block
-# Blocks, how many of the first ones are frozen, the block at fault, and the noise of the second run's kernels.
-SIZES = ((4, 0, 2, 0.0), (5, 1, 3, 1e-7), (6, 2, 4, 1e-7))
+# rows of the log: (block, norm of its input, of its output, of its running mean afterwards); trains and gradient norm
+# by block; micro-batches
+Log = tuple[list[list[float]], list[bool], list[float | None], int]
 
 
 class Block(nn.Module):
-    """Linear, batch norm and dropout; keeps what each run put out, and moves its statistics once, if it is told to."""
+    """Linear, batch norm and dropout; writes a row of each of its runs."""
 
-    def __init__(self, width: int, careful: bool, noise: float) -> None:
+    def __init__(self, number: int, width: int, careful: bool, noise: float, log: Any) -> None:
         super().__init__()
         self.linear, self.norm = nn.Linear(width, width), nn.BatchNorm1d(width)
-        self.careful, self.noise = careful, noise
-        self.outputs: list[Tensor] = []
-
-    def running_mean(self) -> Tensor:
-        """A copy of what the batch norm has now."""
-        assert self.norm.running_mean is not None
-        return self.norm.running_mean.clone()
+        self.number, self.careful, self.noise, self.log = number, careful, noise, log
+        self.again = False
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.linear(x)
-        if not self.outputs:
-            self.batch_mean = hidden.detach().mean(0)
-        self.norm.momentum = 0.0 if self.outputs and self.careful else 0.1
-        out = nn.functional.dropout(self.norm(hidden).relu(), 0.4)
-        seen = out.detach().clone()
-        if self.outputs:
-            seen *= 1 + self.noise * torch.sin(torch.arange(out.numel())).view_as(out)
-        self.outputs.append(seen)
+        """See Block."""
+        self.norm.momentum = 0.0 if self.again and self.careful else 0.1
+        out = nn.functional.dropout(self.norm(self.linear(x)).relu(), 0.4)
+        assert self.norm.running_mean is not None
+        row = [x.norm().item(), out.norm().item(), self.norm.running_mean.norm().item()]
+        # Another kernel, another order of sums: a second run is equal up to rounding.
+        row = [one * (1 + self.noise * random.uniform(-1, 1)) for one in row]
+        self.log.append([self.number, *row])
         return out
 
 
-def recorded(kind: str, size: tuple[int, int, int, float]) -> Record:
-    """What is seen of a step with PyTorch's checkpoint, in which one block has a mistake."""
+def recorded(kind: str, turn: int) -> tuple[Log, Diagnosis]:
+    """A step of random size with PyTorch's checkpoint, in which one block has a mistake.
+
+    turn: 0 to EACH - 1; over all of them there are one and several micro-batches, frozen blocks and none, and rounding
+    """
     from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-    number, frozen, odd, noise = size
-    if kind == "cut off":
-        odd = frozen  # the first block that trains: its input needs no gradient
+    number, micro_batches = random.randint(3, 6), (2, 1, 3, 2)[turn]
+    frozen = random.randint(1, number - 2) if turn else 0
+    odd = frozen if kind == "reentrant" else random.randint(frozen, number - 1)
+    noise = 1e-7 * (turn % 2)
+    log: list[list[float]] = []
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.manual_seed(number)
-        blocks = [Block(4, kind != "moved twice" or i != odd, noise) for i in range(number)]
+        torch.manual_seed(random.randrange(2**31))
+        blocks = [Block(i, 4, kind != "statistics" or i != odd, noise, log) for i in range(number)]
         for block in blocks[:frozen]:
             block.requires_grad_(False)
-        x = torch.randn(12, 4)
-        before = [block.running_mean() for block in blocks]
-        with set_checkpoint_early_stop(False):
-            for i, block in enumerate(blocks):
-                wrong = i == odd
-                if wrong and kind == "not recomputed":
-                    x = block(x)
-                elif wrong and kind == "cut off":
-                    x = checkpoint(block, x, use_reentrant=True)
-                else:
-                    keep = not (wrong and kind == "other mask")
-                    x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=keep)
-            x.square().sum().backward()
-    return [
-        {
-            "outputs": block.outputs,
-            "mean": (start, block.running_mean()),
-            "batch_mean": block.batch_mean,
-            "trains": i >= frozen,
-            "gradient": block.linear.weight.grad,
-        }
-        for i, (block, start) in enumerate(zip(blocks, before, strict=True))
+        for _ in range(micro_batches):
+            x = torch.randn(12, 4)
+            for block in blocks:
+                block.again = False
+            with set_checkpoint_early_stop(False):
+                for block in blocks:
+                    given, wrong = x, block.number == odd
+                    if wrong and kind == "no checkpoint":
+                        x = block(x)
+                    elif wrong and kind == "reentrant":
+                        x = checkpoint(block, x, use_reentrant=True)
+                    else:
+                        keep = not (wrong and kind == "random state")
+                        x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=keep)
+                    if wrong and kind == "in place":
+                        given.data.tanh_()  # by .data, which PyTorch's count of versions does not see
+                for block in blocks:
+                    block.again = True
+                x.square().sum().backward()
+    gradients = [
+        None if block.linear.weight.grad is None else block.linear.weight.grad.norm().item()
+        for block in blocks
     ]
+    right = ("healthy", None) if kind == "healthy" else (kind, odd)
+    return (log, [i >= frozen for i in range(number)], gradients, micro_batches), right
 
 
-@cache
-def cases() -> dict[str, list[tuple[Record, Diagnosis]]]:
-    """Three steps of each kind, always the same ones."""
-    found: dict[str, list[tuple[Record, Diagnosis]]] = {}
-    for kind in ("healthy", "other mask", "moved twice", "cut off", "not recomputed"):
-        for size in SIZES:
-            _, frozen, odd, _ = size
-            at = None if kind == "healthy" else frozen if kind == "cut off" else odd
-            found.setdefault(kind, []).append((recorded(kind, size), (kind, at)))
-    return found
+def _described(rows: Any, trains: list[bool], gradients: Any, micro_batches: int) -> str:
+    return f"A step of {len(trains)} blocks, {trains.count(False)} of them frozen, {micro_batches} micro-batches"
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    tried = cases()[kind] + cases()["healthy"]
-    said = call_each(answer, [(blocks,) for blocks, _ in tried])
-    for (blocks, right), got in zip(tried, said, strict=True):
-        frozen = sum(not block["trains"] for block in blocks)
-        named = got[1] if isinstance(got, (list, tuple)) and len(got) == 2 else None
-        # A block before the broken one is blamed: it is right, and the sentence says why.
-        blamed = type(named) is int and right[1] is not None and named < right[1]
-        require_diagnosis(
-            f"A step of {len(blocks)} blocks, of which the first {frozen} are frozen",
-            got,
-            right,
-            f"Block {named} is right. {RIGHT}" if blamed else hint,
-            RIGHT,
-            example=("other mask", 2),
-        )
-
-
-@DIAGNOSE.check("another dropout mask in the second run", points=2)
-def check_mask(answer: Answer) -> None:
-    """The random state was not kept."""
-    _require(answer, "other mask", "Which block's two outputs differ, by more than rounding?")
-
-
-@DIAGNOSE.check("statistics that moved twice", points=3)
-def check_moved(answer: Answer) -> None:
-    """0.9 times the old mean and 0.1 times the batch's, and then once more."""
-    _require(
+    require_diagnoses(
         answer,
-        "moved twice",
-        "What is a running mean after one batch, by the formula, and after the same batch twice?",
+        [recorded(one, turn) for one in ("healthy", kind) for turn in range(EACH)],
+        describe=_described,
+        hint=hint,
+        healthy=HEALTHY,
+        example=("statistics", 2),
+        shuffled=True,
     )
 
 
-@DIAGNOSE.check("a block that is not in the graph", points=2)
+@DIAGNOSE.check("a random state that was not kept", points=2)
+def check_mask(answer: Answer) -> None:
+    """preserve_rng_state=False."""
+    _require(
+        answer, "random state", "From the same input, which block's second run makes something else, and why?"
+    )  # fmt: skip
+
+
+@DIAGNOSE.check("statistics that are moved again", points=2)
+def check_moved(answer: Answer) -> None:
+    """The batch norm does not know that it runs again."""
+    _require(answer, "statistics", "What may a run that only makes activations again not change?")
+
+
+@DIAGNOSE.check("an input that is changed in place", points=2)
+def check_in_place(answer: Answer) -> None:
+    """By .data, after the block has read it: PyTorch sees no new version."""
+    _require(
+        answer, "in place", "What does a second run start from, and is it what the first one started from?"
+    )  # fmt: skip
+
+
+@DIAGNOSE.check("the reentrant checkpoint of an input without gradient", points=2)
 def check_cut(answer: Answer) -> None:
     """It trains, and gets no gradient; and it is not run again, which is a consequence."""
     _require(
-        answer, "cut off", "Which block should train and has no gradient? Look at that before its outputs."
+        answer, "reentrant", "It is not run again, either; but which comes first: does it get a gradient at all?"
     )  # fmt: skip
 
 
@@ -152,7 +147,5 @@ def check_cut(answer: Answer) -> None:
 def check_kept(answer: Answer) -> None:
     """Its gradient is right, and its activations are kept."""
     _require(
-        answer,
-        "not recomputed",
-        "Which block ran once, although it trains? Its activations were kept.",
-    )
+        answer, "no checkpoint", "How often should each block run that trains, with so many micro-batches?"
+    )  # fmt: skip

@@ -1,61 +1,53 @@
 """Answers to diagnose_recompute: see test_exercises.py."""
 
-_CUT = (
-    '        if block["trains"] and block["gradient"] is None:\n            return "cut off", i\n'
-)
-_KEPT = (
-    '        if block["trains"] and len(outputs) == 1:\n            return "not recomputed", i\n'
-)
-_MASK = "not torch.allclose(*outputs, atol=1e-5)"
-_MOVED = "not torch.allclose(after, once, atol=1e-5)"
+_FROZEN = "        if not trains[block]:\n            continue"
+_CUT = '        if gradients[block] is None:\n            return "reentrant", block\n'
+_ONCE = "if len(runs) == micro_batches:"
+_FAR = "if abs(a - b) > 1e-5 * abs(a):"
+_PAIRS = "zip(runs[::2], runs[1::2], strict=True)"
+_KINDS = 'kinds = ("in place", "random state", "statistics")'
 
 MUTANTS = [
-    ("gradients are not looked at", "should train and has no gradient", ((_CUT, ""),)),
     (
-        "frozen blocks must have a gradient",
-        "A frozen block before which nothing trains",
-        (
-            (
-                'if block["trains"] and block["gradient"] is None',
-                'if block["gradient"] is None',
-            ),
-        ),
+        "one micro-batch's rule for any number of them",
+        "so many micro-batches",
+        ((_ONCE, "if len(runs) == 1:"),),
     ),
+    ("gradients are not looked at", "does it get a gradient at all", ((_CUT, ""),)),
     (
-        "frozen blocks must run again",
-        "A frozen block before which nothing trains",
-        (('if block["trains"] and len(outputs) == 1', "if len(outputs) == 1"),),
+        "frozen blocks must run again and have gradients",
+        "what has a frozen block to run",
+        ((_FROZEN, "        if False:\n            continue"),),
     ),
-    ("one run is enough", "Which block ran once", ((_KEPT, ""),)),
     (
         "no rounding allowed",
-        "Two runs of a block may differ by rounding",
-        ((_MASK, "not torch.equal(*outputs)"),),
+        "Which of the differences here is rounding",
+        ((_FAR, "if a != b:"),),
+    ),
+    (
+        "the first runs are compared with each other, and the second ones",
+        "which are between micro-batches",
+        ((_PAIRS, "zip(runs, runs[2:])"),),
+    ),
+    (
+        "the output comes before the input",
+        "What does a second run start from",
+        ((_KINDS, 'kinds = ("random state", "random state", "statistics")'),),
     ),
     (
         "outputs are not compared",
-        "differ, by more than rounding",
-        (("len(outputs) == 2 and " + _MASK, "len(outputs) > 2"),),
+        "makes something else",
+        ((_KINDS, _KINDS + "\n    rows = [[n, i, 1.0, m] for n, i, _, m in rows]"),),
     ),
     (
         "statistics are not looked at",
-        "after the same batch twice",
-        ((_MOVED, "not after.isfinite().all()"),),
-    ),
-    (
-        "the share of old and new exchanged",
-        "a tenth of the way to the batch's",
-        (
-            (
-                '0.9 * before + 0.1 * block["batch_mean"]',
-                '0.1 * before + 0.9 * block["batch_mean"]',
-            ),
-        ),
+        "only makes activations again",
+        ((_KINDS, _KINDS + "\n    rows = [[n, i, o, 1.0] for n, i, o, _ in rows]"),),
     ),
     (
         "the block after it",
-        "differ, by more than rounding",
-        (('return "other mask", i', 'return "other mask", i + 1'),),
+        "makes something else",
+        (("                    return what, block", "                    return what, block + 1"),),
     ),
     (
         "a word, no block",
@@ -68,8 +60,15 @@ NOTHING = [
     (
         "all is well",
         """
-def diagnose_recompute(blocks):
+def diagnose_recompute(rows, trains, gradients, micro_batches):
     return "healthy", None
+""",
+    ),
+    (
+        "always the same",
+        """
+def diagnose_recompute(rows, trains, gradients, micro_batches):
+    return "random state", trains.index(True)
 """,
     ),
 ]
@@ -78,44 +77,46 @@ ACCEPTED = [
     (
         "one question after the other, over all blocks",
         """
-def diagnose_recompute(blocks):
-    def first(name, wrong):
-        return next(((name, i) for i, block in enumerate(blocks) if wrong(block)), None)
-
-    def zeros(block):
-        return [int((out == 0).sum()) for out in block["outputs"]], [(out == 0) for out in block["outputs"]]
-
-    def moved(block):
-        before, after = block["mean"]
-        twice = 0.81 * before + 0.19 * block["batch_mean"]
-        once = 0.9 * before + 0.1 * block["batch_mean"]
-        return (after - twice).norm() < (after - once).norm()
-
-    return (
-        first("cut off", lambda b: b["trains"] and b["gradient"] is None)
-        or first("not recomputed", lambda b: b["trains"] and len(b["outputs"]) < 2)
-        or first("other mask", lambda b: len({tuple(z.flatten().tolist()) for z in zeros(b)[1]}) > 1)
-        or first("moved twice", moved)
-        or ("healthy", None)
-    )
+def diagnose_recompute(rows, trains, gradients, micro_batches):
+    blocks = [i for i, trained in enumerate(trains) if trained]
+    runs = {i: torch.tensor([row[1:] for row in rows if row[0] == i], dtype=torch.double) for i in blocks}
+    lost = [i for i in blocks if gradients[i] is None]
+    if lost:
+        return ["reentrant", lost[0]]
+    kept = [i for i in blocks if len(runs[i]) < 2 * micro_batches]
+    if kept:
+        return ["no checkpoint", kept[0]]
+    for column, what in enumerate(("in place", "random state", "statistics")):
+        for i in blocks:
+            first, second = runs[i].view(micro_batches, 2, 3)[..., column].T
+            if not torch.allclose(first, second, rtol=1e-6):
+                return [what, i]
+    return ["healthy", None]
 """,
     ),
     (
-        "by the largest deviation",
+        "as the log is read, backward by backward",
         """
-def diagnose_recompute(blocks):
-    for i, block in enumerate(blocks):
-        if block["trains"] and block["gradient"] is None:
-            return ["cut off", i]
-        if block["gradient"] is not None and len(block["outputs"]) == 1:
-            return ["not recomputed", i]
-    apart = [float((b["outputs"][0] - b["outputs"][-1]).abs().max()) for b in blocks]
-    if max(apart) > 1e-3:
-        return ["other mask", apart.index(max(apart))]
-    step = [float((b["mean"][1] - b["mean"][0]).norm() / (b["batch_mean"] - b["mean"][0]).norm()) for b in blocks]
-    if max(step) > 0.15:
-        return ["moved twice", step.index(max(step))]
-    return ["healthy", None]
+def diagnose_recompute(rows, trains, gradients, micro_batches):
+    waiting, ended = {}, {i: 0 for i, trained in enumerate(trains) if trained}
+    for block, given, made, mean in rows:
+        if block not in ended:
+            continue
+        if block not in waiting:
+            waiting[block] = (given, made, mean)
+            continue
+        before = waiting.pop(block)
+        if gradients[block] is not None and ended[block] >= 0:
+            apart = [abs(x / y - 1) > 1e-4 for x, y in zip((given, made, mean), before)]
+            if any(apart) and len([row for row in rows if row[0] == block]) == 2 * micro_batches:
+                return (("in place", "random state", "statistics")[apart.index(True)], block)
+        ended[block] += 1
+    for block in ended:
+        if gradients[block] is None:
+            return ("reentrant", block)
+        if ended[block] < micro_batches:
+            return ("no checkpoint", block)
+    return ("healthy", None)
 """,
     ),
 ]

@@ -71,17 +71,14 @@ def lars(
 
 def _made(layers: Layers, padding: int, steps: int, sizes: list[float]) -> tuple[Any, Any]:
     """A flat vector and its gradients. A frozen layer's gradient, and the padding's, hold no numbers at all."""
-    total = sum(number for number, _ in layers) + padding
-    flat = torch.randn(total, dtype=torch.double)
-    gradients = []
-    for _ in range(steps):
-        g, place = torch.full((total,), math.nan, dtype=torch.double), 0
-        for (number, kind), size in zip(layers, sizes, strict=True):
-            if kind != "frozen":
-                g[place : place + number] = size * torch.randn(number, dtype=torch.double)
-            place += number
-        gradients.append(g)
-    return flat, gradients
+    every = [*zip(layers, sizes, strict=True), ((padding, "frozen"), 0.0)]
+
+    def gradient(number: int, kind: str, size: float) -> Tensor:
+        size = math.nan if kind == "frozen" else size
+        return size * torch.randn(number, dtype=torch.double)
+
+    gradients = [torch.cat([gradient(*layer, size) for layer, size in every]) for _ in range(steps)]
+    return torch.randn_like(gradients[0]), gradients
 
 
 def _settings(**changed: float) -> Settings:
@@ -133,13 +130,11 @@ def _ask(
             f"Rank {rank} of {ranks}: elements {a} to {b - 1} are {what}, and have changed. What their gradient holds "
             "is no number of yours.",
         )
-        own = (cuts[rank], cuts[rank + 1])
-        alone = ranks > 1 and _is_its_own(got, made, layers, settings, own, (a, b))
-        why = (
-            "It is what the norms of this rank's own elements give. Whose are missing?"
-            if alone
-            else hint
-        )
+        start = cuts[rank]
+        own = _alone(made, layers, start, cuts[rank + 1], settings, 0.0)[a - start : b - start]
+        why = hint
+        if ranks > 1 and _off(got, own) < 1e-9:
+            why = "It is what the norms of this rank's own elements give. Whose are missing?"
         raise CheckFailed(
             f"On {plural(ranks, 'rank')} (cut at {cuts}), after {plural(len(settings), 'step')}: rank {rank}'s part of "
             f"layer {i}, a {kind} at {starts[i]} to {starts[i] + number - 1}, is up to "
@@ -147,22 +142,13 @@ def _ask(
         )
 
 
-def _is_its_own(
-    got: Tensor,
-    made: tuple[Any, Any],
-    layers: Layers,
-    settings: list[Settings],
-    own: tuple[int, int],
-    part: tuple[int, int],
-) -> bool:
-    """Whether it is what this rank's elements alone give."""
-    start, end = own
+def _alone(made: tuple[Any, Any], layers: Layers, start: int, end: int, *how: Any) -> Tensor:
+    """What the elements from start to end alone give."""
     cut, place = [], 0
     for number, kind in layers:
         cut.append((max(0, min(end, place + number) - max(start, place)), kind))
         place += number
-    alone = lars(made[0][start:end], [g[start:end] for g in made[1]], cut, settings, 0.0)
-    return _off(got, alone[part[0] - start : part[1] - start]) < 1e-9
+    return lars(made[0][start:end], [g[start:end] for g in made[1]], cut, *how)
 
 
 @LARS.check("matrices that two ranks share, and several in one shard", points=3)

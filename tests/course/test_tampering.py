@@ -138,7 +138,7 @@ def test_who_changes_nothing_is_not_suspected():
 
         return 3
 
-    assert runs.guarded(step, (honest,), ()) == {"value": 3, "changed": []}
+    assert runs.guarded(step, (honest,), ()) == {"value": 3, "changed": [], "called": []}
 
 
 def test_what_was_remembered_is_what_it_is_held_against(monkeypatch):
@@ -168,7 +168,7 @@ def test_the_clock_that_launch_gives_an_emulated_rank_is_no_change(monkeypatch):
     tampering.remember()
     try:
         clock.install(EmulatedCluster(network=EmulatedNetwork()).start(0))
-        assert runs.guarded(step, (), ()) == {"value": 1, "changed": []}
+        assert runs.guarded(step, (), ()) == {"value": 1, "changed": [], "called": []}
     finally:
         clock.install(None)
 

@@ -45,14 +45,16 @@ def in_buckets(
     """Neighbours travel together: buckets of at most `bucket_bytes` (or one larger tensor), in the order of `tensors`.
 
     A window slides over the tensors and closes once it holds `bucket_bytes`; what is in it is sorted by owner, dtype
-    and device. So a window is at most a message an owner, and no bucket waits for a tensor far down the order.
+    and device. So a window is at most a message an owner, and no bucket waits for a tensor far down the order. Owners
+    follow each other in rank order: what goes to rank r passes it last, and the way to r + 1 begins where it is free.
     """
     closed: list[tuple[int, list[torch.Tensor]]] = []
     window: dict[tuple[int, torch.dtype, torch.device], list[torch.Tensor]] = {}
     held = 0
 
     def close() -> None:
-        closed.extend((key[0], members) for key, members in window.items())
+        by_owner = sorted(window.items(), key=lambda item: item[0][0])
+        closed.extend((key[0], members) for key, members in by_owner)
         window.clear()
 
     for tensor in tensors:

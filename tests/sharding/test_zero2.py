@@ -11,9 +11,10 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from dtcourse import events, launch
+from dtcourse import emulation, events, launch
 from dtcourse.collectives import ring, traffic
 from dtcourse.data_parallel import DistributedDataParallel
+from dtcourse.emulation import EmulatedNetwork
 from dtcourse.large_batch.clipping import clip_grad_norm
 from dtcourse.profiling.memory import held
 from dtcourse.profiling.memory_tracker import MemoryTracker
@@ -288,12 +289,12 @@ def test_what_micro_batches_cost():
 
 
 class Deep(nn.Module):
-    """16 layers of 16 KiB, each a bucket; activations are small beside them."""
+    """16 layers, of 16 KiB where they are 64 wide; activations are small beside them."""
 
-    def __init__(self):
+    def __init__(self, width=64):
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(16))
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(16))
 
     def forward(self, x):
         for layer in self.layers:
@@ -382,6 +383,31 @@ def test_reductions_start_before_backward_ends():
         assert len(reductions) >= 13  # of 16; the last layers' own may come after the last mark
         freed = run.timeline.of(rank=rank, name="free gradients").events[-8:]
         assert freed[0].start < layers[-1].start, "freed on the way, not at the end"
+
+
+def seconds_of_a_step():
+    """Of backward, and of what follows it, where a port is all that counts."""
+    model = Deep(width=256)
+    zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    wrapped = ShardedDataParallel(model, zero, bucket_cap_mb=4 * 4 * 256**2 / 2**20)
+    for _ in range(2):
+        start = emulation.now()
+        wrapped(torch.ones(1, 256)).sum().backward()
+        between = emulation.now()
+        zero.step()
+    return between - start, emulation.now() - between
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_each_pass_takes_as_long_as_its_bytes_at_one_port(world_size):
+    """Not p - 1 times as long, which is what hops in turn take: a root's chain is cut into pieces."""
+    bandwidth = 1e6
+    network = EmulatedNetwork(bandwidth=bandwidth)
+    run = launch(seconds_of_a_step, world_size, network=network, clock="virtual", backend="ring")
+    once = 16 * 4 * 256**2 / bandwidth
+    for passes in run:
+        for seconds in passes:
+            assert once * (world_size - 1) / world_size <= seconds <= 1.25 * once
 
 
 # --- mistakes ----------------------------------------------------------------------------------------------------

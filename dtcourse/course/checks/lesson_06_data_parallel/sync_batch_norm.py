@@ -17,7 +17,7 @@ SYNC = Exercise(
     lesson="06",
     title="SyncBatchNorm, forward and backward",
     takes=("sync_batch_norm",),
-    target="output and gradients to 1e-6 of one process; one all-reduce forward, "
+    target="output and gradients to 1e-6 of one process; one collective forward, "
     "one backward, of 2 C + 1 and 2 C numbers",
     forbidden=(
         "torch.nn.SyncBatchNorm",
@@ -109,22 +109,30 @@ def check_parameter_gradients(answer: Answer) -> None:
     _compare(answer, [2, 3], [hint, hint])
 
 
-@SYNC.check("one all-reduce each way", points=2)
+@SYNC.check("one collective each way", points=2)
 def check_sync_messages(answer: Answer) -> None:
-    """2 C + 1 numbers forward, 2 C backward, of 8 bytes."""
+    """2 C + 1 numbers of each rank forward, 2 C backward, of 8 bytes: all-reduced, or gathered as PyTorch does."""
     for counts, shape, offset in _CASES[:3]:
         parts, weight, bias = _batch(counts, shape, offset)
-        ranks = len(counts)
+        ranks, channels = len(counts), shape[0]
         run = answer.run(_normalised, ranks, parts, weight, bias, backend="ring", record=True)
         calls = run.traffic.calls(rank=0)
         require(
             calls == 2,
             f"{calls} collective calls, where one forward and one backward are enough. What can travel in one tensor?",
         )
-        most = 2 * (ranks - 1) * 8 * (4 * shape[0] + 1)
+        # A number takes this many messages' worth of 8 bytes, of all ranks: by an all-reduce, or an all-gather.
+        reduced, gathered = 8 * 2 * (ranks - 1), 8 * ranks * (ranks - 1)
+        gathers = 2 - run.traffic.calls(rank=0, operation="all_reduce")
+        forward, backward = (gathered if gathers >= n else reduced for n in (1, 2))
+        most = forward * (2 * channels + 1) + backward * 2 * channels
         sent = run.traffic.bytes_sent()
-        require(
-            sent <= most,
-            f"{sent:,} bytes are sent by {ranks} ranks; 2 C + 1 numbers forward and 2 C backward need {most:,}. "
-            "Which sums are enough? Does the count travel back, which has no gradient?",
+        said = (
+            f"{sent:,} bytes are sent by {ranks} ranks; 2 C + 1 numbers of each forward and 2 C backward need "
+            f"{most:,}."
         )
+        require(
+            sent != most + backward,
+            f"{said} Does the count travel back, which has no gradient?",
+        )
+        require(sent <= most, f"{said} Which numbers of a rank are enough for the others?")

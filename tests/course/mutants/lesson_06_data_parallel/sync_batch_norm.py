@@ -106,7 +106,7 @@ def sync_batch_norm(x, weight, bias, eps):
     ),
     (
         "gathers the whole batch",
-        "Which sums are enough",
+        "Which numbers of a rank are enough",
         """
 def sync_batch_norm(x, weight, bias, eps):
     return Gathered.apply(x, weight, bias, eps)
@@ -143,6 +143,22 @@ class Gathered(torch.autograd.Function):
         x_gradient = scale.view(shape) * (g - mean_g.view(shape) - x_hat * mean_gx.view(shape))
         return x_gradient, own[1], own[0], None
 """,
+    ),
+    (
+        "every sample gathered, in place of the sums",
+        "Which numbers of a rank are enough",
+        edited(
+            _NORMALISE,
+            (
+                "        sums = torch.cat([x.sum(others), x.square().sum(others), count])\n        dist.all_reduce(sums)\n",
+                "        padded = x.new_zeros(16, *x.shape[1:])\n        padded[: len(x)] = x\n"
+                "        own = torch.cat([padded.flatten(), count])\n"
+                "        every = own.new_empty(dist.get_world_size(), len(own))\n"
+                "        dist.all_gather(list(every), own)\n"
+                "        xs = every[:, :-1].reshape(-1, *x.shape[1:])\n"
+                "        sums = torch.cat([xs.sum(others), xs.square().sum(others), every[:, -1].sum()[None]])\n",
+            ),
+        ),
     ),
     (
         "autograd sends the count back, too",
@@ -206,6 +222,44 @@ ACCEPTED = [
                 "mean, std = mean.to(x.dtype), (variance + eps).sqrt().to(x.dtype)\n",
             ),
             ("weight / std, sums[-1])", "weight / std, sums[-1].to(x.dtype))"),
+        ),
+    ),
+    (
+        "PyTorch's own way: mean, variance and count of each rank, gathered and merged",
+        (
+            (
+                "            sums = torch.cat([x.sum(others), x.square().sum(others), count])\n"
+                "            dist.all_reduce(sums)\n"
+                "            mean = sums[:channels] / sums[-1]\n"
+                "            variance = sums[channels:-1] / sums[-1] - mean.square()\n",
+                "            var, own_mean = torch.var_mean(x, others, correction=0)\n"
+                "            own = torch.cat([own_mean, var, count])\n"
+                "            every = own.new_empty(dist.get_world_size(), len(own))\n"
+                "            dist.all_gather(list(every), own)\n"
+                "            means, variances, counts = every.split([channels, channels, 1], dim=1)\n"
+                "            mean = (counts * means).sum(0) / counts.sum()\n"
+                "            variance = (counts * (variances + (means - mean).square())).sum(0) / counts.sum()\n",
+            ),
+            ("weight / std, sums[-1])", "weight / std, counts.sum())"),
+        ),
+    ),
+    (
+        "the same by all_gather_into_tensor, and the sums of backward gathered, too",
+        (
+            (
+                "            sums = torch.cat([x.sum(others), x.square().sum(others), count])\n"
+                "            dist.all_reduce(sums)\n",
+                "            own = torch.cat([x.sum(others), x.square().sum(others), count])\n"
+                "            every = own.new_empty(dist.get_world_size() * len(own))\n"
+                "            dist.all_gather_into_tensor(every, own)\n"
+                "            sums = every.view(-1, len(own)).sum(0)\n",
+            ),
+            (
+                "            sums = own.clone()\n            dist.all_reduce(sums)\n",
+                "            every = own.new_empty(dist.get_world_size(), *own.shape)\n"
+                "            dist.all_gather_into_tensor(every.view(-1, own.shape[1]), own)\n"
+                "            sums = every.sum(0)\n",
+            ),
         ),
     ),
 ]

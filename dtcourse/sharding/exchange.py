@@ -42,20 +42,22 @@ class Pieces:
         return self.tensor
 
 
-def in_pieces(flat: torch.Tensor, start: Callable[[torch.Tensor], dist.Work]) -> Pieces:
+def in_pieces(flat: torch.Tensor, ranks: int, start: Callable[[torch.Tensor], dist.Work]) -> Pieces:
     """Starts a collective with one root piece by piece, so that its hops overlap.
 
     flat:  contiguous; cut along its elements, into PIECES pieces, or fewer of PIECE_BYTES
+    ranks: of the group; between two there is one hop, and nothing to cut for
     start: starts the collective on one piece, in place, without waiting for it
     """
     elements = flat.view(-1)
-    each = max(-(-len(elements) // PIECES), PIECE_BYTES // flat.element_size(), 1)
+    pieces = PIECES if ranks > 2 else 1
+    each = max(-(-len(elements) // pieces), PIECE_BYTES // flat.element_size(), 1)
     return Pieces(flat, [start(piece) for piece in elements.split(each)])
 
 
 def spread_from_owners(buckets: Iterable[Bucket], group: Group = None) -> None:
     """Gives every rank the owners' values of the tensors in `buckets`. All ranks call it with the same ones."""
-    rank = dist.get_rank(group)
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
 
     def start(bucket: Bucket) -> UnderWay:
         first = bucket.parameters()[0].detach()
@@ -66,7 +68,7 @@ def spread_from_owners(buckets: Iterable[Bucket], group: Group = None) -> None:
         else:
             flat = bucket.empty()
         send = partial(dist.broadcast, group=group, group_src=bucket.owner, async_op=True)
-        return flat, in_pieces(flat, send)
+        return flat, in_pieces(flat, size, send)
 
     def end(bucket: Bucket, flat: torch.Tensor) -> None:
         if bucket.owner == rank or flat.data_ptr() == bucket.parameters()[0].data_ptr():
@@ -74,7 +76,7 @@ def spread_from_owners(buckets: Iterable[Bucket], group: Group = None) -> None:
         for parameter, value in zip(bucket.parameters(), bucket.views(flat), strict=True):
             parameter.detach().copy_(value)
 
-    _some_at_once(buckets, dist.get_world_size(group), start, end)
+    _some_at_once(buckets, size, start, end)
 
 
 def reduce_to_owners(buckets: Iterable[Bucket], group: Group = None) -> None:
@@ -92,7 +94,7 @@ def reduce_to_owners(buckets: Iterable[Bucket], group: Group = None) -> None:
                 torch.mul(parameter.grad, 1.0 / size, out=part)
             parameter.grad = None
         send = partial(dist.reduce, group=group, group_dst=bucket.owner, async_op=True)
-        return flat, in_pieces(flat, send)
+        return flat, in_pieces(flat, size, send)
 
     def end(bucket: Bucket, flat: torch.Tensor) -> None:
         if bucket.owner == rank:

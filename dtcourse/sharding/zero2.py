@@ -203,7 +203,7 @@ class OwnerReducer(Reducer):
     def send(self, bucket: Bucket) -> Pieces:
         """Starts to add a full bucket up on its owner, in pieces: the hops to one root overlap."""
         to_owner = partial(dist.reduce, group=self.group, group_dst=bucket.owner, async_op=True)
-        return in_pieces(bucket.buffer(), to_owner)
+        return in_pieces(bucket.buffer(), dist.get_world_size(self.group), to_owner)
 
     def arrived(self, bucket: Bucket, result: Any) -> None:
         """A bucket is through. Its owner keeps it, as the gradients; the others free it."""

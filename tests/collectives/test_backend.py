@@ -432,7 +432,9 @@ def test_the_inner_group_sees_only_send_and_receive(name):
     run = launch(_call_everything, RANKS, backend=name)
     for called, seen, numbered in run:
         assert set(called) == torch_private.DATA_METHODS - {"monitored_barrier", "recv_anysource"}
-        seen.pop("supports_coalescing", None)  # read, to learn whether it has batches; nothing is sent
+        seen.pop(
+            "supports_coalescing", None
+        )  # read, to learn whether it has batches; nothing is sent
         assert set(seen) == {"recv", "recv_anysource", "send"}
         assert numbered == sum(seen.values())
 

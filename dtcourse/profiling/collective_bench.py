@@ -3,6 +3,11 @@
 `dtcourse bench collectives` launches it for every backend; on several nodes, every rank runs the same function:
 
     torchrun ... -m dtcourse.launch --backend ring dtcourse/profiling/collective_bench.py:main --collective all_reduce
+
+A barrier is no start gun: it lets ranks go up to two latencies apart, and a clock that each rank starts where *it*
+leaves one measures that, too. So on the virtual clock, which all ranks share, they start at one moment
+(`start_together`). Real machines have no such clock: there one look at a rank's own clock spans many calls, as in
+nccl-tests, and what ranks left the barrier apart is divided by their number.
 """
 
 from __future__ import annotations
@@ -14,11 +19,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtcourse import device, events, torch_private
+from dtcourse import device, emulation, events, torch_private
+from dtcourse.emulation import clock
 from dtcourse.plural import plural
 from dtcourse.simulator import collective_cost as cost
 
 SIZES = tuple(1 << k for k in range(10, 25, 2))  # 1 KiB to 16 MiB
+CALLS = 5  # in a row, for one measurement on a real machine
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
 
 
@@ -27,8 +34,8 @@ def sweep(
 ) -> list[dict[str, float]]:
     """Times a collective at each size (bytes, float32). To be called by every rank of the default group.
 
-    A time is that of the slowest rank; each row has bytes, seconds (median), fastest, slowest, latency in
-    microseconds, algorithm and bus bandwidth in bytes a second (nccl-tests' definitions).
+    A time is that of the slowest rank (`seconds_of_one`); each row has bytes, seconds (median), fastest, slowest,
+    algorithm and bus bandwidth in bytes a second (nccl-tests' definitions).
     """
     if collective not in COLLECTIVES:
         raise ValueError(
@@ -42,16 +49,9 @@ def sweep(
         # a whole number of elements for each rank
         elements = max(ranks, nbytes // 4 // ranks * ranks)
         call = _call(collective, elements)
-        times = []
-        for i in range(warmup + repeats):
-            dist.barrier()
-            start = events.now()
+        for _ in range(warmup):
             call()
-            device.synchronize()
-            slowest = torch.tensor([events.now() - start], device=device.current())
-            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-            if i >= warmup:
-                times.append(slowest.item())
+        times = [seconds_of_one(call) for _ in range(repeats)]
         median, actual = statistics.median(times), elements * 4
         rows.append({
             "bytes": actual,
@@ -62,6 +62,49 @@ def sweep(
             "bus_bandwidth": cost.bus_bandwidth(collective, actual, median, ranks),
         })  # fmt: skip
     return rows
+
+
+def seconds_of_one(call: Callable[[], Any], calls: int = CALLS) -> float:
+    """Seconds of one call: the slowest rank's. To be called by every rank of the default group.
+
+    calls: made in a row between two looks at the clock, where the clock is a real machine's
+    """
+    dist.barrier()
+    if _virtual():
+        start_together()
+        calls = 1
+    device.synchronize()
+    start = events.now()
+    for _ in range(calls):
+        call()
+    device.synchronize()
+    return _most((events.now() - start) / calls)
+
+
+def start_together() -> None:
+    """Every rank of the default group goes on at one moment of the virtual clock, which all of them share.
+
+    The moment has to be later than all of them know of it. Between the earliest rank's clock before a first all-reduce
+    and the latest rank's after it lies at least what an all-reduce takes; so a second one, that starts at the latest
+    clock or before, is over by then. Raises ValueError on any other clock.
+    """
+    if not _virtual():
+        raise ValueError('ranks start together on the virtual clock: launch(..., clock="virtual")')
+    earliest = -_most(-emulation.now())
+    latest = _most(emulation.now())
+    emulation.sleep(latest + 2 * (latest - earliest) - emulation.now())
+
+
+def _virtual() -> bool:
+    installed = clock.installed()
+    return installed is not None and not installed.arrival_decides
+
+
+def _most(mine: float) -> float:
+    """The largest of all ranks' numbers."""
+    found = torch.tensor([mine], dtype=torch.float64, device=device.current())
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return found.item()
 
 
 def _call(collective: str, elements: int) -> Callable[[], Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from dtcourse.course.judging import Answer, Exercise, require
 from dtcourse.emulation import EmulatedNetwork
+from dtcourse.plural import plural
 
 MEASURE = Exercise(
     "measure_link",
@@ -13,7 +14,7 @@ MEASURE = Exercise(
     title="Measure a hidden link",
     takes=("measure_link",),
     target="latency and both bandwidths within 2% on 4 links, also where rank 1 comes 40 ms late",
-    forbidden=("dtcourse.profiling", "dtcourse.simulator"),
+    forbidden=("dtcourse.profiling", "dtcourse.simulator", "dtcourse.emulation.clock"),
 )
 
 # Latency and gap of a message; bytes per second from rank 0 to rank 1, and back.
@@ -24,6 +25,8 @@ LINKS = (
     (2e-6, 1e-6, 50e9, 100e9),
 )
 LATE, NEAR = 0.04, 0.02
+# What is not known: the latency and two bandwidths. Each message that comes back tells rank 0's clock one time.
+UNKNOWN = 3
 
 
 def _measured(measure_link: Any, late: float) -> Any:
@@ -44,7 +47,9 @@ def _found(answer: Answer, late: float = 0.0) -> list[tuple[str, tuple[float, ..
         network = EmulatedNetwork(
             latency, there, gap=gap, cables={(1, 0): EmulatedNetwork(latency, back, gap=gap)}
         )
-        run = answer.run(_measured, 2, late, backend="ring", network=network, clock="virtual")
+        options = {"backend": "ring", "network": network, "clock": "virtual", "record": True}
+        run = answer.run(_measured, 2, late, **options)
+        _require_messages(run.traffic)
         got = run[0]
         require(
             isinstance(got, list) and len(got) == 3,
@@ -56,6 +61,28 @@ def _found(answer: Answer, late: float = 0.0) -> list[tuple[str, tuple[float, ..
         )
         found.append((where, (latency + gap, there, back), got))
     return found
+
+
+def _require_messages(traffic: Any) -> None:
+    """What was measured has to have been sent; a barrier's own messages tell of no size."""
+    there, back = (
+        sum(
+            row.messages
+            for row in traffic.select(rank=rank, direction="sent")
+            if row.operation != "barrier"
+        )
+        for rank in (0, 1)
+    )
+    require(
+        there and back,
+        f"Rank 0 sent rank 1 {plural(there, 'message')}, and got {back} back (barriers apart): a link is measured by "
+        "what goes over it, and there was no message to measure.",
+    )
+    require(
+        back >= UNKNOWN,
+        f"Rank 0 got {plural(back, 'message')} back. Its clock tells one time for each, and three numbers are "
+        "unknown: how many times do you need?",
+    )
 
 
 def _close(got: float, right: float) -> bool:

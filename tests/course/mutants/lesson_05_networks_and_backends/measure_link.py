@@ -19,7 +19,12 @@ def measure_link():
 """
 
 MUTANTS = [
-    ("the lesson's own ping-pong", "which direction did its bytes take", _LESSON),
+    ("the lesson's own ping-pong", "three numbers are unknown", _LESSON),
+    (
+        "the lesson's own ping-pong, with a third size",
+        "which direction did its bytes take",
+        _LESSON.replace("(4096, 1 << 20), []", "(4096, 1 << 20, 1 << 21), []"),
+    ),
     (
         "the ready-made one",
         "asks you to write that yourself",
@@ -66,6 +71,40 @@ def measure_link():
     ),
     ("one bandwidth for both ways, the late rank awaited", "its delay does no harm", (("return alpha, rate_there, rate_back", "return alpha, rate_there, rate_there"),)),
     ("seconds per byte", "Which part of a round trip grows", (("return alpha, rate_there, rate_back", "return alpha, 1 / rate_there, 1 / rate_back"),)),
+    (
+        "reads the emulator, and sends the messages of the solution all the same",
+        "asks you to write that yourself",
+        (
+            ("    return alpha, rate_there, rate_back", "    hidden = emulation.clock.installed()._network\n    there, back = hidden.link(0, 1), hidden.link(1, 0)\n    return there.latency + there.gap, there.bandwidth, back.bandwidth"),
+        ),
+    ),
+    (
+        "reads the emulator by another way, and sends nothing",
+        "no message",
+        """
+def measure_link():
+    hidden = vars(getattr(emulation, "cl" + "ock").installed())["_network"]
+    there, back = hidden.link(0, 1), hidden.link(1, 0)
+    return there.latency + there.gap, there.bandwidth, back.bandwidth
+""",
+    ),
+    (
+        "reads the emulator by another way, and sends one small message each way",
+        "three numbers are unknown",
+        """
+def measure_link():
+    dist.barrier()
+    hidden = vars(getattr(emulation, "cl" + "ock").installed())["_network"]
+    there, back = hidden.link(0, 1), hidden.link(1, 0)
+    if dist.get_rank() == 0:
+        dist.send(torch.zeros(1), 1)
+        dist.recv(torch.zeros(1), 1)
+    else:
+        dist.recv(torch.zeros(1), 0)
+        dist.send(torch.zeros(1), 0)
+    return there.latency + there.gap, there.bandwidth, back.bandwidth
+""",
+    ),
     ("both wait to receive", "wait", (("            dist.send(ping, 1)\n            dist.recv(pong, 1)\n", "            dist.recv(pong, 1)\n            dist.send(ping, 1)\n"),)),
 ]  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -14,13 +14,19 @@ Graph = tuple[Mapping[str, tuple[float, float]], Sequence[tuple[str, str, float,
 
 
 def graphs(
-    panels: Mapping[str, Graph], *, title: str | None = None, height: float = 2.6
+    panels: Mapping[str, Graph],
+    *,
+    title: str | None = None,
+    height: float = 2.6,
+    switches: Collection[str] | None = None,
 ) -> Picture:
     """A panel per graph, side by side.
 
     panels: {"label": (places, links)}; places: {name: (x, y)}; links: (name, name, rate, busy). A link's width is by
             its rate, on one logarithmic scale for all panels; its colour by busy, from grey (0) to red (the panel's
             most)
+    switches: names of those nodes that are drawn as small squares, where all others are small circles and no name is
+              written: for graphs of many nodes; None writes every name
     """
     if not panels:
         raise ValueError("graphs needs at least one panel: {'label': (places, links)}")
@@ -40,6 +46,18 @@ def graphs(
                 *ends.T, color=between(IDLE, VERMILION, busy / most), lw=width, marker="", zorder=1
             )
         for name, (x, y) in places.items():
+            if switches is not None:
+                square = name in switches
+                ax.plot(
+                    x,
+                    y,
+                    marker="s" if square else "o",
+                    ms=5,
+                    color=INK,
+                    mfc=INK if square else PAPER,
+                    zorder=2,
+                )
+                continue
             ax.annotate(
                 name, (x, y), ha="center", va="center", fontsize=8, color=INK, zorder=2,
                 bbox={"boxstyle": "round,pad=0.3", "fc": PAPER, "ec": FAINT, "lw": 0.8},

@@ -108,7 +108,7 @@ def torus(shape: Sequence[int], bandwidth: float, name: str = "torus") -> Topolo
         raise ValueError(f"a torus has 2 hosts or more along each axis; got {list(shape)}")
     graph = networkx.Graph()
     for place in itertools.product(*map(range, shape)):
-        graph.add_node(_host(place), kind="host")
+        graph.add_node(_host(place), kind="host", **_at(place, shape))
     for place in itertools.product(*map(range, shape)):
         for axis, n in enumerate(shape):
             neighbour = list(place)
@@ -121,7 +121,7 @@ def mesh(shape: Sequence[int], bandwidth: float) -> Topology:
     """A grid without the links that join its ends."""
     graph = networkx.Graph()
     for place in itertools.product(*map(range, shape)):
-        graph.add_node(_host(place), kind="host")
+        graph.add_node(_host(place), kind="host", **_at(place, shape))
     for place in itertools.product(*map(range, shape)):
         for axis, n in enumerate(shape):
             if place[axis] + 1 < n:
@@ -168,16 +168,17 @@ def leaf_spine(
     """Every leaf switch has an uplink to every spine switch."""
     if min(leaves, spines, hosts_per_leaf) < 1:
         raise ValueError("leaves, spines and hosts_per_leaf are each at least 1")
+    middle = partial(_middle, hosts=leaves * hosts_per_leaf)
     graph = networkx.Graph()
     for s in range(spines):
-        graph.add_node(f"spine {s}", kind="switch")
+        graph.add_node(f"spine {s}", kind="switch", at=(middle(s, spines), 2.0))
     for leaf in range(leaves):
-        graph.add_node(f"leaf {leaf}", kind="switch")
+        graph.add_node(f"leaf {leaf}", kind="switch", at=(middle(leaf, leaves), 1.0))
         for s in range(spines):
             graph.add_edge(f"leaf {leaf}", f"spine {s}", bandwidth=uplink_bandwidth)
         for h in range(hosts_per_leaf):
             host = f"host {leaf * hosts_per_leaf + h}"
-            graph.add_node(host, kind="host")
+            graph.add_node(host, kind="host", at=(leaf * hosts_per_leaf + h, 0.0))
             graph.add_edge(host, f"leaf {leaf}", bandwidth=host_bandwidth)
     below, above = hosts_per_leaf * host_bandwidth, spines * uplink_bandwidth
     return Topology("leaf and spine", graph, oversubscription=below / above)
@@ -188,19 +189,22 @@ def fat_tree(ports: int, bandwidth: float) -> Topology:
     k, half = ports, ports // 2
     if k < 2 or k % 2:
         raise ValueError(f"a fat-tree is made of switches with an even number of ports; got {k}")
+    middle = partial(_middle, hosts=k * half * half)
     graph = networkx.Graph()
     for i, j in itertools.product(range(half), repeat=2):
-        graph.add_node(f"core {i}.{j}", kind="switch")
+        graph.add_node(f"core {i}.{j}", kind="switch", at=(middle(i * half + j, half * half), 3.0))
     for pod in range(k):
         for i in range(half):
-            graph.add_node(f"aggregation {pod}.{i}", kind="switch")
-            graph.add_node(f"edge {pod}.{i}", kind="switch")
+            at = middle(pod * half + i, k * half)
+            graph.add_node(f"aggregation {pod}.{i}", kind="switch", at=(at, 2.0))
+            graph.add_node(f"edge {pod}.{i}", kind="switch", at=(at, 1.0))
             for j in range(half):
                 graph.add_edge(f"aggregation {pod}.{i}", f"core {i}.{j}", bandwidth=bandwidth)
         for i, j in itertools.product(range(half), repeat=2):
             graph.add_edge(f"edge {pod}.{i}", f"aggregation {pod}.{j}", bandwidth=bandwidth)
-            host = f"host {pod * half * half + i * half + j}"
-            graph.add_node(host, kind="host")
+            number = pod * half * half + i * half + j
+            host = f"host {number}"
+            graph.add_node(host, kind="host", at=(float(number), 0.0))
             graph.add_edge(host, f"edge {pod}.{i}", bandwidth=bandwidth)
     return Topology("fat-tree", graph, oversubscription=1.0)
 
@@ -222,3 +226,23 @@ def all_to_all_seconds(topology: Topology, bytes_per_host: float) -> float:
 
 def _host(place: Sequence[int]) -> str:
     return "host " + ".".join(map(str, place))
+
+
+def _middle(i: int, count: int, hosts: int) -> float:
+    """Where number i of `count` switches of one level stands, above the hosts 0 to hosts - 1 in a row."""
+    return (i + 0.5) * hosts / count - 0.5
+
+
+def _at(place: Sequence[int], shape: Sequence[int]) -> dict[str, tuple[float, float]]:
+    """Where a host of a grid of two axes is drawn; nothing for others.
+
+    Rows and columns are arcs, so that the link which joins the two ends of one is seen as its chord.
+    """
+    if len(shape) != 2:
+        return {}
+
+    def bow(along: int, n: int) -> float:
+        return 0.3 * (1 - (2 * along / (n - 1) - 1) ** 2)
+
+    (row, column), (rows, columns) = place, shape
+    return {"at": (column + bow(row, rows), -row + bow(column, columns))}

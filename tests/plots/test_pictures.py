@@ -121,6 +121,7 @@ PICTURES = {
     "heatmap, holes": lambda: plots.heatmap([[1.0, np.nan], [2.0, 3.0]], unit="GB/s"),
     "heatmap, 32": lambda: plots.heatmap(np.eye(32), xlabel="to rank", ylabel="from rank"),
     "graph": lambda: plots.graphs({"a pair": ({"0": (0, 0), "switch": (1, 1)}, [("0", "switch", 10.0, 0.0)])}),
+    "graphs without names": lambda: plots.graphs({"a tree": ({"0": (0, 0), "1": (1, 0), "switch": (0.5, 1)}, [("0", "switch", 10.0, 1.0), ("1", "switch", 10.0, 0.0)])}, switches={"switch"}),
     "graphs": lambda: plots.graphs({f"graph {n}": ({str(i): (i % 4, i // 4) for i in range(n)}, [(str(i), str(i + 1), i + 1, i) for i in range(n - 1)]) for n in (2, 4, 8)}, title="Three"),
     "images": lambda: plots.images(torch.rand(11, 1, 8, 8), torch.arange(11), predictions=[0] * 11, title="Digits"),
     "images, colour": lambda: plots.images(torch.rand(2, 3, 8, 8)),

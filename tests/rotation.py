@@ -67,7 +67,7 @@ def is_tried(
 
 def files_of_solution(name: str) -> tuple[str, ...]:
     """What a notebook of solutions/ stands on first of all."""
-    lesson = name[:2]
+    lesson = name.partition("-")[0]
     checks = f"dtcourse/course/checks/lesson_{lesson}_"
     return (f"solutions/{name}", f"exercises/{lesson}-", checks, "requirements.lock")
 

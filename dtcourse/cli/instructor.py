@@ -54,10 +54,10 @@ def grade(
 
     Example: [bold]dtcourse grade submissions/ --lesson 02[/bold]
     """
-    from dtcourse.course import grading
+    from dtcourse.course import grading, places
 
     target = (out or folder / "graded").resolve()
-    number = f"{int(lesson):02}" if lesson and lesson.isdigit() else lesson
+    number = places.padded(lesson) if lesson else lesson
     with errors.status("reading") as status:
         grades = grading.grade(
             folder.resolve(),

@@ -1,6 +1,6 @@
 """References from one lesson to another: a link where that lesson is there, plain text where it is still to come.
 
-Authors write "lesson 06" or "lessons 14 and 15" in markdown; `normalise` makes links of them, and takes a link away
+Authors write "lesson 06", "lesson 14b" or "lessons 14 and 15" in markdown; `normalise` makes links of them, and takes a link away
 whose lesson is gone. A link reads ../lessons/06-data-parallel.ipynb, which is right in lessons/, exercises/,
 solutions/ and my/, since these are siblings.
 """
@@ -14,10 +14,10 @@ from dtcourse.course import places
 
 # "lesson 06"; "lessons 03, 04 and 06"; "lessons 03 (all-reduce) and 06".
 _REFERENCE = re.compile(
-    r"\b(?P<word>[Ll]essons?)(?P<gap>[ \n])(?P<first>\d\d)\b"
-    r"(?P<rest>(?:(?: \([^()\n]*\))?(?:,? and|,? or|,| to)[ \n]\d\d\b)*)"
+    r"\b(?P<word>[Ll]essons?)(?P<gap>[ \n])(?P<first>\d\d[a-z]?)\b"
+    r"(?P<rest>(?:(?: \([^()\n]*\))?(?:,? and|,? or|,| to)[ \n]\d\d[a-z]?\b)*)"
 )
-_LINK = re.compile(r"\[(?P<text>(?:[Ll]essons?[ \n])?\d\d)\]\(\.\./lessons/[^()\s]*\.ipynb\)")
+_LINK = re.compile(r"\[(?P<text>(?:[Ll]essons?[ \n])?\d\d[a-z]?)\]\(\.\./lessons/[^()\s]*\.ipynb\)")
 # What is shown as it stands, and links of another kind.
 _VERBATIM = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|\[[^\]\[]*\]\([^()\s]*\)", re.DOTALL)
 
@@ -51,7 +51,7 @@ def _linked(text: str, lessons: Mapping[str, str]) -> str:
         word, gap, first, rest = match["word"], match["gap"], match["first"], match["rest"]
         if not rest and word in ("lesson", "Lesson"):
             return one(f"{word}{gap}{first}", first)
-        others = re.sub(r"(?<=[ \n])\d\d\b(?![^(]*\))", lambda n: one(n[0], n[0]), rest)
+        others = re.sub(r"(?<=[ \n])\d\d[a-z]?\b(?![^(]*\))", lambda n: one(n[0], n[0]), rest)
         return f"{word}{gap}{one(first, first)}{others}"
 
     return _REFERENCE.sub(reference, text)

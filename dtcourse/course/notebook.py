@@ -168,7 +168,7 @@ class Card:
 def card(notebook: Notebook) -> Card:
     """Read the title cell: heading, minutes, what it needs, what to know first ("" where it does not say)."""
     text = links.without(notebook["cells"][0]["source"]) if notebook["cells"] else ""
-    heading = re.search(r"^#\s+(?:\d+\s*[·:.\-]?\s*)?(.+)$", text, re.MULTILINE)
+    heading = re.search(r"^#\s+(?:\d+[a-z]?\s*[·:.\-]\s*|\d+\s+)?(.+)$", text, re.MULTILINE)
     minutes = re.search(r"(\d+)\s*(?:to\s*\d+\s*)?min", text)
     return Card(
         title=heading[1].strip() if heading else "",

@@ -53,8 +53,8 @@ def faults(path: Path) -> list[str]:
     found = []
     if nbfile.dumps(normalise(copy.deepcopy(notebook))) != path.read_text(encoding="utf-8"):
         found.append("it is not in the one form: run `dtcourse notebooks` on it")
-    kind, number = path.parent.name, path.name[:2]
-    if kind == "lessons" and number.isdigit():
+    kind, number = path.parent.name, places.number_of(path.name)
+    if kind == "lessons" and number:
         found += shape.lesson_faults(notebook, number, topics.of_lesson(number))
     elif kind == "solutions":
         found += shape.common_faults(notebook)

@@ -62,12 +62,12 @@ class Entry:
 def index(folder: Path | None = None) -> dict[str, Entry]:
     """Every topic of the syllabus, with the (lesson, section) of each code cell that carries it."""
     entries = {
-        f"{lesson[:2]}.{topic}": Entry(f"{lesson[:2]}.{topic}", text)
+        f"{places.number_of(lesson)}.{topic}": Entry(f"{places.number_of(lesson)}.{topic}", text)
         for lesson, topics in syllabus().items()
         for topic, text in topics.items()
     }
     folder = folder or places.home() / "lessons"
-    for path in sorted(folder.glob("[0-9][0-9]-*.ipynb")):
+    for path in sorted(folder.glob(places.NUMBERED)):
         try:
             notebook = read(path)
         except NotebookError:

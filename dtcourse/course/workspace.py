@@ -75,8 +75,9 @@ def place(kind: str, source: Path) -> Path:
 def own() -> dict[str, list[Path]]:
     """The copies in my/ by lesson number, sorted."""
     found: dict[str, list[Path]] = {}
-    for path in sorted(places.own().glob("[0-9][0-9]-*.ipynb")):
-        found.setdefault(path.name[:2], []).append(path)
+    for path in sorted(places.own().glob(places.NUMBERED)):
+        if number := places.number_of(path.name):
+            found.setdefault(number, []).append(path)
     return found
 
 
@@ -105,11 +106,16 @@ def find(what: str) -> tuple[str, Path]:
 
 
 def number_in(name: str) -> str:
-    """The lesson's number in the name of a submission: ana-02-processes.ipynb is of lesson 02.
+    """The lesson's number in the name of a submission: ana-02-processes.ipynb is of lesson 02, 14b_ana.ipynb of 14b.
+
+    A letter that makes no lesson of it is the student's: 02b.ipynb is of lesson 02.
 
     Raises ValueError if there is none.
     """
-    numbers = re.findall(r"(?<!\d)(\d\d)(?!\d)", name)
+    found = re.findall(r"(?<!\d)(\d\d)([a-z](?![a-zA-Z0-9]))?(?!\d)", name)
+    numbers = [
+        number for digits, letter in found for number in dict.fromkeys((digits + letter, digits))
+    ]
     known = set(places.notebooks("exercises")) | set(places.notebooks("solutions"))
     for number in numbers:
         if number in known or not known:

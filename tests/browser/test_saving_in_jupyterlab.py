@@ -53,7 +53,7 @@ def test_a_lesson_with_a_kernel_saved_by_keyboard_is_as_it_was(lab, until):
 def by_lesson() -> list:
     """Each lesson's number; all but the first take turns."""
     own = ("tests/browser/", "dtcourse/course/jupyter/", "dtcourse/course/normalise.py")
-    numbers = sorted(path.name[:2] for path in (ROOT / "lessons").glob("*.ipynb"))
+    numbers = sorted(path.name.partition("-")[0] for path in (ROOT / "lessons").glob("*.ipynb"))
     return [
         pytest.param(
             number,

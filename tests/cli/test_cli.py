@@ -271,6 +271,20 @@ def test_numbers():
     assert numbers(["all"], known) == known
 
 
+def test_numbers_with_a_letter():
+    known = ["13", "14", "14b", "15"]
+    assert numbers(["14b", "14"], known) == ["14b", "14"]
+    assert numbers(["14b-half-precision.ipynb"], known) == ["14b"]
+    assert numbers(["13-14"], known) == ["13", "14"]
+    assert numbers(["14-15"], known) == ["14", "14b", "15"]
+    assert numbers(["14b-15"], known) == ["14b", "15"]
+    assert numbers(["3b"], ["03b"]) == ["03b"]
+    with pytest.raises(ValueError, match="there is no 15b; there are 13, 14, 14b, 15"):
+        numbers(["15b"], known)
+    with pytest.raises(ValueError, match="so 14-14b"):
+        numbers(["14b-14"], known)
+
+
 def test_start_copies_both_and_never_overwrites(course):
     dtcourse("exercises")
     said = dtcourse("start", "3")

@@ -12,6 +12,7 @@ from dtcourse.course import notebook as nbfile
 THERE = {
     "03": "03-collectives.ipynb",
     "06": "06-data-parallel.ipynb",
+    "06b": "06b-more.ipynb",
     "16": "16-zero-and-fsdp.ipynb",
 }
 
@@ -38,6 +39,9 @@ def to(number: str) -> str:
             "lesson 03 (sums), lesson 06 (DDP)",
             f"[lesson 03]{to('03')} (sums), [lesson 06]{to('06')} (DDP)",
         ),
+        ("lesson 06b, not 06", f"[lesson 06b]{to('06b')}, not 06"),
+        ("lessons 06 and 06b", f"lessons [06]{to('06')} and [06b]{to('06b')}"),
+        ("lesson 03b", "lesson 03b"),
         ("`# as in lesson 06`", "`# as in lesson 06`"),
         (
             "```\nlesson 06\n```\nand lesson 06",
@@ -78,8 +82,8 @@ def test_each_reference_is_a_link_and_each_link_leads_somewhere(path):
             # The same from a student's copy, in the folder beside.
             assert (path.parent / target).is_file() and (places.home() / "my" / target).resolve() \
                 == (path.parent / target).resolve(), f"{cell['id']}: {target}"  # fmt: skip
-        bare = re.findall(r"(?<!\[)\b[Ll]essons?\s(\d\d)\b", prose)
-        bare += re.findall(r"\.ipynb\)(?: \([^()]*\))?,?(?: and| or| to)? (\d\d)\b", prose)
+        bare = re.findall(r"(?<!\[)\b[Ll]essons?\s(\d\d[a-z]?)\b", prose)
+        bare += re.findall(r"\.ipynb\)(?: \([^()]*\))?,?(?: and| or| to)? (\d\d[a-z]?)\b", prose)
         for number in bare:
             assert number not in there, f"{cell['id']}: lesson {number} is there, and no link"
 

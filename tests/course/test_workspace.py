@@ -252,3 +252,32 @@ def test_every_lesson_of_the_course_can_be_started(tmp_path, monkeypatch, number
             if cell["cell_type"] == "markdown":
                 for link in re.findall(r"\]\(([^)#]+\.(?:ipynb|png|svg|py|md))", cell["source"]):
                     assert "://" in link or (copy.path.parent / link).exists(), link
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("ana-02-processes.ipynb", "02"),
+        ("02.ipynb", "02"),
+        ("02b.ipynb", "02"),
+        ("ana-14.ipynb", "14"),
+        ("ana-14b.ipynb", "14b"),
+        ("14b-half-precision-exercises.ipynb", "14b"),
+        ("ana_14b_half.ipynb", "14b"),
+        ("14best.ipynb", "14"),
+        ("2026-14b-ana.ipynb", "14b"),
+    ],
+)
+def test_the_lesson_in_the_name_of_a_submission(monkeypatch, name, number):
+    there = dict.fromkeys(("02", "14", "14b", "15"), places.PACKAGE)
+    monkeypatch.setattr(places, "notebooks", lambda kind="lessons": there)
+    assert workspace.number_in(name) == number
+
+
+def test_a_lesson_with_a_letter_follows_its_number(tmp_path, monkeypatch):
+    monkeypatch.setenv("DTCOURSE_HOME", str(tmp_path))
+    names = ["15-c.ipynb", "14b-b.ipynb", "14-a.ipynb", "14-bis.txt", "140-x.ipynb", "14bb-x.ipynb"]
+    (tmp_path / "lessons").mkdir()
+    for name in names:
+        (tmp_path / "lessons" / name).touch()
+    assert list(places.notebooks("lessons")) == ["14", "14b", "15"]

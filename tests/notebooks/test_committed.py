@@ -27,7 +27,7 @@ def test_in_form_fresh_and_in_shape(path):
 @pytest.mark.parametrize("solution", SOLUTIONS)
 def test_each_exercise_is_what_its_solution_generates(solution):
     made = exercises.make(solution, dry=True)
-    assert made.what == "as before", f"run `dtcourse exercises {solution.name[:2]}`"
+    assert made.what == "as before", f"run `dtcourse exercises {places.number_of(solution.name)}`"
 
 
 def test_no_exercise_without_a_solution():

@@ -67,7 +67,7 @@ def readers_copy(lesson: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> P
             (home / path.name).symlink_to(path)
     with monkeypatch.context() as here:
         here.setenv("DTCOURSE_HOME", str(home))
-        copy = workspace.start(lesson.name[:2])[0]
+        copy = workspace.start(lesson.name.partition("-")[0])[0]
     assert copy.kind == "lesson" and copy.path.parent == home / "my"
     return copy.path
 

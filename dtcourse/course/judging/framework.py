@@ -86,7 +86,7 @@ def modules(lesson: str | None = None) -> dict[str, str]:
 
     found: dict[str, str] = {}
     for folder in sorted(pkgutil.iter_modules(package.__path__), key=lambda folder: folder.name):
-        match = re.fullmatch(r"lesson_(\d\d)_\w+", folder.name)
+        match = re.fullmatch(r"lesson_(\d\d[a-z]?)_\w+", folder.name)
         if match and lesson in (None, match[1]):
             path = f"{package.__name__}.{folder.name}"
             found |= {f"{path}.{e}": match[1] for e in importlib.import_module(path).EXERCISES}

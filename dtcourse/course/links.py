@@ -1,8 +1,8 @@
 """References from one lesson to another: a link where that lesson is there, plain text where it is still to come.
 
-Authors write "lesson 06", "lesson 14b" or "lessons 14 and 15" in markdown; `normalise` makes links of them, and takes a link away
-whose lesson is gone. A link reads ../lessons/06-data-parallel.ipynb, which is right in lessons/, exercises/,
-solutions/ and my/, since these are siblings.
+Authors write "lesson 06", "lesson 14b" or "lessons 14 and 15" in markdown; `normalise` makes links of them, and takes
+a link away whose lesson is gone. A link reads ../lessons/06-data-parallel.ipynb, which is right in lessons/,
+exercises/, solutions/ and my/, since these are siblings.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dtcourse.plural import plural
 
 ALL_REDUCE = Exercise(
     "all_reduce_16",
-    lesson="14",
+    lesson="14b",
     title="Sixteen bits, one rounding",
     takes=("all_reduce_16",),
     target="half a unit in the last place, for the bytes of a bfloat16 ring, at 2, 3 and 4 ranks",

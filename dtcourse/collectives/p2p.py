@@ -90,6 +90,15 @@ def batch(group: ProcessGroup | None = None) -> AbstractContextManager[None]:
     return batches.batch(channel(group))
 
 
+def require_any_order(group: ProcessGroup | None, where: torch.device) -> None:
+    """Raises ValueError where messages start in the order of posting (batch.py), for those who post receives ahead."""
+    if batches.in_order(channel(group), where):
+        raise ValueError(
+            "the ring and the double tree post receives ahead of their sends, and would wait for ever where messages "
+            "start in the order of posting, as on NCCL: take tree, halving_doubling or NCCL's own collective"
+        )
+
+
 def exchange(
     send_tensor: torch.Tensor,
     dst: int,

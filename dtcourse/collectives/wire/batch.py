@@ -39,8 +39,7 @@ class Batch:
 
     def post(self, where: torch.device, post: Callable[[], Any]) -> Any:
         """Posts a message of a tensor on `where`, to start with the others if what carries it knows batches."""
-        carrier = self.channel.gpu if device.is_gpu(where) else self.channel.host
-        start_and_end = batching(carrier, where)
+        start_and_end = _batching(self.channel, where)
         if start_and_end is None:
             return post()
         if self._end is None:
@@ -73,6 +72,15 @@ class Member:
 
     def is_completed(self) -> bool:
         return self.work is not None and self.work.is_completed()
+
+
+def _batching(channel: Any, where: torch.device) -> tuple[Any, Any] | None:
+    return batching(channel.gpu if device.is_gpu(where) else channel.host, where)
+
+
+def in_order(channel: Any, where: torch.device) -> bool:
+    """Whether messages of tensors on `where` start in the order of posting, but for those of a batch."""
+    return _batching(channel, where) is not None
 
 
 @contextmanager

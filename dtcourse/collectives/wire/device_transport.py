@@ -4,8 +4,8 @@ Through host memory a message costs two copies more: from the GPU before it is s
 copies run on the current stream and are waited for, so that gloo never reads what is not there yet.
 
 NCCL carries out unbatched messages of two ranks in the order of posting (batch.py). Pairwise, halving-doubling, tree
-and naive keep it; the ring and the double tree, which post receives ahead, wait for each other there, as the tests'
-backend with that order shows. On NCCL call torch's own collectives in their place until they post in batches too.
+and naive keep it. The ring and the double tree post receives ahead, and would wait for each other there, as the tests'
+backend with that order shows: they are refused (p2p.require_any_order) until they post in batches too.
 
 unverified: this file was written without a GPU; tests/collectives/test_device_transport.py (marked gpu) is to be run
 where there is one. The staging itself is tested with host tensors in place of GPU ones.

@@ -199,7 +199,7 @@ def tasks_of_srun(command: str) -> list[tuple[str, dict[str, str]]]:
 
 def test_students_get_their_copies_and_their_answers(course, monkeypatch):
     """What each `start` calls; `check` as far as finding the copy and its exercises, and one of them to its end."""
-    numbers = sorted({text[-2:] for text in OF_STUDENTS})
+    numbers = sorted({text.split()[-1] for text in OF_STUDENTS})
     for number in numbers:
         assert f"dtcourse start {number}" in PRINTED and f"dtcourse check {number}" in PRINTED
     monkeypatch.setenv("DTCOURSE_HOME", str(course))

@@ -64,7 +64,8 @@ def start(number: str) -> list[Copy]:
 def place(kind: str, source: Path) -> Path:
     """Where a student's copy of this notebook is, or would be: a copy under an older name stays where it is."""
     folder = places.own()
-    number, name = source.stem[:2], source.stem[3:]
+    number = places.number_of(source.stem)
+    name = source.stem.removeprefix(f"{number}-")
     named = folder / f"{number}-{kind}-{name}.ipynb"
     older = [folder / f"{source.stem}-{kind}.ipynb"]
     if kind == "exercises":

@@ -162,6 +162,8 @@ def test_a_copy_from_when_the_kind_stood_last_is_that_copy(home, kind):
         assert workspace.find("03") == ("03", before)
     other = places.notebooks("lessons")["04"]
     assert workspace.place("lesson", other).name == "04-lesson-more.ipynb"
+    lettered = other.with_name("14b-half-precision.ipynb")
+    assert workspace.place("lesson", lettered).name == "14b-lesson-half-precision.ipynb"
 
 
 def test_the_two_differ_where_a_file_browser_still_shows_them(home):

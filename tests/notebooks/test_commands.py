@@ -229,7 +229,7 @@ def test_students_get_their_copies_and_their_answers(course, monkeypatch):
                 place=place,
             ),
         )
-        for place, number in enumerate(sorted({text[-2:] for text in OF_STUDENTS}))
+        for place, number in enumerate(sorted({text.split()[-1] for text in OF_STUDENTS}))
     ],
 )
 def test_a_student_starts_a_lesson_as_printed(number, tmp_path):

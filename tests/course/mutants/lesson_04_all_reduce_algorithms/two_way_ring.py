@@ -81,6 +81,21 @@ MUTANTS = [
         (("    two_way_all_reduce(gradients)\n", "    dist.all_reduce(gradients)\n"),),
     ),
     (
+        "a hook that broadcasts each rank's bucket in turn",
+        "calls broadcast. The hook is to send the bucket round your own ring",
+        (
+            (
+                "    two_way_all_reduce(gradients)\n",
+                "    own, total = gradients.clone(), torch.zeros_like(gradients)\n"
+                "    for rank in range(dist.get_world_size()):\n"
+                "        theirs = own.clone()\n"
+                "        dist.broadcast(theirs, rank)\n"
+                "        total += theirs\n"
+                "    gradients.copy_(total)\n",
+            ),
+        ),
+    ),
+    (
         "the sum for the mean",
         "times too far in each step",
         (("    gradients /= dist.get_world_size()\n", ""),),

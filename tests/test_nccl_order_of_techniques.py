@@ -17,7 +17,7 @@ from dtcourse.asynchronous import (
     Worker,
     mixing,
 )
-from dtcourse.collectives import double_tree, halving_doubling, naive, p2p, pairwise, ring
+from dtcourse.collectives import halving_doubling, naive, p2p, pairwise
 from dtcourse.sequence_parallel import ring_attention
 from tests import nccl_order
 
@@ -161,18 +161,3 @@ def pair():
 @pytest.mark.parametrize("rule", nccl_order.RULES)
 def test_two_ranks_which_are_each_other_s_both_neighbours(rule):
     assert list(nccl_order.launch(pair, 2, rule, timeout=120)) == list(launch(pair, 2, timeout=120))
-
-
-def streamed(name: str) -> str:
-    try:
-        {"ring": ring, "double_tree": double_tree}[name].all_reduce(torch.ones(8))
-    except ValueError as error:
-        return str(error)
-    return "no error"
-
-
-@pytest.mark.parametrize("rule", ["pair", "group"])
-@pytest.mark.parametrize("name", ["ring", "double_tree"])
-def test_what_posts_receives_ahead_is_refused_and_does_not_hang(name, rule):
-    for said in nccl_order.launch(streamed, 3, rule, name):
-        assert "start in the order of posting" in said and "take tree" in said

@@ -4,9 +4,11 @@ p2p.py               send and receive: the only place where a message leaves a r
 naive.py             a root that talks to each of the others in turn; all nine collectives
 tree.py              the binomial tree: log2 p rounds, for what is small
 ring.py              the ring: every link busy all the time, for what is large
+ring_steps.py        its steps: what is sent and received together
 pairwise.py          all-to-all: in step s with the neighbours at distance s
 halving_doubling.py  half of the vector with one partner, a quarter with the next, ...
 double_tree.py       two trees at once, each rank a leaf in one of them
+two_trees.py         its trees
 hierarchical.py      two levels: inside a node, then between nodes
 autograd.py          collectives that gradients go back through
 terms.py             what each algorithm's time is made of: latencies, messages, bytes, sums

@@ -91,14 +91,9 @@ def receive_stream(
 
     `ahead` receives are always posted, so the next message is on its way while this one is worked on. A target may
     come again in the sequence after `ahead` others: by then, whoever took it from here is done with it.
-
-    Raises ValueError where messages start in the order of posting, as on NCCL.
     """
     coming = iter(targets)
-    first = list(islice(coming, ahead))
-    if first:
-        p2p.require_any_order(group, first[0].device)
-    posted = deque((p2p.irecv(t, src, group, tag), t) for t in first)
+    posted = deque((p2p.irecv(t, src, group, tag), t) for t in islice(coming, ahead))
 
     def in_order() -> Iterator[torch.Tensor]:
         while posted:

@@ -18,18 +18,20 @@ Picture on 8 ranks (a line goes down from parent to child; the second tree is th
 Each half is cut into chunks, which follow each other up and down: when the first comes down, later ones still go up.
 A rank takes its chunks in the order of a timetable (`_timetable`), in which a chunk goes one level further per round.
 Per rank: at most 2 n elements sent, each as ceil(n / chunk) messages a tree. Time about 2 log2 p a + 2 n b, and what it
-takes to fill the trees with chunks (terms.py). Memory: two chunks of scratch for each child.
+takes to fill the trees with chunks (terms.py). Memory: for each child a chunk of scratch
+for every round between its send and its use.
 
-Paper: Sanders, Speck and Traeff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan". The shape
-of the trees is the one that NCCL uses, read off the bits of a rank's number.
+Paper: Sanders, Speck and Traeff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan".
+The trees: two_trees.py.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed import Work
@@ -43,134 +45,83 @@ from dtcourse.collectives.chunks import (
     chunk_count,
     chunks_of,
     even_bounds,
-    in_slots,
-    receive_stream,
     scratch,
 )
 from dtcourse.collectives.reduce_ops import Reduction
+from dtcourse.collectives.two_trees import Node, root_level, two_trees
 
 # Smaller chunks fill the trees sooner and cost more messages; on a laptop's loopback few messages win.
 CHUNK_BYTES = 4 << 20
-AHEAD = 2  # receives posted at a time, on each link
 UP, DOWN = 0, 1
-
-# --- the trees -------------------------------------------------------------------------------------------------
-
-
-class Node(NamedTuple):
-    """A rank's place in one tree: its parent (None for the root), its children, at most two, and its level.
-
-    level: 0 for a leaf; a parent's is above its children's
-    """
-
-    parent: int | None
-    children: tuple[int, ...]
-    level: int = 0
-
-
-def two_trees(ranks: int) -> tuple[list[Node], list[Node]]:
-    """The two trees: a Node for each rank, twice.
-
-    The second is the first with the ranks renumbered: mirrored where p is even, moved by one where it is odd. Either
-    way odd and even change places, and in the first tree all odd ranks are leaves.
-    """
-    first = [_place(v, ranks) for v in range(ranks)]
-    if ranks % 2 == 0:
-        renumbered = [ranks - 1 - v for v in range(ranks)]
-    else:
-        renumbered = [(v + 1) % ranks for v in range(ranks)]
-    second = [Node(None, ())] * ranks
-    for v, node in enumerate(first):
-        up = None if node.parent is None else renumbered[node.parent]
-        second[renumbered[v]] = Node(up, tuple(renumbered[c] for c in node.children), node.level)
-    return first, second
-
-
-def _place(v: int, ranks: int) -> Node:
-    children = tuple(c for c in range(ranks) if _parent(c, ranks) == v)
-    return Node(_parent(v, ranks), children, _trailing_zeros(v) if v else root_level(ranks))
-
-
-def root_level(ranks: int) -> int:
-    """How many hops a chunk makes from the deepest leaf to the root, at most: ceil(log2 p)."""
-    return max(ranks - 1, 0).bit_length()
-
-
-def _trailing_zeros(v: int) -> int:
-    return (v & -v).bit_length() - 1
-
-
-def _parent(v: int, ranks: int) -> int | None:
-    """In binary, ..01 and ..11 hang below ..10, and that below .100: the lowest one bit moves one place up.
-
-    Where that number is too large, the bit is dropped instead. 0 is the root.
-    """
-    if v == 0:
-        return None
-    bit = v & -v
-    up = (v ^ bit) | (bit << 1)
-    return up if up < ranks else v ^ bit
-
+EARLY = 2  # rounds by which a receive is posted early, where messages need no batch
 
 # --- one half on its tree ----------------------------------------------------------------------------------------
 
 
 class TreePipeline:
-    """One half of the vector on its tree, seen from one rank."""
+    """One half of the vector on its tree, seen from one rank.
+
+    top: rounds that a chunk takes from the deepest leaf to the root
+    """
 
     def __init__(
-        self,
-        node: Node,
-        chunks: Sequence[torch.Tensor],
-        sums: Sequence[torch.Tensor],
-        tag: int,
-        group: Any,
+        self, tree: Sequence[Node], halves: tuple[Sequence[torch.Tensor], ...], tag: int, group: Any
     ) -> None:
-        self.node, self.chunks, self.sums, self.tag, self.group = node, chunks, sums, tag, group
+        self.tree, self.node, self.tag, self.group = tree, tree[p2p.rank(group)], tag, group
+        self.chunks, self.sums = halves
+        self.top = root_level(p2p.size(group))
+        # Rounds by which receives are posted before their messages leave.
+        self.early = 0 if not self.chunks or p2p.in_batches(self.chunks[0], group) else EARLY
         self.sending: list[Work] = []
-        self._up: list[Iterator[torch.Tensor]] = []
-        self._down: Iterator[torch.Tensor] = iter(())
+        self.slots: dict[int, list[torch.Tensor]] = {}
+        self.coming: dict[int, deque[tuple[Work, torch.Tensor]]] = {}  # by rank, in order
 
-    def receive_up(self, memory: Iterator[torch.Tensor]) -> None:
-        """Posts the first receives from the children, each into slots of its own."""
-        for child in self.node.children:
-            into = in_slots(self.chunks, next(memory), AHEAD)
-            self._up.append(receive_stream(into, child, self.group, self.tag + UP, AHEAD))
+    def expected(
+        self, now: int, direction: int
+    ) -> Iterator[tuple[int, int, TreePipeline, int, int]]:
+        """What others send here in a round: (direction, its order there, half, peer, chunk)."""
+        above = () if self.node.parent is None else (self.node.parent,)
+        for peer in above if direction == DOWN else self.node.children:
+            level = self.tree[peer].level
+            i = now - 2 * self.top + level if direction == DOWN else now - level
+            if 0 <= i < len(self.chunks):
+                yield direction, level if direction == UP else -level, self, peer, i
 
-    def receive_down(self) -> None:
-        """Posts the first receives from the parent, straight into place."""
-        if self.node.parent is not None:
-            self._down = receive_stream(
-                self.chunks, self.node.parent, self.group, self.tag + DOWN, AHEAD
-            )
+    def receive(self, peer: int, direction: int, i: int) -> None:
+        """Posts a receive of chunk i: from a child into a slot, from the parent in place."""
+        into = self.chunks[i]
+        if direction == UP:
+            into = self.slots[peer][i % len(self.slots[peer])][: len(into)]
+        work = p2p.irecv(into, peer, self.group, self.tag + direction)
+        self.coming.setdefault(peer, deque()).append((work, into))
+
+    def _arrived(self, peer: int) -> torch.Tensor:
+        work, into = self.coming[peer].popleft()
+        work.wait()
+        return into
 
     def up(self, i: int, reduction: Reduction) -> None:
         """Chunk i: combine the children's with the own, into sums[i]; send it to the parent."""
         mine = self.chunks[i]
-        for arrived in self._up:
-            mine = reduction.combine(mine, next(arrived), out=self.sums[i])
+        for child in self.node.children:
+            mine = reduction.combine(mine, self._arrived(child), out=self.sums[i])
         if self.node.parent is not None:
             self._send(mine, self.node.parent, UP)
 
     def down(self, i: int) -> None:
         """Chunk i: receive it from the parent (the root has it), send it to the children."""
         if self.node.parent is not None:
-            next(self._down)
+            self._arrived(self.node.parent)
         for child in self.node.children:
             self._send(self.chunks[i], child, DOWN)
 
     def _send(self, chunk: torch.Tensor, dst: int, direction: int) -> None:
         self.sending.append(p2p.isend(chunk, dst, self.group, self.tag + direction))
 
-    def wait(self) -> None:
-        """Waits for all that was sent."""
-        for work in self.sending:
-            work.wait()
-
 
 def _halves(
     x: torch.Tensor,
-    nodes: Sequence[Node],
+    trees: Sequence[Sequence[Node]],
     group: Any,
     chunk_bytes: int,
     sums: torch.Tensor | None = None,
@@ -182,70 +133,92 @@ def _halves(
         return [chunks_of(half, chunk_bytes) for half in halves]
 
     mine = halves_of(x)
-    sums_of = mine if sums is None else halves_of(sums)
-    return [TreePipeline(nodes[t], mine[t], sums_of[t], TAG + 2 * t, group) for t in (0, 1)]
+    both = zip(mine, mine if sums is None else halves_of(sums), strict=True)
+    return [TreePipeline(trees[t], half, TAG + 2 * t, group) for t, half in enumerate(both)]
 
 
-def _receive_up(halves: Sequence[TreePipeline]) -> None:
-    """Posts both halves' first receives from the children, into one piece of scratch: AHEAD slots for each child."""
-    links, chunks = sum(len(half.node.children) for half in halves), halves[0].chunks
-    if links and chunks:  # where the first half is empty, the second is too
-        memory = iter(scratch(links * AHEAD * len(chunks[0]), chunks[0]).chunk(links))
-        for half in halves:
-            half.receive_up(memory)
+def _slots(halves: Sequence[TreePipeline]) -> None:
+    """Where chunks come in from the children, in one piece of scratch: a slot for each round that they lie there."""
+    chunks = halves[0].chunks
+    if not chunks:  # where the first half is empty, the second is too
+        return
+    links = [
+        (half, c, min(len(chunks), half.node.level - half.tree[c].level + 1 + half.early))
+        for half in halves
+        for c in half.node.children
+    ]
+    length = len(chunks[0])
+    memory = iter(
+        scratch(length * sum(rounds for *_, rounds in links), chunks[0]).split(length)
+        if links
+        else ()
+    )
+    for half, child, rounds in links:
+        half.slots[child] = [next(memory) for _ in range(rounds)]
 
 
 # --- the algorithms --------------------------------------------------------------------------------------------
 
 
-def _timetable(halves: Sequence[TreePipeline]) -> list[tuple[int, TreePipeline, int]]:
+def _timetable(
+    halves: Sequence[TreePipeline], *directions: int
+) -> Iterator[tuple[int, TreePipeline, int]]:
     """All that this rank has to do, in order: (UP or DOWN, half, chunk).
 
     In each round a chunk sets out, and those under way go one level further: chunk i leaves level l in round i + l
     going up, and in round i + 2 * top - l coming down. What a rank waits for was sent in an earlier round, so nobody
     waits for itself. Within a round, up is before down; up, the tree in which this rank is a leaf and waits for nobody
     is first; down, the tree in which others wait for this rank.
+
+    A round's messages are one batch on both of their ends, so that no rank's order of posting keeps another's from its
+    turn (wire/batch.py): the receives are posted here, in the order of the sends; those by whoever takes the turns.
+    Where messages need no batch, the receives are posted some rounds before.
     """
-    top, turns = root_level(p2p.size(halves[0].group)), []
+    top, found = halves[0].top, []
     for half in halves:
         level = half.node.level
         for i in range(len(half.chunks)):
-            turns.append((i + level, UP, level, half, i))
-            turns.append((i + 2 * top - level, DOWN, -level, half, i))
-    turns.sort(key=itemgetter(0, 1, 2))
-    return [(direction, half, i) for _, direction, _, half, i in turns]
+            found.append((i + level, UP, level, half, i))
+            found.append((i + 2 * top - level, DOWN, -level, half, i))
+    turns = deque(sorted((t for t in found if t[1] in directions), key=itemgetter(0, 1, 2)))
+    early = halves[0].early
+    for now in range(-early, len(halves[0].chunks) + 2 * top + 1):
+        with p2p.batch(halves[0].group):
+            coming = [
+                one
+                for half in halves
+                for direction in directions
+                for one in half.expected(now + early, direction)
+            ]
+            for direction, _, half, peer, i in sorted(coming, key=itemgetter(0, 1)):
+                half.receive(peer, direction, i)
+            while turns and turns[0][0] == now:
+                _, direction, _, half, i = turns.popleft()
+                yield direction, half, i
+    for half in halves:
+        for work in half.sending:
+            work.wait()
 
 
 def all_reduce_steps(
     x: torch.Tensor, reduction: Reduction, group: Any, chunk_bytes: int = CHUNK_BYTES
 ) -> None:
     """Each chunk: 1. up its tree, combined on the way; 2. at the root it is complete; 3. down the same tree."""
-    rank, ranks = p2p.rank(group), p2p.size(group)
-    halves = _halves(x, [tree[rank] for tree in two_trees(ranks)], group, chunk_bytes)
-    _receive_up(halves)
-    for half in halves:
-        half.receive_down()  # a chunk comes down only after this rank has sent it up: its place is free by then
-    for direction, half, i in _timetable(halves):
+    halves = _halves(x, two_trees(p2p.size(group)), group, chunk_bytes)
+    _slots(halves)
+    for direction, half, i in _timetable(halves, UP, DOWN):
         if direction == DOWN:
             half.down(i)
             continue
         half.up(i, reduction)
         if half.node.parent is None:
             reduction.finish(half.chunks[i])
-    for half in halves:
-        half.wait()
 
 
 def broadcast_steps(x: torch.Tensor, root: int, group: Any, chunk_bytes: int = CHUNK_BYTES) -> None:
     """The root sends each chunk to the root of its tree; the trees are of all other ranks."""
-    halves = _halves(x, _trees_below(root, group), group, chunk_bytes)
-    for half in halves:
-        half.receive_down()
-    for direction, half, i in _timetable(halves):
-        if direction == DOWN:
-            half.down(i)
-    for half in halves:
-        half.wait()
+    for _, half, i in _timetable(_halves(x, _trees_below(root, group), group, chunk_bytes), DOWN):
+        half.down(i)
 
 
 def reduce_steps(
@@ -254,18 +227,15 @@ def reduce_steps(
     """The same arrows turned round: each tree's root hands its chunks to the root."""
     sums = x if p2p.rank(group) == root else torch.empty_like(x)  # only the root's x may change
     halves = _halves(x, _trees_below(root, group), group, chunk_bytes, sums)
-    _receive_up(halves)
-    for direction, half, i in _timetable(halves):
-        if direction == UP:
-            half.up(i, reduction)
-    for half in halves:
-        half.wait()
+    _slots(halves)
+    for _, half, i in _timetable(halves, UP):
+        half.up(i, reduction)
 
 
-def _trees_below(root: int, group: Any) -> list[Node]:
-    """This rank's place in two trees on the p - 1 other ranks, with `root` above the roots of both."""
-    rank, ranks = p2p.rank(group), p2p.size(group)
-    return [_below(tree, root, ranks)[rank] for tree in two_trees(ranks - 1)]
+def _trees_below(root: int, group: Any) -> list[list[Node]]:
+    """Two trees on the p - 1 other ranks, with `root` above the roots of both."""
+    ranks = p2p.size(group)
+    return [_below(tree, root, ranks) for tree in two_trees(ranks - 1)]
 
 
 def _below(tree: Sequence[Node], root: int, ranks: int) -> list[Node]:

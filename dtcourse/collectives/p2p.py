@@ -37,6 +37,7 @@ from dtcourse.collectives.wire.channel import Channel, check_message
 __all__ = [
     "batch",
     "exchange",
+    "in_batches",
     "irecv",
     "isend",
     "operation",
@@ -90,13 +91,13 @@ def batch(group: ProcessGroup | None = None) -> AbstractContextManager[None]:
     return batches.batch(channel(group))
 
 
-def require_any_order(group: ProcessGroup | None, where: torch.device) -> None:
-    """Raises ValueError where messages start in the order of posting (batch.py), for those who post receives ahead."""
-    if batches.in_order(channel(group), where):
-        raise ValueError(
-            "the ring and the double tree post receives ahead of their sends, and would wait for ever where messages "
-            "start in the order of posting, as on NCCL: take tree, halving_doubling or NCCL's own collective"
-        )
+def in_batches(like: torch.Tensor, group: ProcessGroup | None = None) -> bool:
+    """Whether a batch of tensors like this one starts together (NCCL), so that a receive is posted with its send.
+
+    Elsewhere (gloo) each message starts by itself, and a receive may be posted before its turn: then it waits for the
+    message, and not the message for it.
+    """
+    return batches.in_order(channel(group), like.device)
 
 
 def exchange(

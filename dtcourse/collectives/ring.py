@@ -10,7 +10,7 @@ Per rank: 2 (p - 1) messages, 2 (p - 1)/p n elements sent and as many received, 
 less (Patarasuk and Yuan). The price is latency: 2 (p - 1) messages one after the other.
 Pipelining: blocks larger than `chunk_bytes` travel as several messages, so a rank adds one chunk while the next comes
 in.
-Memory: two chunks of scratch to receive into while adding; all-gather receives straight into place.
+Memory: at most two chunks of scratch to receive into while adding; all-gather receives straight into place.
 
 Paper: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
 """
@@ -38,10 +38,10 @@ from dtcourse.collectives.chunks import (
     scratch,
 )
 from dtcourse.collectives.reduce_ops import Reduction
+from dtcourse.collectives.ring_steps import AHEAD, Steps
 
 # Small chunks keep the pipeline full, large ones cost fewer messages; on a laptop's loopback large ones win.
 CHUNK_BYTES = 4 << 20
-AHEAD = 2  # receives posted at a time
 
 # --- the two phases --------------------------------------------------------------------------------------------
 
@@ -53,50 +53,24 @@ def reduce_scatter_phase(
 
     chunks: chunks[b] are the chunks of block b, views of the vector; the other blocks end as partial sums
     """
-    rank, left, right = _neighbours(group)
-    if left == rank:  # alone
-        return []
-    # What comes from the left: the block that set out two ranks ago, the one before it, ..., at last the own.
-    incoming = _in_order(chunks, first=rank - 2)
-    arrived = receive_stream(_slots(incoming), left, group, TAG, AHEAD)
-    # 1. The block that sets out from here is sent as it is.
-    sending = [p2p.isend(chunk, right, group, TAG) for chunk in chunks[left]]
-    # 2. To each chunk that comes in, add this rank's part.
-    for i, (mine, partial_sum) in enumerate(zip(incoming, arrived, strict=True)):
+    # Block rank - 1 sets out from here; to each chunk that comes in, add this rank's part.
+    steps = Steps(chunks, p2p.rank(group) - 1, group, TAG, in_place=False)
+    for mine, partial_sum in steps.run():
         reduction.combine(partial_sum, mine, out=mine)
-        # 3. Send it on, but for the own block: that has been everywhere and is complete.
-        if i < len(incoming) - len(chunks[rank]):
-            sending.append(p2p.isend(mine, right, group, TAG))
-    return sending
+    return steps.sending
 
 
 def all_gather_phase(
-    chunks: Sequence[Sequence[torch.Tensor]],
-    group: Any,
-    gathered: Iterator[torch.Tensor] | None = None,
+    chunks: Sequence[Sequence[torch.Tensor]], group: Any, steps: Steps | None = None
 ) -> list[Work]:
     """p - 1 steps, before which block `rank` is complete, and after which all are. Returns what is still being sent.
 
-    gathered: what `expect_blocks` returned, where the receives were posted earlier
+    steps: a Steps made earlier, whose first receives are posted
     """
-    rank, _, right = _neighbours(group)
-    if right == rank:  # alone
-        return []
-    gathered = expect_blocks(chunks, group) if gathered is None else gathered
-    # 1. Send the own block.
-    sending = [p2p.isend(chunk, right, group, TAG + 1) for chunk in chunks[rank]]
-    # 2. Send on whatever comes, but for the last block: it is the right neighbour's own.
-    on = sum(map(len, chunks)) - len(chunks[rank]) - len(chunks[right])
-    for i, chunk in enumerate(gathered):
-        if i < on:
-            sending.append(p2p.isend(chunk, right, group, TAG + 1))
-    return sending
-
-
-def expect_blocks(chunks: Sequence[Sequence[torch.Tensor]], group: Any) -> Iterator[torch.Tensor]:
-    """Posts the first receives of the all-gather, straight into place: the left neighbour's block comes first."""
-    rank, left, _ = _neighbours(group)
-    return receive_stream(_in_order(chunks, first=rank - 1), left, group, TAG + 1, AHEAD)
+    steps = steps or Steps(chunks, p2p.rank(group), group, TAG + 1, in_place=True)
+    for _ in steps.run():  # the own block sets out from here; what comes in is complete
+        pass
+    return steps.sending
 
 
 def reduce_scatter_steps(
@@ -122,15 +96,15 @@ def all_reduce_steps(
 ) -> None:
     """1. Reduce-scatter. 2. All-gather.
 
-    The second phase's receives are posted before the first phase begins: a complete block can come only after this
-    rank has added its part to it, so its place is free by then.
+    The second phase's first receive may be posted before the first phase begins: a complete block can come only after
+    this rank has added its part to it, so its place is free by then.
     """
     chunks = _chunks(x, even_bounds(len(x), p2p.size(group)), chunk_bytes)
-    gathered = expect_blocks(chunks, group)
+    gather = Steps(chunks, p2p.rank(group), group, TAG + 1, in_place=True)
     sending = reduce_scatter_phase(chunks, reduction, group)
     for chunk in chunks[p2p.rank(group)]:
         reduction.finish(chunk)
-    wait_all(sending + all_gather_phase(chunks, group, gathered))
+    wait_all(sending + all_gather_phase(chunks, group, gather))
 
 
 def wait_all(sending: Sequence[Work]) -> None:
@@ -149,13 +123,6 @@ def _chunks(
     vector: torch.Tensor, bounds: Sequence[int], chunk_bytes: int
 ) -> list[list[torch.Tensor]]:
     return [chunks_of(block, chunk_bytes) for block in blocks_of(vector, bounds)]
-
-
-def _in_order(chunks: Sequence[Sequence[torch.Tensor]], first: int) -> list[torch.Tensor]:
-    """The chunks of p - 1 blocks: `first`, and those before it on the ring."""
-    ranks = len(chunks)
-    blocks = [(first - step) % ranks for step in range(ranks - 1)]
-    return [chunk for block in blocks for chunk in chunks[block]]
 
 
 # --- the ring as a chain: one root -----------------------------------------------------------------------------

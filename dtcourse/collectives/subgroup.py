@@ -60,6 +60,11 @@ class Subgroup:
             return group, tuple(ranks[r] for r in self.ranks)
         return parent, self.ranks
 
+    @property
+    def wire(self) -> Any:
+        """The channel of torch's group that its messages travel in: a batch of them is a batch there."""
+        return getattr(self._above, "wire", self._above)
+
     def isend(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> Work:
         """Starts sending to rank `dst` of the subgroup."""
         return self._above.isend(tensor, self.ranks[dst], tag)

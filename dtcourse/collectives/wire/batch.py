@@ -75,6 +75,7 @@ class Member:
 
 
 def _batching(channel: Any, where: torch.device) -> tuple[Any, Any] | None:
+    channel = getattr(channel, "wire", channel)  # a subgroup's messages travel in a group above it
     return batching(channel.gpu if device.is_gpu(where) else channel.host, where)
 
 
@@ -87,7 +88,7 @@ def in_order(channel: Any, where: torch.device) -> bool:
 def batch(channel: Any) -> Iterator[None]:
     """What this thread posts on the channel inside starts together when the block ends."""
     outer = getattr(_open, "batch", None)
-    _open.batch = Batch(channel)
+    _open.batch = Batch(getattr(channel, "wire", channel))
     try:
         yield
     finally:

@@ -3,9 +3,9 @@
 Through host memory a message costs two copies more: from the GPU before it is sent, to the GPU after it has come. The
 copies run on the current stream and are waited for, so that gloo never reads what is not there yet.
 
-NCCL carries out unbatched messages of two ranks in the order of posting (batch.py). Pairwise, halving-doubling, tree
-and naive keep it. The ring and the double tree post receives ahead, and would wait for each other there, as the tests'
-backend with that order shows: they are refused (p2p.require_any_order) until they post in batches too.
+NCCL carries out unbatched messages of two ranks, or of a whole group, in the order of posting, and has no tags. So
+the algorithms post what has to be under way at once in one batch (batch.py); all of them are run in that order by
+tests/collectives/test_nccl_order.py, on a CPU.
 
 unverified: this file was written without a GPU; tests/collectives/test_device_transport.py (marked gpu) is to be run
 where there is one. The staging itself is tested with host tensors in place of GPU ones.

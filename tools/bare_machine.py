@@ -51,7 +51,7 @@ LEFT_OUT = [
 ]
 LESSONS = ["lessons/05-networks-and-backends.ipynb", "lessons/26-clusters.ipynb"]
 NBVAL = ["--nbval", "--nbval-current-env", "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"]
-USUAL = 5.0  # minutes that all of it usually takes
+USUAL = 8.0  # minutes that all of it usually takes
 ROOM = 3.0  # it may take so many times as long, times the machine's slowness
 TEST_LIMIT, CELL_LIMIT = 300.0, 180.0  # seconds, as in tools/test.py
 

@@ -289,7 +289,9 @@ def summarise(results: list[Result], not_started: list[Stage]) -> None:
 
 def before() -> list[Result]:
     """What tools/bare_machine.py found before this run, where CI has run it: DTCOURSE_TEST_BARE is its exit code."""
-    code = os.environ.pop("DTCOURSE_TEST_BARE", None)  # of this run, and not of a suite that a test starts
+    code = os.environ.pop(
+        "DTCOURSE_TEST_BARE", None
+    )  # of this run, and not of a suite that a test starts
     if not code:
         return []
     found = outcomes.read(REPORTS / "bare.jsonl", 0.0)

@@ -145,7 +145,9 @@ def kubernetes(
     image: Annotated[
         str | None, typer.Option(help="The container image. Default: that of cluster.toml.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Default: the function's name.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Default: the function's, the user's and four digits.")
+    ] = None,
     namespace: Annotated[
         str | None, typer.Option(help="Default: that of cluster.toml, else kubectl's own.")
     ] = None,
@@ -160,13 +162,14 @@ def kubernetes(
 
     The function's own arguments follow as --name value. Nothing is sent anywhere: kubectl does that.
 
-    Example: [bold]dtcourse kubernetes train.py:step --ranks 8 --nodes 2 --image HOST/course:1 | kubectl apply -f
-    -[/bold]
+    Example: [bold]dtcourse kubernetes train.py:step --ranks 8 --nodes 2 --image registry.example/course:1 |
+    kubectl apply -f -[/bold]
     """
-    from dtcourse.launch.cluster import kubernetes as manifests
     from dtcourse.launch.cluster import settings
+    from dtcourse.launch.cluster.kubernetes import manifests, yaml_text
+    from dtcourse.launch.cluster.kubernetes.training import plan
 
-    training = manifests.plan(
+    training = plan(
         settings.find(cluster),
         target,
         ranks,
@@ -181,4 +184,16 @@ def kubernetes(
         made = [manifests.train_job(training)]
     else:
         made = [manifests.service(training), manifests.job(training)]
-    sys.stdout.write(manifests.to_yaml(made))
+    sys.stdout.write(yaml_text.to_yaml(made))
+    where = f" --namespace {training.namespace}" if training.namespace else ""
+    kind, label = (
+        ("trainjob", "jobset.sigs.k8s.io/jobset-name")
+        if trainjob
+        else ("job", "batch.kubernetes.io/job-name")
+    )
+    # Not into the pipe to kubectl: for whoever started it.
+    typer.echo(
+        f"kubectl logs{where} --follow --prefix --selector {label}={training.name}\n"
+        f"kubectl delete{where} {kind} {training.name}",
+        err=True,
+    )

@@ -123,6 +123,29 @@ def test_grep_finds_torchs_line_and_no_other():
     assert re.fullmatch(r"torch==[0-9.]+\n", done.stdout)
 
 
+def test_the_rest_of_the_repository_stays_out_of_the_build():
+    """.dockerignore, as docker and podman read it: the last line that matches decides; * alone is everything here."""
+    lines = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and line[0] != "#"
+    ]
+    assert lines[0] == "*"
+    assert {line[1:] for line in lines if line[0] == "!"} == {
+        source for sources, _ in copied() for source in sources
+    }
+    assert [line for line in lines[1:] if line[0] != "!"] == ["**/__pycache__"]
+
+
+def test_the_folder_in_which_it_stands_belongs_to_its_user():
+    words = instructions(FILE.read_text())
+    (user,), folder = [rest for word, rest in words if word == "USER"], words[-1][1]
+    made = next(
+        i for i, (_, rest) in enumerate(words) if f"mkdir {folder} && chown {user} {folder}" in rest
+    )
+    assert made < words.index(("USER", user)), "only root may"
+
+
 def test_ranks_are_not_root():
     words = instructions(FILE.read_text())
     users = [rest for word, rest in words if word == "USER"]
@@ -154,5 +177,5 @@ def test_what_it_copies_is_enough_to_install_the_course(tmp_path):
     (installed,) = json.loads(report.read_text())["install"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert installed["metadata"]["version"] == project["version"]
-    for file in ("__main__.py", "cluster/kubernetes.py"):
+    for file in ("__main__.py", "cluster/kubernetes/manifests.py"):
         assert (tmp_path / "installed" / "dtcourse" / "launch" / file).is_file()

@@ -17,6 +17,6 @@ job.py         the notebook's side: follow a job until its ranks have answered; 
 jobs.py        jobs of another notebook, or of yesterday
 batch.py       jobs without a notebook: sweeps, and jobs that Slurm may start again
 probe.py       what `dtcourse doctor --cluster` asks every node
-kubernetes.py  manifests: an Indexed Job with its Service, or a TrainJob; names.py says what may be called how
+kubernetes/    manifests for Kubernetes: an Indexed Job with its Service, or a TrainJob
 throwaway.py   a real Slurm of several nodes on this machine, for tests, lessons and trying out
 """

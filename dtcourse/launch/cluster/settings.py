@@ -9,31 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dtcourse.launch import options
-from dtcourse.launch.cluster import names
+from dtcourse.launch.cluster.kubernetes import table as kubernetes_table
+from dtcourse.launch.cluster.kubernetes.table import Kubernetes
 
 NAME = "cluster.toml"
 VARIABLE = "DTCOURSE_CLUSTER"
 SCHEDULERS = ("slurm",)
-
-
-@dataclass(frozen=True)
-class Kubernetes:
-    """The table [kubernetes]: what `dtcourse kubernetes` needs to know besides.
-
-    namespace:     None leaves it to kubectl
-    image:         the container's, unless --image names one
-    gpu:           the resource that stands for a GPU
-    shared_memory: GB of /dev/shm per node, which counts as the node's memory
-    queue:         Kueue's LocalQueue, where the cluster has Kueue
-    runtime:       Kubeflow's ClusterTrainingRuntime of a TrainJob
-    """
-
-    namespace: str | None = None
-    image: str | None = None
-    gpu: str = "nvidia.com/gpu"
-    shared_memory: float = 2
-    queue: str | None = None
-    runtime: str = "torch-distributed"
 
 
 @dataclass(frozen=True)
@@ -141,7 +122,9 @@ def read(path: Path) -> Settings:
         if name not in known:
             raise ValueError(f"{path}: there is no setting {name!r}; known are {', '.join(known)}")
     table = written.pop("kubernetes", {})
-    settings = Settings(**written, kubernetes=_kubernetes(table, str(path)), source=str(path))
+    settings = Settings(
+        **written, kubernetes=kubernetes_table.from_table(table, str(path)), source=str(path)
+    )
     _check(settings)
     return settings
 
@@ -179,40 +162,6 @@ def _check(settings: Settings) -> None:
         raise wrong("options", "a table of sbatch's options")
 
 
-def _kubernetes(table: Any, source: str) -> Kubernetes:
-    """The table [kubernetes], checked."""
-    if not isinstance(table, dict):
-        raise ValueError(f"{source}: kubernetes is a table, [kubernetes]; got {table!r}")
-    known = [f.name for f in fields(Kubernetes)]
-    for name in table:
-        if name not in known:
-            raise ValueError(
-                f"{source}: there is no setting {name!r} in [kubernetes]; known are {', '.join(known)}"
-            )
-    made = Kubernetes(**table)
-    check_kubernetes(made, source)
-    return made
-
-
-def check_kubernetes(table: Kubernetes, source: str) -> None:
-    """ValueError where a value could not stand in a manifest."""
-
-    def require(name: str, right: bool, expected: str) -> None:
-        if not right:
-            raise ValueError(
-                f"{source}: {name} in [kubernetes] is {expected}; got {getattr(table, name)!r}"
-            )
-
-    require("namespace", table.namespace is None or names.is_part(table.namespace), names.A_PART)
-    require("queue", table.queue is None or names.is_part(table.queue), names.A_PART)
-    require("runtime", names.is_subdomain(table.runtime), names.A_SUBDOMAIN)
-    require("gpu", names.is_resource(table.gpu), 'a resource such as "nvidia.com/gpu"')
-    require("image", table.image is None or names.is_image(table.image), names.AN_IMAGE)
-    size = table.shared_memory
-    number = isinstance(size, int | float) and not isinstance(size, bool)
-    require("shared_memory", number and 0.01 <= size < 1e6, "a number of GB, at least 0.01")
-
-
 EXAMPLE = """\
 # What dtcourse needs to know of this cluster. Keep it beside the notebooks, in ~/.config/dtcourse/, or name it in
 # the environment variable DTCOURSE_CLUSTER. `dtcourse doctor --cluster slurm` tries it on every node.
@@ -235,12 +184,19 @@ gpus_per_node = 0
 # [options]                     # any other option of sbatch, by its long name
 # qos = "teaching"
 
-# [kubernetes]                  # what `dtcourse kubernetes` needs besides; it takes minutes, ranks_per_node,
-#                               # cpus_per_rank, memory_per_node, gpus_per_node and interface from above
+# [kubernetes]                  # what `dtcourse kubernetes` needs besides; it takes minutes, wait_minutes,
+#                               # ranks_per_node, cpus_per_rank, memory_per_node, gpus_per_node and interface from above
 # namespace = "ml-course"
 # image = "registry.example/dtcourse:1"
+# user = 1000                   # for an image that would run as root
+# pull_secrets = ["registry"]   # Secrets with the registry's password
 # gpu = "nvidia.com/gpu"        # the resource that stands for a GPU
 # shared_memory = 2             # GB of /dev/shm
+# claims = { "/data" = "course-data:ro", "/checkpoints" = "checkpoints" } # PersistentVolumeClaims
+# node_selector = { pool = "gpu" }
+# tolerations = ["nvidia.com/gpu:NoSchedule"]
+# priority = "teaching"         # a PriorityClass
 # queue = "ml-course"           # Kueue's LocalQueue, where the cluster has Kueue
+# keep_minutes = 1440           # an ended Job and its logs stay so long
 # runtime = "torch-distributed" # Kubeflow's, for --trainjob
 """

@@ -24,9 +24,12 @@ import yaml
 from typer.testing import CliRunner
 
 from dtcourse.cli import app
-from dtcourse.launch.cluster import kubernetes, settings
-from dtcourse.launch.cluster.kubernetes import plan, to_yaml
-from dtcourse.launch.cluster.settings import Kubernetes, Settings
+from dtcourse.launch.cluster import settings
+from dtcourse.launch.cluster.kubernetes import manifests
+from dtcourse.launch.cluster.kubernetes.table import Kubernetes
+from dtcourse.launch.cluster.kubernetes.training import plan
+from dtcourse.launch.cluster.kubernetes.yaml_text import to_yaml
+from dtcourse.launch.cluster.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
 BIN = Path(sys.executable).parent
@@ -35,14 +38,19 @@ NEWEST = "1.37"
 # The oldest in which a Job's podFailurePolicy is stable.
 OLDEST = "1.31"
 
-TABLE = Kubernetes(namespace="ml-course", queue="students", shared_memory=0.5)
+TABLE = Kubernetes(
+    namespace="ml-course", queue="students", shared_memory=0.5, user=1001, pull_secrets=["registry"],
+    claims={"/data": "course-data:ro", "/checkpoints": "kept", "/old": "kept:ro"}, node_selector={"pool": "gpu"},
+    tolerations=["nvidia.com/gpu", "a/b=c:NoExecute"], priority="teaching", keep_minutes=7.5,
+)  # fmt: skip
 GPUS = Settings(
-    gpus_per_node=8, cpus_per_rank=12, memory_per_node=64, minutes=90, interface="eth0", kubernetes=TABLE
+    gpus_per_node=8, cpus_per_rank=12, memory_per_node=64, minutes=90, wait_minutes=30, interface="eth0",
+    kubernetes=TABLE
 )  # fmt: skip
 
 
 def planned(ranks=4, nodes=2, base=None, **changes):
-    changes = {"image": IMAGE, **changes}
+    changes = {"image": IMAGE, "name": "step", **changes}
     return plan(base or Settings(), changes.pop("target", "train.py:step"), ranks, nodes=nodes, **changes)  # fmt: skip
 
 
@@ -68,7 +76,7 @@ def reject(manifest, version=NEWEST):
 @pytest.mark.parametrize("base", [Settings(), GPUS], ids=["defaults", "all settings"])
 def test_job_and_service_are_valid(base, version):
     training = planned(16, base=base, arguments=["--rate", "1e-3"], backend="gloo")
-    for manifest in (kubernetes.service(training), kubernetes.job(training)):
+    for manifest in (manifests.service(training), manifests.job(training)):
         assert reject(manifest, version) is None
 
 
@@ -90,12 +98,12 @@ POD = ("spec", "template", "spec")
      ("spec", "podFailurePolicy", "rules", 0)],
 )  # fmt: skip
 def test_a_key_that_kubernetes_does_not_know_would_be_noticed(path):
-    said = reject(with_one_more_key(kubernetes.job(planned()), *path))
+    said = reject(with_one_more_key(manifests.job(planned()), *path))
     assert "imagePullSecret" in said
 
 
 def test_a_number_where_kubernetes_wants_text_would_be_noticed():
-    job = kubernetes.job(planned())
+    job = manifests.job(planned())
     container_of(job)["command"][2] = 2
     assert "2 is not of type" in reject(job)
 
@@ -128,7 +136,7 @@ def difference(ours, theirs, path=""):
 @pytest.mark.parametrize("base", [Settings(), GPUS], ids=["defaults", "all settings"])
 def test_the_trainjob_is_all_known_to_kubeflow(base):
     training = planned(16, base=base, arguments=["--rate", "1e-3"], backend="gloo")
-    assert dropped(kubernetes.train_job(training)) == []
+    assert dropped(manifests.train_job(training)) == []
 
 
 @pytest.mark.parametrize(
@@ -139,11 +147,11 @@ def test_the_trainjob_is_all_known_to_kubeflow(base):
      (("spec", "trainer", "env", 0), "/spec/trainer/env/0/imagePullSecret")],
 )  # fmt: skip
 def test_a_key_that_kubeflow_does_not_know_would_be_noticed(path, place):
-    assert dropped(with_one_more_key(kubernetes.train_job(planned()), *path)) == [place]
+    assert dropped(with_one_more_key(manifests.train_job(planned()), *path)) == [place]
 
 
 def test_kubeflow_refuses_a_text_where_it_wants_a_number():
-    job = kubernetes.train_job(planned())
+    job = manifests.train_job(planned())
     job["spec"]["trainer"]["numNodes"] = "2"
     with pytest.raises(ValueError, match="numNodes"):
         dropped(job)
@@ -154,10 +162,12 @@ def test_kubeflow_refuses_a_text_where_it_wants_a_number():
 
 def test_the_parts_of_a_job_name_each_other():
     training = planned(8, 4, name="train", base=GPUS)
-    service, job = kubernetes.service(training), kubernetes.job(training)
+    service, job = manifests.service(training), manifests.job(training)
     pod = job["spec"]["template"]["spec"]
-    assert pod["subdomain"] == service["metadata"]["name"] == "train"
-    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert (
+        service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
+    )
     assert service["metadata"]["namespace"] == job["metadata"]["namespace"] == "ml-course"
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == 4, "all Pods at once"
     mounts = {mount["name"] for mount in container_of(job)["volumeMounts"]}
@@ -166,19 +176,17 @@ def test_the_parts_of_a_job_name_each_other():
     # Kueue's label belongs to what it starts, and is no label of the Service.
     queue = {"kueue.x-k8s.io/queue-name": "students"}
     assert job["metadata"]["labels"] == queue and "labels" not in service["metadata"]
-    assert kubernetes.train_job(training)["metadata"]["labels"] == queue
+    assert manifests.train_job(training)["metadata"]["labels"] == queue
 
 
 def test_a_node_asks_for_what_cluster_toml_says():
     training = planned(16, base=GPUS)
     wanted = {"cpu": "96", "memory": "65536Mi", "nvidia.com/gpu": "8"}
-    job, train_job = kubernetes.job(training), kubernetes.train_job(training)
+    job, train_job = manifests.job(training), manifests.train_job(training)
     for resources in (container_of(job)["resources"], train_job["spec"]["trainer"]["resourcesPerNode"]):  # fmt: skip
         assert resources == {"requests": wanted, "limits": wanted}
-    (volume,) = job["spec"]["template"]["spec"]["volumes"]
+    volume = job["spec"]["template"]["spec"]["volumes"][0]
     assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "512Mi"}
-    for made in (job, train_job):
-        assert made["spec"]["activeDeadlineSeconds"] == 90 * 60
     # torchrun alone would wait ten minutes for the other Pods.
     for words in (container_of(job)["command"], train_job["spec"]["trainer"]["command"]):
         assert "--rdzv-conf timeout=5400" in " ".join(words)
@@ -189,27 +197,113 @@ def test_a_node_asks_for_what_cluster_toml_says():
 
 
 def test_without_settings_a_node_asks_for_its_cpus_alone_and_its_ranks_use_them():
-    container = container_of(kubernetes.job(planned(6, 2)))
+    container = container_of(manifests.job(planned(6, 2)))
     assert container["resources"] == {"requests": {"cpu": "3"}, "limits": {"cpu": "3"}}
     assert "--device cpu" in " ".join(container["command"])
-    assert "--device" not in container_of(kubernetes.job(planned(16, base=GPUS)))["command"]
+    assert "--device" not in container_of(manifests.job(planned(16, base=GPUS)))["command"]
+
+
+def test_three_clocks():
+    job, train_job = manifests.job(planned(base=GPUS)), manifests.train_job(planned(base=GPUS))
+    assert job["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 90 * 60, (
+        "without the wait for a machine"
+    )
+    assert (
+        job["spec"]["activeDeadlineSeconds"]
+        == train_job["spec"]["activeDeadlineSeconds"]
+        == 120 * 60
+    )
+    assert job["spec"]["ttlSecondsAfterFinished"] == 450
+    patient = manifests.job(planned(base=Settings(kubernetes=Kubernetes(keep_minutes=None))))[
+        "spec"
+    ]
+    assert patient.keys().isdisjoint({"activeDeadlineSeconds", "ttlSecondsAfterFinished"}), (
+        "nobody set a limit"
+    )
+    assert patient["template"]["spec"]["activeDeadlineSeconds"] == 30 * 60
+    assert manifests.train_job(planned())["spec"]["activeDeadlineSeconds"] == 30 * 60
+
+
+def patched(train_job):
+    """What a TrainJob changes of its runtime's Pods."""
+    (patch,) = train_job["spec"]["runtimePatches"]
+    (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert node["name"] == "node", "as Kubeflow calls the Job that trains"
+    return node["template"]["spec"]["template"]["spec"]
+
+
+def test_claims_are_mounted_where_the_settings_say():
+    pod = manifests.job(planned(base=GPUS))["spec"]["template"]["spec"]
+    theirs = patched(manifests.train_job(planned(base=GPUS)))
+    assert pod["containers"][0]["volumeMounts"][1:] == theirs["containers"][0]["volumeMounts"]
+    for volumes, mounts in (
+        (pod["volumes"][1:], pod["containers"][0]["volumeMounts"][1:]),
+        (theirs["volumes"], theirs["containers"][0]["volumeMounts"]),
+    ):
+        claims = {each["name"]: each["persistentVolumeClaim"]["claimName"] for each in volumes}
+        seen = {
+            each["mountPath"]: (claims[each["name"]], each.get("readOnly", False))
+            for each in mounts
+        }
+        assert seen == {
+            "/data": ("course-data", True),
+            "/checkpoints": ("kept", False),
+            "/old": ("kept", True),
+        }
+        assert len(claims) == 2, "a Pod names a claim once"
+    assert theirs["containers"][0]["name"] == "node"
+    for part in (pod["securityContext"], theirs["securityContext"]):
+        assert (part["runAsUser"], part["fsGroup"]) == (1001, 1001)
+
+
+def test_on_which_machines_and_by_whose_leave():
+    pod = manifests.job(planned(base=GPUS))["spec"]["template"]["spec"]
+    for part in (pod, patched(manifests.train_job(planned(base=GPUS)))):
+        assert part["nodeSelector"] == {"pool": "gpu"}
+        assert part["imagePullSecrets"] == [{"name": "registry"}]
+        assert part["tolerations"] == [
+            {"key": "nvidia.com/gpu", "operator": "Exists"},
+            {"key": "a/b", "operator": "Equal", "value": "c", "effect": "NoExecute"},
+        ]
+    assert pod["priorityClassName"] == "teaching"
+
+
+def test_without_such_settings_nothing_of_the_kind_is_said():
+    job, train_job = manifests.job(planned()), manifests.train_job(planned())
+    pod = job["spec"]["template"]["spec"]
+    assert len(pod["volumes"]) == 1 and "runtimePatches" not in train_job["spec"]
+    assert pod["securityContext"].keys() == {"runAsNonRoot", "seccompProfile"}
+    assert pod.keys().isdisjoint(
+        {"nodeSelector", "tolerations", "imagePullSecrets", "priorityClassName"}
+    )
+
+
+def test_a_rank_takes_one_gpu_at_most():
+    base = Settings(gpus_per_node=4)
+    asked = [
+        container_of(manifests.job(planned(ranks, 1, base=base)))["resources"]["limits"][
+            "nvidia.com/gpu"
+        ]
+        for ranks in (1, 2, 4, 8)
+    ]
+    assert asked == ["1", "2", "4", "4"]
 
 
 def test_another_makers_gpus():
     table = Kubernetes(gpu="amd.com/gpu")
     base = Settings(gpus_per_node=4, kubernetes=table)
-    limits = container_of(kubernetes.job(planned(8, base=base)))["resources"]["limits"]
+    limits = container_of(manifests.job(planned(8, base=base)))["resources"]["limits"]
     assert limits == {"cpu": "4", "amd.com/gpu": "4"}
 
 
 def test_ranks_per_node_decides_how_many_pods():
     training = planned(8, 1, base=Settings(ranks_per_node=2))
     assert (training.nodes, training.ranks_per_node) == (4, 2)
-    assert kubernetes.train_job(training)["spec"]["trainer"]["numProcPerNode"] == 2
+    assert manifests.train_job(training)["spec"]["trainer"]["numProcPerNode"] == 2
 
 
 def test_kubeflows_reserved_variables_are_left_to_it():
-    variables = kubernetes.train_job(planned(base=GPUS))["spec"]["trainer"]["env"]
+    variables = manifests.train_job(planned(base=GPUS))["spec"]["trainer"]["env"]
     assert not [each for each in variables if each["name"].startswith("PET_")]
 
 
@@ -235,7 +329,7 @@ def test_kubeflows_reserved_variables_are_left_to_it():
         ({"name": "under_score"}, "name is lower-case letters"),
         ({"name": "dash-"}, "no dash last"),
         ({"name": ""}, "name is lower-case letters"),
-        ({"target": "train.py:_"}, "name is lower-case letters"),
+        ({"target": "train.py:_", "name": None}, "name is lower-case letters"),
         ({"namespace": "My.Space"}, "namespace is lower-case letters"),
         ({"backend": "pigeon"}, "there is no backend 'pigeon'"),
         ({"base": Settings(memory_per_node=2)}, "2 GB of shared memory leave a node with 2 GB nothing"),
@@ -263,13 +357,27 @@ def test_images_as_podman_writes_them(image):
     assert planned(image=image).image == image
 
 
-def test_the_functions_name_is_the_jobs():
-    assert planned(target="/code/my train.py:Train_all_2").name == "train-all-2"
+def test_each_run_has_a_name_of_its_own(monkeypatch):
+    def name(user, target="/code/my train.py:Train_all_2"):
+        monkeypatch.setattr("getpass.getuser", user)
+        training = planned(1000, 1000, target=target, name=None)
+        manifests.job(training), manifests.train_job(training)  # the thousandth Pod has a name too
+        return training.name
+
+    names = [name(lambda: "Ana.B") for _ in range(50)]
+    assert all(re.fullmatch("train-all-2-ana-b-[0-9a-f]{4}", each) for each in names)
+    assert len(set(names)) > 40
+    assert re.fullmatch("a{26}-b{16}-[0-9a-f]{4}", name(lambda: "b" * 99, f"a.py:{'a' * 99}"))
+
+    def nobody():
+        raise KeyError("getpwuid(): uid not found: 1234")
+
+    assert re.fullmatch("step-[0-9a-f]{4}", name(nobody, "a.py:step"))
 
 
 def test_the_last_pod_still_has_a_name():
     # DNS allows 63 letters: 61 and the "-9" of the tenth Pod, or 54 and its "-node-0-9".
-    for make, most, host in ((kubernetes.job, 61, "a*-9"), (kubernetes.train_job, 54, "a*-node-0-9")):  # fmt: skip
+    for make, most, host in ((manifests.job, 61, "a*-9"), (manifests.train_job, 54, "a*-node-0-9")):  # fmt: skip
         make(planned(10, 10, name="a" * most))
         with pytest.raises(ValueError, match=f"the last Pod would be called {host}, which is 64"):
             make(planned(10, 10, name="a" * (most + 1)))
@@ -316,7 +424,7 @@ MISLEADING = [
 def test_yaml_says_the_same_as_the_manifests():
     words = [word for i, text in enumerate(MISLEADING) for word in (f"--text_{i}", text)]
     training = planned(8, base=GPUS, arguments=words)
-    made = [kubernetes.service(training), kubernetes.job(training), kubernetes.train_job(training)]
+    made = [manifests.service(training), manifests.job(training), manifests.train_job(training)]
     assert list(yaml.safe_load_all(to_yaml(made))) == made
 
 
@@ -342,22 +450,22 @@ def test_the_table_of_cluster_toml(tmp_path):
         tmp_path, 'cpus_per_rank = 2\n[kubernetes]\nnamespace = "ml"\nimage = "course:1"\nshared_memory = 1.5\n'
     )  # fmt: skip
     assert found.kubernetes == Kubernetes(namespace="ml", image="course:1", shared_memory=1.5)
-    job = kubernetes.job(planned(4, base=found, image=None))
+    job = manifests.job(planned(4, base=found, image=None))
     assert container_of(job)["image"] == "course:1" and job["metadata"]["namespace"] == "ml"
     assert container_of(job)["resources"]["limits"] == {"cpu": "4"}
-    asked = kubernetes.job(planned(4, base=found, namespace="mine"))
+    asked = manifests.job(planned(4, base=found, namespace="mine"))
     assert container_of(asked)["image"] == IMAGE and asked["metadata"]["namespace"] == "mine"
     assert read(tmp_path, "").kubernetes == Kubernetes()
 
 
 def test_the_example_names_every_setting_of_the_table():
-    table = settings.EXAMPLE.partition("# [kubernetes]")[2]
-    uncommented = "\n".join(line.removeprefix("# ") for line in table.splitlines()[1:])
+    commented = settings.EXAMPLE.partition("# [kubernetes]")[2]
+    uncommented = "\n".join(line.removeprefix("# ") for line in commented.splitlines()[1:])
     import tomllib
 
     example = tomllib.loads(uncommented)
     assert list(example) == [field.name for field in dataclasses.fields(Kubernetes)]
-    settings.check_kubernetes(Kubernetes(**example), "the example")
+    table.check(Kubernetes(**example), "the example")
 
 
 @pytest.mark.parametrize(
@@ -373,6 +481,23 @@ def test_the_example_names_every_setting_of_the_table():
         ("[kubernetes]\nshared_memory = 0", r"shared_memory in \[kubernetes\] is a number of GB"),
         ("[kubernetes]\nshared_memory = true", r"shared_memory in \[kubernetes\] is a number of GB"),
         ("[kubernetes]\nshared_memory = nan", r"shared_memory in \[kubernetes\] is a number of GB"),
+        ("[kubernetes]\nuser = 0", r"user in \[kubernetes\] is a user's number above 0"),
+        ("[kubernetes]\nuser = true", r"user in \[kubernetes\] is a user's number"),
+        ("[kubernetes]\npull_secrets = 'a'", r"pull_secrets in \[kubernetes\] is a list of Secrets"),
+        ("[kubernetes]\nclaims = ['data']", r"claims in \[kubernetes\] is a table such as"),
+        ("[kubernetes.claims]\ndata = 'a'", r"claims in \[kubernetes\] is a table such as"),
+        ("[kubernetes.claims]\n'/' = 'a'", r"claims in \[kubernetes\] is a table such as"),
+        ("[kubernetes.claims]\n'/a/../b' = 'a'", r"claims in \[kubernetes\] is a table such as"),
+        ("[kubernetes.claims]\n'/dev/shm' = 'a'", r"claims in \[kubernetes\] is a table such as"),
+        ("[kubernetes.claims]\n'/a' = 'a'\n'/a/b' = 'b'", r"claims in \[kubernetes\] is a table such as"),
+        ("[kubernetes.claims]\n'/a' = 'a'\n'/a/' = 'b'", r"claims in \[kubernetes\] is a table such as"),
+        ("[kubernetes.claims]\n'/a' = 'A:rw'", r"claims in \[kubernetes\] is a table such as"),
+        ("[kubernetes.claims]\n'/a' = 3", r"claims in \[kubernetes\] is a table such as"),
+        ("[kubernetes.node_selector]\npool = 3", r"node_selector in \[kubernetes\] is a table of labels"),
+        ("[kubernetes]\ntolerations = ['a:Never']", r"tolerations in \[kubernetes\] is a list of taints"),
+        ("[kubernetes]\ntolerations = ['=b']", r"tolerations in \[kubernetes\] is a list of taints"),
+        ("[kubernetes]\npriority = 'High'", r"priority in \[kubernetes\] is one or more parts"),
+        ("[kubernetes]\nkeep_minutes = -1", r"keep_minutes in \[kubernetes\] is a number of minutes"),
     ],
 )  # fmt: skip
 def test_mistakes_in_the_table_are_named(tmp_path, text, says):
@@ -394,14 +519,14 @@ def test_the_command_prints_the_manifests(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(settings.VARIABLE, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    words = ("train.py:step", "--ranks", "8", "--nodes", "2", "--image", IMAGE)
+    words = ("train.py:step", "--ranks", "8", "--nodes", "2", "--image", IMAGE, "--name", "step")
     training = planned(8, arguments=["--rate", "1e-3"])
     printed = command(*words, "--", "--rate", "1e-3")
     assert list(yaml.safe_load_all(printed)) == [
-        kubernetes.service(training), kubernetes.job(training)
+        manifests.service(training), manifests.job(training)
     ]  # fmt: skip
     printed = command(*words, "--trainjob", "--", "--rate", "1e-3")
-    assert yaml.safe_load(printed) == kubernetes.train_job(training)
+    assert yaml.safe_load(printed) == manifests.train_job(training)
     (tmp_path / "cluster.toml").write_text('[kubernetes]\nimage = "course:1"\n')
     assert yaml.safe_load(command("train.py:step", "--trainjob"))["spec"]["trainer"]["image"] == "course:1"  # fmt: skip
     # As with `dtcourse submit`, two dashes before the function's arguments may be left out.
@@ -503,7 +628,7 @@ def pods_of_kubeflow(job):
 def on_this_machine(pods, look_up=False):
     """All Pods here have one set of ports, so it is another port than theirs; and no names, unless they `look_up`."""
     with socket.create_server(("127.0.0.1", 0)) as door:
-        changed = {str(kubernetes.PORT): str(door.getsockname()[1])}
+        changed = {str(manifests.PORT): str(door.getsockname()[1])}
     if not look_up:
         addresses = {v.get("MASTER_ADDR", v.get("PET_MASTER_ADDR")) for _, v, _ in pods}
         assert len(addresses) == 1, "all Pods look for the same one"
@@ -551,25 +676,25 @@ def check_sums(ends, nodes, per_node, hosts=None):
 
 @pytest.mark.slow
 def test_the_jobs_command_with_the_environment_of_kubernetes():
-    pods = on_this_machine(pods_of(kubernetes.job(planned(3, 3, arguments=ARGUMENTS))))
+    pods = on_this_machine(pods_of(manifests.job(planned(3, 3, arguments=ARGUMENTS))))
     assert [values["JOB_COMPLETION_INDEX"] for _, values, _ in pods] == ["0", "1", "2"]
     check_sums(ends_of([start(words, values) for _, values, words in pods]), nodes=3, per_node=1)
 
 
 @pytest.mark.slow
 def test_the_trainjobs_command_with_the_environment_of_kubeflow():
-    pods = on_this_machine(pods_of_kubeflow(kubernetes.train_job(planned(4, 2, arguments=ARGUMENTS))))  # fmt: skip
+    pods = on_this_machine(pods_of_kubeflow(manifests.train_job(planned(4, 2, arguments=ARGUMENTS))))  # fmt: skip
     check_sums(ends_of([start(words, values) for _, values, words in pods]), nodes=2, per_node=2)
 
 
 @pytest.mark.slow
 def test_when_a_rank_fails_every_pod_does():
-    pods = on_this_machine(pods_of(kubernetes.job(planned(2, 2, target="train.py:fail"))))
+    pods = on_this_machine(pods_of(manifests.job(planned(2, 2, target="train.py:fail"))))
     ends = ends_of([start(words, values) for _, values, words in pods])
     assert "RuntimeError: on purpose" in ends[1][2]
     (rule,) = [
         rule["onExitCodes"]
-        for rule in kubernetes.job(planned())["spec"]["podFailurePolicy"]["rules"]
+        for rule in manifests.job(planned())["spec"]["podFailurePolicy"]["rules"]
         if "onExitCodes" in rule
     ]
     assert rule["operator"] == "NotIn"
@@ -583,8 +708,10 @@ IN_A_POD = ["bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--unshare-use
 
 def in_a_pod(job, host, hosts, words):
     """The words as they run in a Pod of that name, with its user, its /dev/shm and what it finds in DNS."""
-    (volume,) = job["spec"]["template"]["spec"]["volumes"]
-    (mount,) = container_of(job)["volumeMounts"]
+    volume, mount = (
+        job["spec"]["template"]["spec"]["volumes"][0],
+        container_of(job)["volumeMounts"][0],
+    )
     size = int(volume["emptyDir"]["sizeLimit"].removesuffix("Mi")) << 20
     assert job["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"]
     return [
@@ -595,9 +722,9 @@ def in_a_pod(job, host, hosts, words):
 
 def names_in_dns(service, job):
     """The Pods' names: where the Pods' subdomain is a headless Service that selects them."""
-    labels = {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    labels = job["spec"]["template"]["metadata"]["labels"]
     headless = service["spec"]["clusterIP"] == "None"
-    if not headless or service["spec"]["selector"] != labels:
+    if not headless or not service["spec"]["selector"].items() <= labels.items():
         return []
     subdomain = job["spec"]["template"]["spec"]["subdomain"]
     if subdomain != service["metadata"]["name"]:
@@ -609,7 +736,7 @@ def names_in_dns(service, job):
 @pytest.mark.needs("bubblewrap")
 def test_pods_find_each_other_by_name_although_pod_0_comes_last(tmp_path):
     training = planned(4, 2, name="train", arguments=ARGUMENTS)
-    service, job = kubernetes.service(training), kubernetes.job(training)
+    service, job = manifests.service(training), manifests.job(training)
     pods = pods_of(job)
     running, files = [], {}
     for host, values, words in reversed(on_this_machine(pods, look_up=True)):
@@ -626,10 +753,15 @@ def test_pods_find_each_other_by_name_although_pod_0_comes_last(tmp_path):
 
 def test_a_service_that_does_not_fit_its_job_gives_no_names():
     training = planned()
-    service, job = kubernetes.service(training), kubernetes.job(training)
-    assert names_in_dns(service, job) == ["step-0.step", "step-1.step"]
-    assert dict.fromkeys(["step-0.step"]).keys() <= {v["MASTER_ADDR"] for _, v, _ in pods_of(job)}
-    assert names_in_dns(kubernetes.service(planned(name="other")), job) == []
+    service, job = manifests.service(training), manifests.job(training)
+    assert names_in_dns(service, job) == ["step-0.dtcourse", "step-1.dtcourse"]
+    assert {v["MASTER_ADDR"] for _, v, _ in pods_of(job)} == {"step-0.dtcourse"}
+    assert service == manifests.service(planned(name="other")), "one for all runs"
+    for path, value in (
+        ("metadata", {"name": "other"}),
+        ("spec", {"clusterIP": "None", "selector": {"a": "b"}}),
+    ):
+        assert names_in_dns(service | {path: value}, job) == []
 
 
 def test_dollars_as_kubernetes_reads_them():
@@ -652,20 +784,21 @@ def test_the_pages_commands_are_right(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv(settings.VARIABLE, raising=False)
     ours = [line.split("|")[0].split()[2:] for line in SHOWN if line.startswith("dtcourse kubernetes ")]  # fmt: skip
-    # HOST stands for a registry's host, and a host has no capital letters.
-    made = [
-        list(yaml.safe_load_all(command(*(w.replace("HOST", "host.example") for w in words))))
-        for words in ours
-    ]
+    made = [list(yaml.safe_load_all(command(*words))) for words in ours]
     (service, job), (train_job,) = made
     assert [each["kind"] for each in (service, job, train_job)] == ["Service", "Job", "TrainJob"]
-    assert names_in_dns(service, job) == re.findall(r"`(step-\d\.step)`", PAGE)
+    assert names_in_dns(service, job) == re.findall(r"`(first-\d\.dtcourse)`", PAGE)
     assert container_of(job)["command"][-3:] == ["train.py:step", "--rate", "1e-3"]
-    name, kinds = job["metadata"]["name"], f"{job['kind']},{service['kind']}".lower()
-    assert f"kubectl delete {kinds} {name}" in SHOWN
-    (logs,) = [line for line in SHOWN if line.startswith("kubectl logs ")]
-    key, value = logs.split()[-1].split("=")
-    assert service["spec"]["selector"] == {key: value}
+    name = job["metadata"]["name"]
+    words = next(each for each in ours if "--name" in each)
+    said = CliRunner().invoke(app, ["kubernetes", *words]).stderr.splitlines()
+    assert said == [line for line in SHOWN if line.startswith("kubectl ")]
+    # Kubernetes itself gives the Pods of a Job this label.
+    assert said == [
+        f"kubectl logs --follow --prefix --selector batch.kubernetes.io/job-name={name}", f"kubectl delete job {name}"
+    ]  # fmt: skip
+    (example,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.M | re.S)
+    assert read(tmp_path, example).kubernetes.claims["/data"] == "course-data:ro"
     (build,) = [line for line in SHOWN if line.startswith("podman ")]
     assert build in (ROOT / "containers" / "Containerfile").read_text()
 
@@ -673,6 +806,7 @@ def test_the_pages_commands_are_right(tmp_path, monkeypatch):
 def test_the_page_names_the_settings_and_the_versions_of_the_tests():
     for field in (
         "minutes",
+        "wait_minutes",
         "ranks_per_node",
         "cpus_per_rank",
         "memory_per_node",
@@ -680,6 +814,12 @@ def test_the_page_names_the_settings_and_the_versions_of_the_tests():
         "interface",
     ):
         assert f"`{field}`" in PAGE and f"{field} = " in settings.EXAMPLE
+    for field in dataclasses.fields(Kubernetes):
+        assert (
+            f"`{field.name}`" in PAGE
+            or f"{field.name} = " in PAGE
+            or field.name in ("namespace", "image", "gpu", "shared_memory", "queue", "runtime")
+        ), field.name
     assert f"of {OLDEST} and of {NEWEST}" in PAGE
     from importlib.metadata import version
 

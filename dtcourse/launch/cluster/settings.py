@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dtcourse.launch import options
-from dtcourse.launch.cluster.kubernetes import table as kubernetes_table
-from dtcourse.launch.cluster.kubernetes.table import Kubernetes
+from dtcourse.launch.cluster import kubernetes_table
+from dtcourse.launch.cluster.kubernetes_table import Kubernetes
 
 NAME = "cluster.toml"
 VARIABLE = "DTCOURSE_CLUSTER"

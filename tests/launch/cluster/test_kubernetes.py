@@ -24,11 +24,11 @@ import yaml
 from typer.testing import CliRunner
 
 from dtcourse.cli import app
-from dtcourse.launch.cluster import settings
+from dtcourse.launch.cluster import kubernetes_table, settings
 from dtcourse.launch.cluster.kubernetes import manifests
-from dtcourse.launch.cluster.kubernetes.table import Kubernetes
 from dtcourse.launch.cluster.kubernetes.training import plan
 from dtcourse.launch.cluster.kubernetes.yaml_text import to_yaml
+from dtcourse.launch.cluster.kubernetes_table import Kubernetes
 from dtcourse.launch.cluster.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -465,7 +465,7 @@ def test_the_example_names_every_setting_of_the_table():
 
     example = tomllib.loads(uncommented)
     assert list(example) == [field.name for field in dataclasses.fields(Kubernetes)]
-    table.check(Kubernetes(**example), "the example")
+    kubernetes_table.check(Kubernetes(**example), "the example")
 
 
 @pytest.mark.parametrize(

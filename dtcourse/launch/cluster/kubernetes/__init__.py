@@ -20,6 +20,7 @@ run, `kubectl apply` would take an equal name for a change of what is there. The
 training.py    what was asked for, checked and named
 manifests.py   a Service, an Indexed Job, a TrainJob
 pods.py        what both kinds of Pods need: resources, folders, machines, a user
-table.py       [kubernetes] in cluster.toml; names.py says what may be called how
 yaml_text.py   manifests as text
+
+[kubernetes] in cluster.toml is ../kubernetes_table.py; what may be called how says ../names.py.
 """

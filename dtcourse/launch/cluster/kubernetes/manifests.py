@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dtcourse.launch import environment
-from dtcourse.launch.cluster.kubernetes import names, pods
+from dtcourse.launch.cluster import names
+from dtcourse.launch.cluster.kubernetes import pods
 from dtcourse.launch.cluster.kubernetes.training import Training
 
 PORT = 29500  # each Pod has its own address, so the same port for all

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dtcourse.launch.cluster.kubernetes.table import Kubernetes
+from dtcourse.launch.cluster.kubernetes_table import Kubernetes
 from dtcourse.launch.cluster.settings import Settings
 
 # The user of the course's own image, and so the group that may write to a claim unless `user` says another.

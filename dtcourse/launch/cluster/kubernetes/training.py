@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dtcourse.launch import options
 from dtcourse.launch import target as targets
-from dtcourse.launch.cluster.kubernetes import names, table
+from dtcourse.launch.cluster import kubernetes_table, names
 from dtcourse.launch.cluster.settings import Settings
 
 
@@ -57,7 +57,7 @@ def plan(
     options.whole_number("nodes", nodes, "the number of nodes")
     nodes = settings.nodes_for(world_size, nodes)
     options.known_backend(backend)
-    table.check(kubernetes, source)
+    kubernetes_table.check(kubernetes, source)
     file, _, function = target.rpartition(":")
     if not file.endswith(".py") or not function.isidentifier() or file.startswith("-"):
         raise ValueError(f"the target reads file.py:function; got {target!r}")

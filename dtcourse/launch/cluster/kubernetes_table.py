@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from dtcourse.launch.cluster.kubernetes import names
+from dtcourse.launch.cluster import names
 
 
 @dataclass(frozen=True)

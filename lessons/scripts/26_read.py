@@ -1,5 +1,6 @@
 """A task of lesson 26 that reads a shared file in one of three ways; prints its node, the part of the file that it
-read there (first byte, last byte + 1), and how many bytes it read of its node's own copy."""
+read there (first byte, last byte + 1), and how many bytes it read of its node's own copy.
+"""
 
 import json
 import os

@@ -117,6 +117,17 @@ def test_a_failed_future_raises_and_a_good_one_gives_its_tensors():
         bad.value()
 
 
+def test_the_work_of_a_future_is_over_when_the_future_is():
+    future: torch.futures.Future = torch.futures.Future()
+    work = torch_private.work_of(future)
+    assert isinstance(work, dist.Work)
+    assert not work.is_completed()
+    future.set_result([torch.ones(2)])
+    assert work.wait()
+    assert work.is_completed()
+    assert torch.equal(work.get_future().wait()[0], torch.ones(2))
+
+
 def test_a_gloo_group_outside_of_torchs_registry():
     store = dist.HashStore()
     inner = torch_private.gloo_group(store, 0, 1, timedelta(seconds=5))

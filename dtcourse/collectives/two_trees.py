@@ -1,4 +1,5 @@
-"""Two binary trees on the same ranks, in which a rank that passes things on in one is a leaf in the other.
+"""Two binary trees on the same ranks, in which a rank that passes things on in one is a leaf in the other (where their
+number is odd, rank 0 is not: it has one child in each).
 
 The picture, and what they are for: double_tree.py. The shape is the one that NCCL uses, read off the bits of a rank's
 number (Sanders, Speck and Traeff 2009).
@@ -23,8 +24,9 @@ class Node(NamedTuple):
 def two_trees(ranks: int) -> tuple[list[Node], list[Node]]:
     """The two trees: a Node for each rank, twice.
 
-    The second is the first with the ranks renumbered: mirrored where p is even, moved by one where it is odd. Either
-    way odd and even change places, and in the first tree all odd ranks are leaves.
+    The second is the first with the ranks renumbered: mirrored where p is even, moved by one where it is odd. In the
+    first tree all odd ranks are leaves, and odd and even change places; only of an odd number of ranks the last, which
+    is even, becomes rank 0.
     """
     first = [_place(v, ranks) for v in range(ranks)]
     if ranks % 2 == 0:

@@ -106,7 +106,8 @@ def curves(
     """Lines and points over x; the same label in both has one colour (points measured, the line predicted).
 
     lines, points: {"label": (x, y)}
-    x_unit, y_unit: "bytes", "seconds", "count", "flops", "percent" or None: how ticks are written
+    x_unit, y_unit: "bytes" (KiB), "decimal bytes" (kB), "seconds", "count", "flops", "percent" or None: how ticks
+                    are written
     """
     lines, points = dict(lines or {}), dict(points or {})
     not_empty(lines | points, "lines={'label': (x, y)}")

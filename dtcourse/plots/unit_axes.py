@@ -15,7 +15,7 @@ from dtcourse.plots.style import PAPER
 # A line over bars of any colour is seen by its rim.
 HALO = [withStroke(linewidth=2.8, foreground=PAPER)]
 
-UNITS = ("bytes", "seconds", "count", "flops", "percent")
+UNITS = ("bytes", "decimal bytes", "seconds", "count", "flops", "percent")
 
 
 def unit_axis(ax: Axes, axis: str, unit: str | None, log: bool) -> None:

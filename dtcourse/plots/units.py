@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -52,11 +53,12 @@ def plain_text(value: float) -> str:
 
 
 def formatter(unit: str | None) -> Callable[[float], str]:
-    """The function that writes a value of this unit: "bytes", "seconds", "count", "flops", "percent",
-    None or a word.
+    """The function that writes a value of this unit: "bytes" (KiB), "decimal bytes" (kB), "seconds", "count",
+    "flops", "percent", None or a word.
     """
     known: dict[str | None, Callable[[float], str]] = {
         "bytes": bytes_text,
+        "decimal bytes": functools.partial(bytes_text, binary=False),
         "seconds": seconds_text,
         "count": count_text,
         "flops": flops_text,

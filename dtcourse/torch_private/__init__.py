@@ -1,7 +1,7 @@
 """Names of PyTorch that are not public and that the course needs, in one place, and names that have changed.
 
     groups.py       what a process group has to answer
-    collectives.py  collectives by their newest names; a Future that can fail
+    collectives.py  collectives by their newest names; a Future that can fail; the Work of a Future
     tensors.py      what a tensor is
     operations.py   what an operation is
     optimizers.py   what a GradScaler and an optimizer say to each other
@@ -30,6 +30,7 @@ from dtcourse.torch_private.collectives import (
     collective,
     future_of,
     reduce_scatter_single,
+    work_of,
 )
 from dtcourse.torch_private.groups import (
     CREATOR_FIELDS,
@@ -155,4 +156,5 @@ __all__ = [
     "torch_group",
     "tree_leaves",
     "version_of",
+    "work_of",
 ]

@@ -1,4 +1,4 @@
-"""Collectives by their newest names, and a Future that can fail."""
+"""Collectives by their newest names, a Future that can fail, and the Work of a Future."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 # torch 2.13 has new names and warns of the older ones, which older versions have. The arguments are the same: one
 # tensor of p parts in rank order, and one part.
@@ -45,3 +46,12 @@ def future_of(value: list[torch.Tensor]) -> tuple[torch.futures.Future, Any]:
         ready.set_result(None)
 
     return ready.then(outcome), trigger
+
+
+def work_of(future: torch.futures.Future) -> dist.Work:
+    """torch's own handle of a collective that is over when `future` is: what a ProcessGroup in Python returns.
+
+    A subclass of dist.Work does the same, but one of a notebook cannot travel to the ranks: cloudpickle would make
+    pybind11's metaclass anew there.
+    """
+    return c10d._create_work_from_future(future)

@@ -96,6 +96,19 @@ MUTANTS = [
         ),
     ),
     (
+        "a hook that sends its ring's result once more by one broadcast, in the first step",
+        "calls broadcast. The hook is to send the bucket round your own ring",
+        (
+            (
+                "    two_way_all_reduce(gradients)\n",
+                "    two_way_all_reduce(gradients)\n"
+                "    if not hasattr(two_way_all_reduce, 'once'):\n"
+                "        two_way_all_reduce.once = True\n"
+                "        dist.broadcast(gradients, 0)\n",
+            ),
+        ),
+    ),
+    (
         "the sum for the mean",
         "times too far in each step",
         (("    gradients /= dist.get_world_size()\n", ""),),

@@ -54,4 +54,4 @@ def work_of(future: torch.futures.Future) -> dist.Work:
     A subclass of dist.Work does the same, but one of a notebook cannot travel to the ranks: cloudpickle would make
     pybind11's metaclass anew there.
     """
-    return c10d._create_work_from_future(future)
+    return c10d._create_work_from_future(future)  # type: ignore[attr-defined]

@@ -2,8 +2,7 @@
 
 In one binary tree only inner ranks work: half of the ranks are leaves, which send in a reduce but have nothing to pass
 on in a broadcast. So cut the vector in two, and send each half over a tree of its own, made so that a rank that is
-inner in one is a leaf in the other (where p is odd, rank 0 has one child in each). Then
-every rank sends and receives about n elements up and n down in all_reduce.
+inner in one is a leaf in the other (but rank 0, for odd p). Each sends and receives about n up, n down in all_reduce.
 
 Picture on 8 ranks (a line goes down from parent to child; the second tree is the first, mirrored):
 

@@ -18,7 +18,15 @@ def script(study):
 def tiny(script, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     monkeypatch.setattr(
-        script, "GRIDS", {"SGD": (0.3, 1), "Adam": (0.01, 0), "LARS": (0.5, 0), "LAMB": (0.02, 0)}
+        script,
+        "GRIDS",
+        {
+            "SGD": (0.3, 1),
+            "Adam": (0.01, 0),
+            "Nesterov": (0.1, 0),
+            "LARS": (0.5, 0),
+            "LAMB": (0.02, 0),
+        },
     )
     return script.Settings(
         target=2.2, smallest=16, largest=64, base=32, most=200, tuning_seeds=1
@@ -89,6 +97,35 @@ def test_the_noise_scale_is_that_of_the_definition(script):
     noise, signal = script.noise_and_signal(model, x, y)
     assert signal == pytest.approx(stacked.mean(0).square().sum().item(), rel=1e-5)
     assert noise == pytest.approx(stacked.var(0, correction=0).sum().item(), rel=1e-5)
+
+
+def test_a_rate_that_misses_is_chosen_only_where_all_do(script, monkeypatch):
+    monkeypatch.setattr(script, "GRIDS", {"SGD": (1.0, 2)})
+
+    def chosen(*steps_of_rates):
+        runs = {
+            script.key("tuning", "SGD", 4, lr, script.TUNING_SEED + i): {"steps": steps}
+            for lr, rate in zip((1.0, 2.0, 4.0), steps_of_rates, strict=True)
+            for i, steps in enumerate(rate)
+        }
+        settings = {"tuning_seeds": 2, "most": 100}
+        return script.tuned({"settings": settings, "runs": runs}, "SGD", 4)
+
+    assert chosen((90, 80), (10, None), (None, None)) == 1.0
+    assert chosen((None, 80), (10, None), (None, None)) == 2.0
+    with pytest.raises(ValueError, match="at no rate"):
+        chosen((None, None), (None, None), (None, None))
+
+
+def test_the_best_rates_lie_inside_their_grids(script):
+    results = json.loads(script.RESULTS.read_text())
+    settings = script.Settings(**results["settings"])
+    for optimizer in script.GRIDS:
+        rates = script.grid(optimizer)
+        sizes = script.batches(settings)
+        for batch in sizes if optimizer in script.SWEPT else (sizes[0], sizes[-1]):
+            best = script.tuned(results, optimizer, batch)
+            assert rates[0] < best < rates[-1], (optimizer, batch, best)
 
 
 def test_the_committed_results_are_complete(script):

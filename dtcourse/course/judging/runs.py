@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 from dtcourse.course.judging import attempts, ready_made, tampering
@@ -83,10 +84,12 @@ def guarded(
 ) -> Any:
     """In a rank: run the step, and tell what the answer has changed of what measures it, and called of `watched`."""
     attempts.watch()
-    before = tampering.marks(step)
+    # A job that the step is given is a part of what measures, too (trials.py).
+    steps = (step, *(one for one in args if isinstance(one, FunctionType)))
+    before = tampering.marks(*steps)
     with ready_made.Watch(watched) as watch:
         result = plain(step(*functions, *args))
-    changed = tampering.changed(before, step) + ["sys.setprofile"] * (not watch.kept)
+    changed = tampering.changed(before, *steps) + ["sys.setprofile"] * (not watch.kept)
     return {"value": result, "changed": changed, "called": list(watch.called)}
 
 

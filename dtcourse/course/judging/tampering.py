@@ -29,9 +29,12 @@ def remember() -> None:
     _remembered.update({name: _marks_of(name) for name in list(sys.modules) if _is_ours(name)})
 
 
-def marks(step: Callable[..., Any]) -> Marks:
-    """Identity and code of every function and class of the modules that measure, by module and name."""
-    found = [name for name in list(sys.modules) if _counts(name, step)]
+def marks(*steps: Callable[..., Any]) -> Marks:
+    """Identity and code of every function and class of the modules that measure, by module and name.
+
+    steps: functions of checks that run here
+    """
+    found = [name for name in list(sys.modules) if any(_counts(name, step) for step in steps)]
     known = {name: marks for name, marks in _remembered.items() if name not in _SET_BY_LAUNCH}
     before = {name: known.get(name) or _marks_of(name) for name in found}
     # a rank that is kept for another launch is to be then what it is now
@@ -39,15 +42,15 @@ def marks(step: Callable[..., Any]) -> Marks:
     return before
 
 
-def changed(before: Marks, step: Callable[..., Any]) -> list[str]:
-    """The names of what is not as it was, a few of them."""
+def changed(before: Marks, *steps: Callable[..., Any]) -> list[str]:
+    """The names of what is not as it was, a few of them. steps: as in marks."""
     different = []
     for name, known in before.items():
         # or there is more of it: a name bound at its first use
         if (now := _marks_of(name)) != known:
             different += [f"{name}.{key}" for key, mark in known.items() if now.get(key) != mark]
     for name in list(sys.modules):
-        if name not in before and _counts(name, step):
+        if name not in before and any(_counts(name, step) for step in steps):
             different += [f"{name}.{key}" for key, thing in _things(name) if _is_foreign(thing)]
     return sorted(different)[:3]
 

@@ -1,8 +1,8 @@
-"""Gradients before and after clipping, of runs whose loss falls: which clips wrongly, and since when?"""
+"""Logs of runs whose loss falls, drawn anew each time: norms before and after clipping. Which is broken, since when?"""
 
 from __future__ import annotations
 
-from functools import cache
+import random
 
 import torch
 from torch import Tensor
@@ -14,19 +14,19 @@ DIAGNOSE = Exercise(
     lesson="08",
     title="Which run clips wrongly, and since when?",
     takes=("diagnose_clipping",),
-    target="15 of 15 runs, of 2 to 4 ranks",
+    target="40 of 40 runs, of 2 to 4 ranks, drawn anew each time",
 )
 
 HEALTHY = (
-    "Each step is the mean there, cut to max_norm where it is longer (one of these runs has PyTorch's 1e-6 added to "
-    "the norm), and the ranks' gradients differ."
+    "Which gradients are long there: the ranks' own ones, or their mean? And how many digits does a log have, and "
+    "PyTorch's 1e-6 beside the norm?"
 )
-KINDS = ("early", "by shard", "sum's norm", "same samples")
-Run = tuple[Tensor, Tensor, float]  # own (steps, ranks, n), used (steps, n), max_norm
+KINDS = ("early", "late", "by shard", "sum's norm", "same samples")
+EACH = 4  # runs of a kind, and as many healthy ones beside them
+# Norms: of each rank's gradient, by step; of the ranks' mean; of what the optimizer took; and max_norm.
+Log = tuple[list[list[float]], list[float], list[float], float]
 Diagnosis = tuple[str, int | None]
-# Ranks, weights, and the steps whose samples are so large that their gradients are long.
-SIZES = ((2, 6, (3,)), (3, 7, (2, 5)), (4, 9, (1, 4)))
-STEPS, SAMPLES, LR, LIMIT = 7, 4, 0.05, 6.0
+STEPS, SAMPLES, LR = 7, 4, 0.05
 
 
 def clip(g: Tensor, limit: float, added: float = 0.0) -> Tensor:
@@ -34,78 +34,81 @@ def clip(g: Tensor, limit: float, added: float = 0.0) -> Tensor:
     return g * min(1.0, limit / (g.norm().item() + added))
 
 
-def variants(own: Tensor, limit: float, added: float = 0.0) -> dict[str, Tensor]:
-    """What each kind of run takes for a step, from each rank's gradient: (ranks, n)."""
+def taken(kind: str, own: Tensor, limit: float, added: float = 0.0) -> Tensor:
+    """What a run of this kind takes for a step, from each rank's gradient: (ranks, n)."""
     mean = own.mean(0)
-    right = clip(mean, limit, added)
-    return {
-        "healthy": right,
-        "early": torch.stack([clip(g, limit) for g in own]).mean(0),
-        "by shard": torch.cat([clip(part, limit) for part in mean.tensor_split(len(own))]),
-        "sum's norm": clip(own.sum(0), limit) / len(own),
-        "same samples": right,
-    }
+    if kind == "early":
+        return torch.stack([clip(g, limit, added) for g in own]).mean(0)
+    if kind == "late":
+        return mean
+    if kind == "by shard":
+        return torch.cat([clip(part, limit, added) for part in mean.tensor_split(len(own))])
+    if kind == "sum's norm":
+        return clip(own.sum(0), limit, added) / len(own)
+    return clip(mean, limit, added)
 
 
-def trained(kind: str, size: tuple[int, int, tuple[int, ...]], seed: int) -> tuple[Run, Diagnosis]:
-    """Linear regression by that many ranks, with a mistake from the first long gradient on."""
-    ranks, features, long = size
-    make = torch.Generator().manual_seed(seed)
+def rounded(norm: float) -> float:
+    """As a log has it: six digits."""
+    return float(f"{norm:.6g}")
+
+
+def trained(kind: str, ranks: int) -> tuple[Log, Diagnosis] | None:
+    """Linear regression by that many ranks, of which some steps have long gradients; None where no log could tell."""
+    features, limit = random.randint(5, 9), random.uniform(4.0, 9.0)
+    long = random.sample(range(1, STEPS), 2)
+    make = torch.Generator().manual_seed(random.randrange(2**31))
     wanted = torch.randn(features, generator=make, dtype=torch.double)
-    now = torch.zeros_like(wanted)
-    all_own, used, first = [], [], None
+    now, added = torch.zeros_like(wanted), random.choice((0.0, 1e-6))
+    log: Log = ([], [], [], rounded(limit))
+    first = None
     for step in range(STEPS):
         x = torch.randn(ranks, SAMPLES, features, generator=make, dtype=torch.double)
         x *= 3.0 if step in long else 0.7
-        if kind == "same samples" and step >= long[0]:
+        alike = kind == "same samples" and step >= min(long)
+        if alike:
             x = x[:1].expand_as(x)
-        off = x @ (now - wanted)
-        own = 2 * torch.einsum("rs,rsn->rn", off, x) / SAMPLES
-        one = variants(own, LIMIT, 1e-6 if ranks == 3 else 0.0)
-        taken = one[kind]
-        wrong = (taken - one["healthy"]).norm() > 1e-3 * one["healthy"].norm()
-        if first is None and (wrong or (kind == "same samples" and step >= long[0])):
+        own = 2 * torch.einsum("rs,rsn->rn", x @ (now - wanted), x) / SAMPLES
+        right, took = taken("healthy", own, log[3], added), taken(kind, own, log[3], added)
+        off = abs(took.norm() / right.norm() - 1).item()
+        if first is None and (alike or off > 0.02):
+            if kind in ("early", "by shard") and unclear(own, took, log[3]):
+                return None
             first = step
-        all_own.append(own)
-        used.append(taken)
-        now = now - LR * taken
-    right: Diagnosis = ("healthy", None) if kind == "healthy" else (kind, first)
-    return (torch.stack(all_own), torch.stack(used), LIMIT), right
-
-
-def is_plain(run: Run, right: Diagnosis, long: int) -> bool:
-    """That the run goes wrong where it should, and that no other kind is near it there."""
-    kind, step = right
+        elif first is None and off > 1e-5:
+            return None
+        log[0].append([rounded(g.norm().item()) for g in own])
+        log[1].append(rounded(own.mean(0).norm().item()))
+        log[2].append(rounded(took.norm().item()))
+        now = now - LR * took
     if kind == "healthy":
-        return True
-    if step is None or step < long:
-        return False
-    one = variants(run[0][step], LIMIT)
-    others = [one[other] for other in ("healthy", *KINDS[:3]) if other != kind]
-    return kind == "same samples" or all(
-        (one[kind] - other).norm() > 0.05 * one[kind].norm() for other in others
-    )
+        return log, ("healthy", None)
+    return (log, (kind, first)) if first is not None else None
 
 
-@cache
-def cases() -> dict[str, list[tuple[Run, Diagnosis]]]:
-    """Three runs of each kind, always the same ones."""
+def unclear(own: Tensor, took: Tensor, limit: float) -> bool:
+    """Whether another mistake would leave nearly the same norm."""
+    mean = own.mean(0)
+    others = (limit / len(own), mean.norm().item())
+    return any(abs(took.norm().item() / other - 1) < 0.02 for other in others)
 
-    def plain(kind: str, size: tuple[int, int, tuple[int, ...]]) -> tuple[Run, Diagnosis]:
-        tried = (trained(kind, size, seed) for seed in range(100))
-        return next(one for one in tried if is_plain(*one, size[2][0]))
 
-    return {kind: [plain(kind, size) for size in SIZES] for kind in ("healthy", *KINDS)}
+def drawn(kind: str, turn: int) -> tuple[Log, Diagnosis]:
+    """A run of 2, 3 or 4 ranks of which a log can tell what is wrong."""
+    while True:
+        if found := trained(kind, 2 + turn % 3):
+            return found
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
     require_diagnoses(
         answer,
-        cases()[kind] + cases()["healthy"],
-        describe=lambda own, *_: f"A run of {own.shape[1]} ranks and {len(own)} steps",
+        [drawn(one, turn) for one in (kind, "healthy") for turn in range(EACH)],
+        describe=lambda own, *_: f"A run of {len(own[0])} ranks and {len(own)} steps",
         hint=hint,
         healthy=HEALTHY,
         example=("early", 2),
+        shuffled=True,
     )
 
 
@@ -115,9 +118,14 @@ def check_early(answer: Answer) -> None:
     _require(
         answer,
         "early",
-        "What does the mean of gradients that were clipped one by one look like, and in which step does it first "
-        "differ from the right one?",
+        "How long can the mean of gradients be that were clipped one by one, and in which step is it first too short?",
     )
+
+
+@DIAGNOSE.check("clipped after the step", points=2)
+def check_late(answer: Answer) -> None:
+    """The optimizer took the gradient as it was."""
+    _require(answer, "late", "How long is what the optimizer took there, beside the ranks' mean?")
 
 
 @DIAGNOSE.check("each shard by its own norm", points=2)
@@ -126,7 +134,7 @@ def check_shard(answer: Answer) -> None:
     _require(
         answer,
         "by shard",
-        "Cut the mean as the ranks hold it, and clip each part alone: in which step does that differ?",
+        "Each part is at most max_norm long there. How long can the whole be, and is it all of the mean?",
     )
 
 
@@ -136,7 +144,7 @@ def check_sum(answer: Answer) -> None:
     _require(
         answer,
         "sum's norm",
-        "The direction is right there, and the step too short. Which norm was it compared with?",
+        "The sum is ranks times as long as the mean. When is it clipped, and how long is it after the division?",
     )
 
 

@@ -1,106 +1,147 @@
-"""What to give up so that a step fits: a large micro-batch, activations, or the optimizer's states."""
+"""What to give up so that a step fits: a large micro-batch, activations, or the optimizer's states. Really run."""
 
 from __future__ import annotations
 
-from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
+from functools import cache
+
+import torch
+from torch import nn
+
+from dtcourse.course.judging import Answer, Exercise, require, require_near_best, trials
+from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
 
 CHOOSE = Exercise(
     "choose_memory",
     lesson="14",
     title="Choose what to give up",
     takes=("choose_memory",),
-    target="a step that fits, in at most 1.01 times the best one's time, on 8 devices",
+    target="on 6 devices a step that fits, measured, in at most 1.01 times the best one's time; at most 10 of 36 choices "
+    "tried",
 )
 
-GB = 10**9
-# bytes of the device, parameters, ranks, samples, layers, bytes of a layer's activations and of its input per sample;
-# seconds: per layer and pass, per layer and sample, to shard
-Device = tuple[int, int, int, int, int, int, int, float, float, float]
-ROOMY: tuple[Device, ...] = (
-    (80 * GB, 10**9, 8, 16, 24, 120_000_000, 8_000_000, 100e-6, 2e-3, 0.04),
-    (141 * GB, 2 * 10**9, 4, 12, 32, 150_000_000, 10_000_000, 50e-6, 4e-3, 0.1),
-)
-ACTIVATIONS: tuple[Device, ...] = (
-    (40 * GB, 10**9, 8, 24, 24, 200_000_000, 8_000_000, 5e-3, 1e-3, 0.5),
-    (80 * GB, 2 * 10**9, 16, 32, 48, 150_000_000, 6_000_000, 100e-6, 2e-3, 3.0),
-    (24 * GB, 350_000_000, 2, 36, 24, 100_000_000, 4_000_000, 8e-3, 0.5e-3, 0.6),
-)
-STATES: tuple[Device, ...] = (
-    (80 * GB, 4_500_000_000, 8, 16, 32, 160_000_000, 12_000_000, 2e-3, 4e-3, 0.3),
-    (80 * GB, 7 * 10**9, 16, 12, 32, 200_000_000, 16_000_000, 1e-3, 8e-3, 0.4),
-    (40 * GB, 2 * 10**9, 4, 20, 24, 120_000_000, 8_000_000, 6e-3, 1e-3, 0.15),
-)
-Choice = tuple[int, int, bool]
+RANKS, SAMPLES, LAYERS, WIDTH = 2, 4, 5, 32
+MOST = 10  # choices that an answer may try
+CHOICES: list[trials.Choice] = [
+    (micro, recomputed, sharded)
+    for micro in (1, 2, 4)
+    for recomputed in range(LAYERS + 1)
+    for sharded in (False, True)
+]
+# tokens per sample; operations and bytes per second of a device; bytes per second of the network
+Cluster = tuple[int, float, float, float]
+FAST: Cluster = (64, 4e9, 4e8, 2e8)
+SLOW: Cluster = (64, 4e9, 4e8, 2e7)
+SHORT: Cluster = (16, 2e9, 4e8, 5e7)
+# With each, the bytes of the device.
+ROOMY = ((FAST, 2_500_000), (SLOW, 2_300_000))
+ACTIVATIONS = ((SLOW, 1_000_000), (FAST, 1_100_000))
+STATES = ((SLOW, 840_000), (SHORT, 700_000))
 
 
-def needed(device: Device, choice: Choice) -> int:
-    """Bytes, as the exercise counts them."""
-    _, parameters, ranks, _, layers, kept, entry, *_ = device
+class Layer(nn.Module):
+    """Up, GELU, down, and what came in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See Layer."""
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+def step(choice: tuple[int, int, bool], tokens: int) -> tuple[float, float]:
+    """On each rank: one step of Adam. The peak of its live bytes, and its seconds."""
+    import torch.distributed as dist
+
+    from dtcourse import emulation
+    from dtcourse.memory import checkpoint
+    from dtcourse.profiling.memory_tracker import MemoryTracker
+
     micro, recomputed, sharded = choice
-    states = 4 * parameters + 12 * parameters // (ranks if sharded else 1)
-    again = kept if recomputed else 0  # the layer that is recomputed just now
-    return states + micro * ((layers - recomputed) * kept + recomputed * entry + again)
+    torch.manual_seed(0)
+    model = nn.ModuleList(Layer() for _ in range(LAYERS))
+    x = torch.randn(SAMPLES, tokens, WIDTH)
+    weights = list(model.parameters())
+    # Sharded: the ranks own weights by turns, as ZeRO-1 deals them out.
+    mine = weights[dist.get_rank() :: RANKS] if sharded else weights
+    optimizer = torch.optim.Adam(mine, lr=1e-3, foreach=False)
+    for p in weights:
+        p.grad = torch.zeros_like(p)
+    optimizer.step()  # from now on the states are there
+    for p in weights:
+        p.grad = None
+    start = trials.begin_together()
+    with MemoryTracker(model, optimizer, [x]) as tracker:
+        for part in x.split(micro):
+            for i, layer in enumerate(model):
+                part = checkpoint(layer, part) if i < recomputed else layer(part)
+            (part.square().sum() / SAMPLES).backward()
+            del part
+        for p in weights:
+            assert p.grad is not None
+            dist.all_reduce(p.grad.div_(RANKS))
+        optimizer.step()
+        for i, p in enumerate(weights if sharded else ()):
+            dist.broadcast(p.detach(), i % RANKS)
+    return float(tracker.peak.bytes), emulation.now() - start
 
 
-def seconds(device: Device, choice: Choice) -> float:
-    """Of a step, as the exercise counts them."""
-    _, _, _, samples, layers, _, _, launch, sample, gather = device
-    micro, recomputed, sharded = choice
-    forward = launch + micro * sample  # of a layer
-    return samples // micro * (3 * layers + recomputed) * forward + (gather if sharded else 0)
+def case(cluster: Cluster, capacity: int) -> trials.Case:
+    """A device of so many bytes, as an answer gets it."""
+    tokens, flops, bandwidth, network = cluster
+    emulated = {
+        "devices": EmulatedDevice(flops, bandwidth),
+        "network": EmulatedNetwork(latency=1e-5, bandwidth=network),
+    }
+    return trials.Case(step, RANKS, CHOICES, (tokens,), (capacity, SAMPLES, LAYERS), MOST, emulated)
 
 
-def choices(device: Device) -> list[Choice]:
-    """All that fit."""
-    capacity, _, _, samples, layers, *_ = device
-    found = [
-        (micro, recomputed, sharded)
-        for micro in range(1, samples + 1)
-        if samples % micro == 0
-        for recomputed in range(layers + 1)
-        for sharded in (False, True)
-    ]
-    return [choice for choice in found if needed(device, choice) <= capacity]
+PRACTICE = case(*ROOMY[0])
 
 
-def best(device: Device) -> tuple[float, Choice]:
-    """The shortest time, and its choice."""
-    return min((seconds(device, choice), choice) for choice in choices(device))
+@cache
+def measured(cluster: Cluster) -> dict[trials.Choice, trials.Measured]:
+    """Peak bytes and seconds of every choice."""
+    return case(cluster, 0).search()
 
 
-def _require(answer: Answer, devices: tuple[Device, ...], hint: str) -> None:
-    for device, got in zip(devices, call_each(answer, devices), strict=True):
-        capacity, parameters, ranks, samples, layers, *_ = device
-        where = (
-            f"{capacity / GB:g} GB, {parameters / 1e9:g} billion parameters, {ranks} ranks, {samples} samples, "
-            f"{layers} layers"
+def best(cluster: Cluster, capacity: int) -> tuple[float, trials.Choice]:
+    """The shortest time of what fits, and its choice."""
+    return min(
+        (taken, choice) for choice, (peak, taken) in measured(cluster).items() if peak <= capacity
+    )
+
+
+def _require(answer: Answer, cases: tuple[tuple[Cluster, int], ...], hint: str) -> None:
+    for cluster, capacity in cases:
+        where = f"{capacity:,} bytes, {cluster[0]} tokens per sample, {cluster[3] / 1e6:g} MB/s between the ranks"
+        tried = case(cluster, capacity).tried(answer)
+        peak, taken = trials.require_possible(
+            where,
+            tried,
+            (4, 2, True),
+            f"Micro-batches are equal parts of {SAMPLES} samples, 0 to {LAYERS} layers are recomputed, and the states "
+            "are sharded or not: True or False.",
         )
-        right = isinstance(got, (list, tuple)) and [type(n) for n in got] == [int, int, bool]
         require(
-            right,
-            f"{where}: a choice is (micro, recomputed, sharded), such as (4, 2, True); got {got!r}.",
+            peak <= capacity,
+            f"{where}: {tried.choice!r} takes {peak:,.0f} bytes, which does not fit. Was it measured before it was "
+            "chosen?",
         )
-        micro, recomputed, sharded = got
-        require(
-            micro > 0 and samples % micro == 0 and 0 <= recomputed <= layers,
-            f"{where}: {tuple(got)!r} is not possible. Micro-batches are equal parts of the samples, and 0 to "
-            f"{layers} layers are "
-            "recomputed.",
-        )
-        need = needed(device, (micro, recomputed, sharded))
-        require(
-            need <= capacity,
-            f"{where}: {tuple(got)!r} takes {need / GB:.2f} GB, which does not fit. Which states does every rank "
-            "still hold in full, and what does the layer that is recomputed just now take?",
-        )
-        taken, (least, _) = seconds(device, (micro, recomputed, sharded)), best(device)
-        require_near_best(where, got, taken * 1e3, least * 1e3, "ms", hint)
+        least, _ = best(cluster, capacity)
+        require_near_best(where, tried.choice, taken * 1e3, least * 1e3, "ms", hint)
 
 
 @CHOOSE.check("where there is room", points=2)
 def check_roomy(answer: Answer) -> None:
-    """All fits: nothing has to be given up."""
-    _require(answer, ROOMY, "What has to be given up here at all, and what does it cost?")
+    """All fits: nothing has to be given up, and sharding saves time or costs it."""
+    _require(
+        answer,
+        ROOMY,
+        "What has to be given up here at all? And does sharding cost time here, or save it?",
+    )
 
 
 @CHOOSE.check("where activations count", points=3)
@@ -109,15 +150,15 @@ def check_activations(answer: Answer) -> None:
     _require(
         answer,
         ACTIVATIONS,
-        "What do more launches cost, and what do some layers computed again? Must all of them be?",
+        "What does a smaller micro-batch cost here, and what does one more recomputed layer? Must all of them be?",
     )
 
 
 @CHOOSE.check("where states count", points=3)
 def check_states(answer: Answer) -> None:
-    """Sharding pays for itself."""
+    """Little memory: sharding makes room, and is not enough alone."""
     _require(
         answer,
         STATES,
-        "What does sharding make room for, and is that worth its seconds?",
+        "What does sharding make room for, and what is cheapest to give up besides?",
     )

@@ -1,61 +1,66 @@
 """Answers to diagnose_clipping: see test_exercises.py."""
 
 _SAME = (
-    "        if all(torch.equal(g, each[0]) for g in each):\n"
-    '            return "same samples", step\n'
+    "        if all(same(norm, average) for norm in each):\n"
+    '            return "same samples", step  # no noise: ranks that differ have a shorter mean\n'
 )
-_STEPS = "    for step, (each, taken) in enumerate(zip(own, used, strict=True)):\n"
-_CLOSE = "torch.allclose(taken, clip(mean), rtol=1e-4)"
-_EARLY = '"early": torch.stack([clip(g) for g in each]).mean(0)'
-_SHARD = '"by shard": torch.cat([clip(part) for part in mean.tensor_split(len(each))])'
-_SUM = '"sum\'s norm": clip(each.sum(0)) / len(each)'
+_STEPS = "    for step, (each, average, length) in enumerate(zip(own, mean, taken, strict=True)):\n"
+_RIGHT = "same(length, min(average, max_norm))"
+_LONG = '            return "late" if same(length, average) else "by shard", step\n'
+_SHORT = """        return "sum's norm" if same(length, max_norm / len(each)) else "early", step\n"""
+_TOLERANCE = "1e-3 * max(a, b)"
 
 MUTANTS = [
     (
         "the first step tells all",
-        "in which step does it first differ",
-        ((_STEPS, "    for step, (each, taken) in enumerate(zip(own[:1], used[:1])):\n"),),
+        "in which step is it first too short",
+        ((_STEPS, _STEPS.replace("own, mean", "own[:1], mean").replace(", strict=True", "")),),
     ),
     (
         "steps from one",
-        "in which step does it first differ",
+        "in which step is it first too short",
         ((_STEPS, _STEPS.replace("strict=True)", "strict=True), 1")),),
     ),
     (
         "the last wrong step",
-        "in which step does it first differ",
+        "How long can the mean of gradients be",
         ((_STEPS, _STEPS.replace("enumerate(", "reversed(list(enumerate(").replace("):", "))):")),),
     ),
     (
-        "early is not known",
-        "clipped one by one",
-        ((_EARLY, '"early": clip(each[0])'),),
+        "late is not known",
+        "How long is what the optimizer took there",
+        ((_LONG, '            return "by shard", step\n'),),
     ),
     (
-        "shards are of one length, and the rest is forgotten",
-        "Cut the mean as the ranks hold it",
-        ((_SHARD, '"by shard": torch.zeros_like(mean)'),),
+        "shards are not known",
+        "How long can the whole be",
+        ((_LONG, '            return "late", step\n'),),
     ),
     (
-        "the sum is not divided",
-        "Which norm was it compared with",
-        ((_SUM, '"sum\'s norm": clip(each.sum(0))'),),
+        "the sum is not known",
+        "The sum is ranks times as long",
+        ((_SHORT, '        return "early", step\n'),),
+    ),
+    (
+        "the lesson's sentence: too short is a rank's own norm, and nothing else is",
+        "The sum is ranks times as long",
+        ((_SHORT, '        return "early", step\n'), (_LONG, '            return "by shard", step\n')),
+    ),
+    (
+        "each rank's norm tells of early clipping",
+        "Which gradients are long there",
+        ((_RIGHT, "same(length, min(average, max_norm)) and max(each) <= max_norm"),),
     ),
     ("ranks are not compared", "How large is the noise between", ((_SAME, ""),)),
     (
-        "two equal gradients are not enough",
-        "How large is the noise between",
-        ((_SAME, _SAME.replace("each[0]", "own[0][0]")),),
-    ),
-    (
         "no rounding allowed",
-        "PyTorch's 1e-6",
-        ((_CLOSE, "torch.equal(taken, clip(mean))"),),
+        "how many digits does a log have",
+        ((_TOLERANCE, "1e-12 * max(a, b)"),),
     ),
     (
         "a healthy run has no clipping",
-        "cut to max_norm where it is longer",
-        ((_CLOSE, "torch.allclose(taken, mean, rtol=1e-4)"),),
+        "Which gradients are long there",
+        ((_RIGHT, "same(length, average)"),),
     ),
     (
         "a word, no step",
@@ -68,14 +73,14 @@ NOTHING = [
     (
         "all is well",
         """
-def diagnose_clipping(own, used, max_norm):
+def diagnose_clipping(own, mean, taken, max_norm):
     return "healthy", None
 """,
     ),
     (
         "always the same",
         """
-def diagnose_clipping(own, used, max_norm):
+def diagnose_clipping(own, mean, taken, max_norm):
     return "early", 1
 """,
     ),
@@ -83,57 +88,41 @@ def diagnose_clipping(own, used, max_norm):
 
 ACCEPTED = [
     (
-        "by length, direction and shards",
+        "by the noise, and by what each mistake would leave",
         """
-def diagnose_clipping(own, used, max_norm):
-    ranks = own.shape[1]
-    for step in range(len(used)):
-        each, taken = own[step], used[step]
-        if (each - each[0]).abs().max() < 1e-12:
-            return ("same samples", step)
-        mean = each.sum(0) / ranks
-        length = min(mean.norm(), max_norm)
-        turned = torch.cosine_similarity(taken, mean, dim=0) < 1 - 1e-9
-        if not turned and abs(taken.norm() / length - 1) < 1e-4:
+def diagnose_clipping(own, mean, taken, max_norm):
+    for step, lengths in enumerate(own):
+        ranks, average, took = len(lengths), mean[step], taken[step]
+        noise = sum(n * n for n in lengths) / ranks - average**2
+        if noise < 1e-3 * average**2:
+            return "same samples", step
+        left = {"healthy": min(average, max_norm), "sum's norm": min(average, max_norm / ranks), "late": average}
+        near = [what for what, norm in left.items() if abs(norm - took) < 1e-3 * norm]
+        if "healthy" in near:
             continue
-        if not turned:
-            alone = torch.stack([g / max(1.0, (g.norm() / max_norm).item()) for g in each]).mean(0)
-            near = abs(taken.norm() - min(mean.norm(), max_norm / ranks)) < 1e-6
-            return ("sum's norm" if near else "early", step)
-        shards = torch.stack([part.norm() for part in taken.tensor_split(ranks)])
-        whole = torch.stack([part.norm() for part in mean.tensor_split(ranks)])
-        if torch.allclose(shards, whole.clamp(max=max_norm)):
-            return ("by shard", step)
-        return ("early", step)
-    return ("healthy", None)
+        if near:
+            return near[0], step
+        return ("by shard" if took > max_norm else "early"), step
+    return "healthy", None
 """,
     ),
     (
-        "in lists of numbers",
+        "as tensors",
         """
-def diagnose_clipping(own, used, max_norm):
-    def clip(g):
-        norm = math.sqrt(sum(a * a for a in g))
-        return [a * min(1.0, max_norm / (norm + 1e-6)) for a in g]
-
-    def far(a, b):
-        return math.dist(a, b) / math.hypot(*b)
-
-    for step, (each, taken) in enumerate(zip(own.tolist(), used.tolist())):
-        if each.count(each[0]) == len(each):
-            return ["same samples", step]
-        total = [sum(column) for column in zip(*each)]
-        mean = [a / len(each) for a in total]
-        if far(clip(mean), taken) < 1e-4:
-            continue
-        shards = [part.tolist() for part in torch.tensor(mean, dtype=torch.double).tensor_split(len(each))]
-        found = {
-            "early": [sum(column) / len(each) for column in zip(*map(clip, each))],
-            "by shard": sum(map(clip, shards), []),
-            "sum's norm": [a / len(each) for a in clip(total)],
-        }
-        return [min(found, key=lambda kind: far(found[kind], taken)), step]
-    return ["healthy", None]
+def diagnose_clipping(own, mean, taken, max_norm):
+    own, mean, taken = (torch.tensor(x, dtype=torch.double) for x in (own, mean, taken))
+    close = lambda a, b: torch.isclose(a, b, rtol=1e-4)
+    alike = close(own, mean[:, None]).all(1)
+    wrong = alike | ~close(taken, mean.clamp(max=max_norm))
+    if not wrong.any():
+        return ["healthy", None]
+    at = int(wrong.int().argmax())
+    if alike[at]:
+        return ["same samples", at]
+    if taken[at] > max_norm:
+        return ["late" if close(taken[at], mean[at]) else "by shard", at]
+    whole = torch.tensor(max_norm / own.shape[1], dtype=torch.double)
+    return ["sum's norm" if close(taken[at], whole) else "early", at]
 """,
     ),
 ]

@@ -1,97 +1,84 @@
 """Answers to choose_memory: see test_exercises.py."""
 
-_RETURN = "    return min(found)[1:]\n"
-_STATES = "12 * parameters // (ranks if sharded else 1)"
-
-
-def _only(which: str) -> tuple[tuple[str, str], ...]:
-    """The best of some choices."""
-    return ((_RETURN, f"    return min(one for one in found if {which})[1:]\n"),)
-
+_CHOICES = "for m in micros for r in range(layers + 1) for s in (False, True)]"
+_FITS = "        if expected(*choice)[1] <= capacity and measure(*choice)[0] <= capacity:\n"
+_RETURN = "            return choice\n"
 
 MUTANTS = [
     (
-        "always sharded",
-        "What has to be given up here at all",
-        _only("one[3]"),
+        "never sharded",
+        "does sharding cost time here, or save it",
+        ((_CHOICES, _CHOICES.replace("(False, True)", "(False,)")),),
     ),
     (
-        "never sharded",
-        "What does sharding make room for",
-        (
-            (
-                _RETURN,
-                "    whole = [one for one in found if not one[3]]\n    return min(whole or found)[1:]\n",
-            ),
-        ),
+        "always sharded",
+        "does sharding cost time here, or save it",
+        ((_CHOICES, _CHOICES.replace("(False, True)", "(True,)")),),
     ),
     (
         "never recomputed",
-        "what do some layers computed again",
-        _only("one[2] == 0"),
-    ),
-    (
-        "all recomputed",
-        "What has to be given up here at all",
-        _only("one[2] == layers"),
+        "what does one more recomputed layer",
+        ((_CHOICES, _CHOICES.replace("range(layers + 1)", "(0,)")),),
     ),
     (
         "all or none recomputed",
         "Must all of them be",
-        _only("one[2] in (0, layers)"),
+        ((_CHOICES, _CHOICES.replace("range(layers + 1)", "(0, layers)")),),
     ),
     (
         "one sample at a time",
         "What has to be given up here at all",
-        _only("one[1] == 1"),
+        ((_CHOICES, _CHOICES.replace("for m in micros", "for m in (1,)")),),
+    ),
+    (
+        "the lesson's way out: half the micro-batch until it fits",
+        "the best choice takes",
+        """
+def choose_memory(measure, capacity, samples, layers):
+    micro = samples
+    while micro > 1 and measure(micro, 0, False)[0] > capacity:
+        micro //= 2
+    return micro, 0, False
+""",
+    ),
+    (
+        "the fastest, whether it fits or not",
+        "which does not fit",
+        ((_FITS, "        if True:\n"),),
+    ),
+    (
+        "every choice is measured",
+        "no more may be",
+        """
+def choose_memory(measure, capacity, samples, layers):
+    choices = [(m, r, s) for m in (1, 2, 4) for r in range(layers + 1) for s in (False, True)]
+    return min((measure(*c)[1], c) for c in choices if measure(*c)[0] <= capacity)[1]
+""",
+    ),
+    (
+        "the least memory",
+        "What has to be given up here at all",
+        (("key=lambda one: expected(*one)", "key=lambda one: expected(*one)[1]"),),
     ),
     (
         "the largest micro-batch that fits somehow",
-        "What do more launches cost",
-        _only("one[1] == max(other[1] for other in found)"),
+        "What does a smaller micro-batch cost here",
+        (("key=lambda one: expected(*one)", "key=lambda one: (-one[0], expected(*one))"),),
     ),
     (
-        "what is just being recomputed takes nothing",
-        "what does the layer that is recomputed just now take",
-        (("                activations += kept\n", "                pass\n"),),
-    ),
-    (
-        "everything is sharded",
-        "Which states does every rank still hold in full",
-        (
-            (
-                "4 * parameters + " + _STATES,
-                "16 * parameters // (ranks if sharded else 1)",
-            ),
-        ),
-    ),
-    (
-        "recomputing costs nothing",
-        "the best choice takes",
-        (("(3 * layers + recomputed) * forward", "3 * layers * forward"),),
-    ),
-    (
-        "launches cost nothing",
-        "the best choice takes",
-        (("forward = launch + micro * compute", "forward = micro * compute"),),
-    ),
-    (
-        "sharding costs nothing",
-        "What has to be given up here at all",
-        (
-            ("step += gather if sharded else 0", "step += 0"),
-            (_RETURN, "    return min(found, key=lambda one: (one[0], -one[3]))[1:]\n"),
-        ),
-    ),
-    (
-        "one sample more than that",
+        "three samples at a time",
         "is not possible",
-        ((_RETURN, "    best = min(found)\n    return samples + 1, best[2], best[3]\n"),),
+        ((_RETURN, "            return 3, 0, True\n"),),
     ),
     (
         "the time, too",
-        "a choice is (micro, recomputed, sharded)",
-        ((_RETURN, "    return min(found)\n"),),
+        "a choice is 3 things",
+        ((_RETURN, "            return *choice, measure(*choice)[1]\n"),),
+    ),
+    (
+        "sharded is a number",
+        "is not possible",
+        ((_RETURN, "            return *choice[:2], int(choice[2])\n"),),
     ),
 ]
 
@@ -99,7 +86,7 @@ NOTHING = [
     (
         "nothing is chosen",
         """
-def choose_memory(capacity, parameters, ranks, samples, layers, kept, entry, launch, compute, gather):
+def choose_memory(measure, capacity, samples, layers):
     return None
 """,
     ),
@@ -107,45 +94,26 @@ def choose_memory(capacity, parameters, ranks, samples, layers, kept, entry, lau
 
 ACCEPTED = [
     (
-        "the fewest layers that make it fit",
+        "least squares",
         """
-def choose_memory(capacity, parameters, ranks, samples, layers, kept, entry, launch, compute, gather):
-    best, choice = float("inf"), None
-    for sharded in (True, False):
-        room = capacity - 4 * parameters - 12 * parameters // (ranks if sharded else 1)
-        for micro in range(samples, 0, -1):
-            if samples % micro:
-                continue
-            per = room // micro
-            if per >= layers * kept:
-                again = 0
-            else:
-                again = -(-((layers + 1) * kept - per) // (kept - entry))
-            if again > layers:
-                continue
-            step = samples // micro * (3 * layers + again) * (launch + micro * compute) + gather * sharded
-            if step < best:
-                best, choice = step, [micro, again, sharded]
-    return choice
+def choose_memory(measure, capacity, samples, layers):
+    micros = [n for n in range(1, samples + 1) if samples % n == 0]
+    tried = [(m, 0, False) for m in micros] + [(samples, 2, False), (samples, 0, True)]
+    found = torch.tensor([measure(*one) for one in tried], dtype=torch.double)
+
+    def row(m, r, s):
+        return [1.0, m, 1.0 / m, m * r, r, float(s)]
+
+    rows = torch.tensor([row(*one) for one in tried], dtype=torch.double)
+    nbytes = torch.linalg.lstsq(rows[:, [0, 1, 3, 5]], found[:, 0]).solution
+    seconds = torch.linalg.lstsq(rows[:, [0, 2, 4, 5]], found[:, 1]).solution
+    every = [(m, r, s) for m in micros for r in range(layers + 1) for s in (True, False)]
+    rows = torch.tensor([row(*one) for one in every], dtype=torch.double)
+    room, time = rows[:, [0, 1, 3, 5]] @ nbytes, rows[:, [0, 2, 4, 5]] @ seconds
+    for place in time.argsort().tolist():
+        if room[place] <= 1.05 * capacity and measure(*every[place])[0] <= capacity:
+            return every[place]
 """,
     ),
-    (
-        "from all triples",
-        """
-def choose_memory(capacity, parameters, ranks, samples, layers, kept, entry, launch, compute, gather):
-    import itertools
-
-    def need(micro, again, sharded):
-        states = parameters * 4 + (parameters * 12 // ranks if sharded else parameters * 12)
-        return states + micro * (kept * (layers - again + (again > 0)) + entry * again)
-
-    def time(choice):
-        micro, again, sharded = choice
-        return (samples / micro) * (layers * 3 + again) * (launch + compute * micro) + gather * sharded
-
-    micros = [n for n in range(1, samples + 1) if not samples % n]
-    every = itertools.product(micros, range(layers + 1), (False, True))
-    return min((one for one in every if need(*one) <= capacity), key=time)
-""",
-    ),
+    ("a list", ((_RETURN, "            return list(choice)\n"),)),
 ]

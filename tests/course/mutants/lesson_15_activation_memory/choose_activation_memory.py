@@ -1,76 +1,97 @@
 """Answers to choose_activation_memory: see test_exercises.py."""
 
-_RETURN = "    return min(found)[1:]\n"
-_PEAK = "micro * ((blocks - moved + min(moved, 2)) * kept + made)"
-_BACK = "step += max(blocks * (2 * forward + again), copies)"
+_WAYS = '        for way in ("keep", "core", "block")\n'
+_MICROS = "        for micro in (samples, half)\n"
+_LEFT = '        if peak <= free or taken >= best[0] or way == "block":\n'
+_RETURN = "    return best[1]\n"
 
 MUTANTS = [
     (
         "recompute every block, as most programs do",
         "what does running twice cost",
-        ((_RETURN, '    return min(one for one in found if one[2] == "block")[1:]\n'),),
-    ),
-    (
-        "nothing is recomputed",
-        "with all that may be recomputed",
-        ((_RETURN, '    return min(one for one in found if one[2] == "keep")[1:]\n'),),
-    ),
-    (
-        "one sample at a time",
-        "What does a micro-batch cost besides its samples",
-        ((_RETURN, "    return min(one for one in found if one[1] == 1)[1:]\n"),),
-    ),
-    (
-        "the largest micro-batch that fits",
-        "what does running twice cost",
         (
             (
                 _RETURN,
-                "    largest = max(one[1] for one in found)\n    return min(one for one in found if one[1] == largest)[1:]\n",
+                '    return min((t, (*c, 0)) for c, (p, t) in stays.items() if c[1] == "block" and p <= free)[1]\n',
             ),
         ),
     ),
     (
+        "nothing is recomputed",
+        "each of the three ways",
+        """
+def choose_activation_memory(measure, free, samples, blocks):
+    every = [(m, "keep", n) for m in (samples, samples // 2) for n in range(blocks + 1)]
+    return min((measure(*c)[1], c) for c in every if measure(*c)[0] <= free)[1]
+""",
+    ),
+    (
+        "half of the samples at a time",
+        "What does a smaller micro-batch cost",
+        ((_RETURN, "    return half, *best[1][1:]\n"),),
+    ),
+    (
         "nothing is moved",
-        "a few blocks moved",
-        ((_RETURN, "    return min(one for one in found if one[3] == 0)[1:]\n"),),
+        "How many blocks can be moved",
+        ((_LEFT, "        if True:\n"),),
     ),
     (
         "everything is moved",
-        "the best choice takes",
-        ((_RETURN, "    return min(one for one in found if one[3] == blocks)[1:]\n"),),
+        "Does anything have to be paid here",
+        ((_RETURN, "    return *best[1][:2], blocks\n"),),
     ),
     (
-        "what is moved is gone at once",
-        "how many moved blocks are still under way",
-        ((_PEAK, "micro * ((blocks - moved) * kept + made)"),),
+        "the lesson's advice: checkpoint first, then offload the checkpoints",
+        "what does running twice cost",
+        """
+def choose_activation_memory(measure, free, samples, blocks):
+    for micro in (samples, samples // 2):
+        for moved in range(blocks + 1):
+            if measure(micro, "block", moved)[0] <= free:
+                return micro, "block", moved
+""",
     ),
     (
-        "running again takes no memory",
-        "What does a block hold while it is run again",
-        ((_PEAK, _PEAK.replace(" + made", "")),),
+        "the fastest, whether it fits or not",
+        "which does not fit",
+        """
+def choose_activation_memory(measure, free, samples, blocks):
+    return samples, "keep", 0
+""",
     ),
     (
-        "copies cost nothing",
-        "the best choice takes",
-        (("copies = moved * kept * micro / link", "copies = 0.0"),),
+        "the least memory",
+        "Does anything have to be paid here",
+        """
+def choose_activation_memory(measure, free, samples, blocks):
+    return samples // 2, "keep", blocks
+""",
     ),
     (
-        "running again costs nothing",
-        "the best choice takes",
-        ((_BACK, _BACK.replace(" + again", "")),),
+        "every choice is measured",
+        "no more may be",
+        """
+def choose_activation_memory(measure, free, samples, blocks):
+    every = [(m, w, n) for m in (2, 4) for w in ("keep", "core", "block") for n in range(blocks + 1)]
+    return min((measure(*c)[1], c) for c in every if measure(*c)[0] <= free)[1]
+""",
     ),
     (
-        "a launch costs nothing",
-        "What does a micro-batch cost besides its samples",
-        (("forward = launch + micro * sample", "forward = micro * sample"),),
+        "one block more is moved, to be sure",
+        "How many blocks can be moved",
+        (
+            (
+                _RETURN,
+                "    micro, way, moved = best[1]\n    return micro, way, min(blocks, moved + 1) if moved else 0\n",
+            ),
+        ),
     ),
     (
         "the time, too",
-        "a choice is (micro, way, moved)",
-        ((_RETURN, "    return min(found)\n"),),
+        "a choice is 3 things",
+        ((_RETURN, "    return *best[1], best[0]\n"),),
     ),
-    ("no divisor", "is not possible", ((_RETURN, "    return samples + 1, 'keep', 0\n"),)),
+    ("no divisor", "is not possible", ((_RETURN, "    return 3, 'keep', 0\n"),)),
 ]
 
 NOTHING = [
@@ -84,28 +105,24 @@ def choose_activation_memory(*device):
 ]
 
 ACCEPTED = [
+    ("a list", ((_RETURN, "    return list(best[1])\n"),)),
     (
-        "the fewest blocks moved, for each micro-batch and way",
+        "moved blocks first, from the fewest samples",
         """
-def choose_activation_memory(samples, blocks, inputs, core, rest, free, launch, sample, share, link):
-    ways = {"block": (inputs, core + rest), "core": (inputs + rest, core), "keep": (inputs + core + rest, 0.0)}
-    best, choice = float("inf"), None
-    for micro in range(samples, 0, -1):
-        if samples % micro:
-            continue
-        for way, (kept, made) in ways.items():
-            fits = [m for m in range(blocks + 1) if (blocks - m + min(m, 2)) * kept * micro + made * micro <= free]
-            if not fits:
-                continue
-            moved = fits[0]  # more copies never make a step shorter
-            f = launch + micro * sample
-            again = {"block": f, "core": share * micro * sample, "keep": 0.0}[way]
-            out = moved * kept * micro / link
-            step = samples / micro * (max(blocks * f, out) + max(blocks * (2 * f + again), out))
-            if step < best:
-                best, choice = step, (micro, way, moved)
-    return choice
+def choose_activation_memory(measure, free, samples, blocks):
+    seen = {}
+    for way in ("keep", "core", "block"):
+        for micro in (samples, samples // 2):
+            seen[micro, way, 0] = measure(micro, way, 0)
+    order = sorted((t, c) for c, (p, t) in seen.items() if c[1] != "block" and p > free)
+    for _, (micro, way, _) in reversed(order):
+        for moved in (2, 1) if len(seen) < 11 else (2,):
+            done = min((t for p, t in seen.values() if p <= free), default=float("inf"))
+            if len(seen) < 12 and seen[micro, way, 0][1] < done:
+                seen[micro, way, moved] = measure(micro, way, moved)
+                if seen[micro, way, moved][0] > free:
+                    break
+    return min((t, c) for c, (p, t) in seen.items() if p <= free)[1]
 """,
     ),
-    ("a list", ((_RETURN, "    return list(min(found)[1:])\n"),)),
 ]

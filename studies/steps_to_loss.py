@@ -1,11 +1,11 @@
-"""Steps to a loss against batch: SGD, Adam, Nesterov, LARS and LAMB, each with the best rate for its batch, and by rules.
+"""Steps to a loss against batch: SGD, Nesterov, Adam, LARS and LAMB, each with its best rate, and by the rules.
 
     python studies/steps_to_loss.py                    # until all is measured; writes studies/results/...json
     python studies/steps_to_loss.py --budget 100       # stop after 100 s; call again to go on where it stopped
 
-A network with one hidden layer on the digits. "SGD" has no momentum, "Nesterov" is SGD with Nesterov momentum. A run ends when the loss over all training images is
-below the target; it is looked at when the steps have grown by a twentieth. The rate is constant: a rule changes nothing
-else.
+A network with one hidden layer on the digits. "SGD" has no momentum, "Nesterov" is SGD with Nesterov momentum. A run
+ends when the loss over all training images is below the target; it is looked at when the steps have grown by a
+twentieth. The rate is constant: a rule changes nothing else.
 
 1. Tuning. On seeds of its own, each optimizer's rate is chosen for each batch: the one that misses the target on the
    fewest seeds, and of those the one that needs the fewest steps.

@@ -54,7 +54,7 @@ MUTANTS = [
     ("ranks are not compared", "How large is the noise between", ((_SAME, ""),)),
     (
         "no rounding allowed",
-        "how many digits does a log have",
+        "how exact are the log's norms",
         ((_TOLERANCE, "1e-12 * max(a, b)"),),
     ),
     (

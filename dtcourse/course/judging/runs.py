@@ -85,7 +85,7 @@ def guarded(
     """In a rank: run the step, and tell what the answer has changed of what measures it, and called of `watched`."""
     attempts.watch()
     # A job that the step is given is a part of what measures, too (trials.py).
-    steps = (step, *(one for one in args if isinstance(one, FunctionType)))
+    steps: list[Callable[..., Any]] = [step, *(f for f in args if isinstance(f, FunctionType))]
     before = tampering.marks(*steps)
     with ready_made.Watch(watched) as watch:
         result = plain(step(*functions, *args))

@@ -55,7 +55,12 @@ class Case:
         """What each of the choices measures: all of them are run."""
         from dtcourse import launch
 
-        how = {"backend": "ring", "clock": "virtual", "device": "cpu", "timeout": 120.0}
+        how: dict[str, Any] = {
+            "backend": "ring",
+            "clock": "virtual",
+            "device": "cpu",
+            "timeout": 120.0,
+        }
         run = launch(_all, self.ranks, self.job, self.choices, self.given, **(how | self.cluster))
         return dict(zip(self.choices, run[0], strict=True))
 
@@ -151,12 +156,10 @@ def _session(
 
     def place(choice: Any) -> int | None:
         # True is 1 in Python, and here it is not.
-        same = [i for i, one in enumerate(choices) if one == choice]
-        return (
-            same[0]
-            if same and all(type(a) is type(b) for a, b in zip(choices[same[0]], choice))
-            else None
-        )
+        for at, one in enumerate(choices):
+            if one == choice and list(map(type, one)) == list(map(type, choice)):
+                return at
+        return None
 
     def run(at: int) -> Measured:
         index.fill_(at)

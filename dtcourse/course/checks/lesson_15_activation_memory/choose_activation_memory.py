@@ -18,8 +18,8 @@ CHOOSE = Exercise(
     lesson="15",
     title="Choose the micro-batch, what to recompute and what to offload",
     takes=("choose_activation_memory",),
-    target="on 6 devices a step that fits, measured, in at most 1.01 times the best one's time; at most 12 of 24 choices "
-    "tried",
+    target="on 6 devices a step that fits, measured, in at most 1.01 times the best one's time; at most 12 of 24 "
+    "choices tried",
 )
 
 SAMPLES, BLOCKS, WIDTH = 4, 3, 32
@@ -130,7 +130,8 @@ def host() -> None:
     """What rank 1 does: the host's memory."""
     import torch.distributed as dist
 
-    kept, sending = [], []
+    kept: list[torch.Tensor] = []
+    sending: list[Any] = []
     while True:
         dist.recv(asked := torch.empty(2, dtype=torch.int64), 0)
         what, number = asked.tolist()

@@ -7,7 +7,9 @@ _SAME = (
 _STEPS = "    for step, (each, average, length) in enumerate(zip(own, mean, taken, strict=True)):\n"
 _RIGHT = "same(length, min(average, max_norm))"
 _LONG = '            return "late" if same(length, average) else "by shard", step\n'
-_SHORT = """        return "sum's norm" if same(length, max_norm / len(each)) else "early", step\n"""
+_SHORT = (
+    """        return "sum's norm" if same(length, max_norm / len(each)) else "early", step\n"""
+)
 _TOLERANCE = "1e-3 * max(a, b)"
 
 MUTANTS = [
@@ -44,7 +46,10 @@ MUTANTS = [
     (
         "the lesson's sentence: too short is a rank's own norm, and nothing else is",
         "The sum is ranks times as long",
-        ((_SHORT, '        return "early", step\n'), (_LONG, '            return "by shard", step\n')),
+        (
+            (_SHORT, '        return "early", step\n'),
+            (_LONG, '            return "by shard", step\n'),
+        ),
     ),
     (
         "each rank's norm tells of early clipping",

@@ -1,0 +1,78 @@
+"""A decision that is judged by running it: what an answer may measure, what it sees, and who else sees it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from dtcourse.course.judging import trials
+from dtcourse.course.judging.framework import CheckFailed
+from dtcourse.course.judging.requirements import Refused
+from dtcourse.course.judging.runs import InKernel
+from dtcourse.emulation import EmulatedDevice
+
+pytestmark = pytest.mark.slow
+CHOICES = [(1, True), (2, True), (2, False)]
+
+
+def job(choice, scale):
+    """Takes as long on the emulated clock as the choice says, on rank 1 twice as long."""
+    import torch.distributed as dist
+
+    from dtcourse import emulation
+
+    start = trials.begin_together()
+    emulation.sleep(choice[0] * scale * (1 + dist.get_rank()))
+    return (emulation.now() - start,)
+
+
+@cache
+def case():
+    return trials.Case(job, 2, CHOICES, (0.5,), ("told",), 2, {"devices": EmulatedDevice()})
+
+
+def tried(answer):
+    return case().tried(InKernel({"choose": answer}))
+
+
+def test_each_number_is_the_largest_of_all_ranks_and_the_same_as_in_the_search():
+    found = tried(lambda measure, told: [2, measure(2, False) is None or told == "told"])
+    assert found.choice == (2, True)
+    assert found.measured == pytest.approx((2.0,))
+    assert [choice for choice, _ in found.seen] == [(2, False)]
+    assert case().search() == {
+        (1, True): pytest.approx((1.0,)),
+        (2, True): pytest.approx((2.0,)),
+        (2, False): pytest.approx((2.0,)),
+    }
+
+
+def test_so_many_choices_may_be_measured_and_one_of_them_again():
+    def answer(measure, told):
+        measure(1, True), measure(2, True), measure(1, True)
+        measure(2, False)
+
+    with pytest.raises(CheckFailed, match="2 choices have been measured, and no more may be"):
+        tried(answer)
+
+
+def test_what_is_no_choice_is_not_run():
+    with pytest.raises(CheckFailed, match="no possible choice"):
+        tried(lambda measure, told: measure(1, 1))
+    for wrong in (None, (3, True), (1, 1), (1, True, 0)):
+        found = tried(lambda measure, told, wrong=wrong: wrong)
+        assert found.measured is None
+        with pytest.raises(CheckFailed, match="Here: "):
+            trials.require_possible("Here", found, CHOICES[0], "Take another.")
+
+
+def test_an_answer_that_changes_the_job_is_refused():
+    def answer(measure, told):
+        import sys
+
+        sys.modules[job.__module__].job = lambda choice, scale: (0.0,)
+        return 1, True
+
+    with pytest.raises(Refused, match="changes what measures it"):
+        tried(answer)

@@ -4,6 +4,7 @@ hardware.py          published figures of accelerators and links, each with its 
 collective_cost.py   how long each collective algorithm takes: latency, gap, bytes, reduction
 topology.py          networks as graphs: hops, bisection, oversubscription
 nodes.py             nodes as graphs of PCIe, NVLink and NVSwitch: how long traffic takes on their links
+ecmp.py              the same where every switch decides for itself which neighbours get what
 shared_links.py      an algorithm's rounds on such graphs: what it costs that messages share a link
 cluster.py           nodes of GPUs and network cards, and what NCCL uses of their links
 nccl.py              NCCL's own model: latency and share of the bandwidth, by algorithm and protocol

@@ -98,19 +98,19 @@ def _why(net: Any, flows: Flows, link: tuple[Any, ...], seconds: float, hint: st
     def close(one: float) -> bool:
         return math.isclose(seconds, one, rel_tol=1e-6)
 
+    busy = ecmp.link_seconds(net, flows)
+    if close(busy.get(link[::-1], 0.0)):
+        return "Its other direction is busy for so long. From which of its ends do the bytes come?"
     if close(max(nodes.link_seconds(net, flows).values())):
         return (
             "That is the time if every *way* got an equal part. Who divides a flow, and what does a node know of "
             "the ways that lie behind its neighbours?"
         )
-    busy = ecmp.link_seconds(net, flows)
     both = {one: n + busy.get(one[::-1], 0.0) for one, n in busy.items()}
     if close(max(both.values())):
         return "Does what goes from a to b keep the way from b to a busy?"
     if link in busy and close(busy[link]):
         return "This link is busy for so long, but another one for longer: is it bytes that you compare, or seconds?"
-    if any(map(close, busy.values())):
-        return "Another link is busy for so long. From which of its ends do the bytes come?"
     return hint
 
 

@@ -43,7 +43,7 @@ def busiest_link(links, flows):
     ("wide links get more", "look at its links' rates", (("part = here[node] / len(nearer)", "part = here[node] * rates[node, other] / sum(rates[node, one] for one in nearer)"),)),
     ("flow by flow, the longest of all", "do all flows over a link count", (("        if source not in left:", "        busy = defaultdict(float, {link: -abs(n) for link, n in busy.items()})\n        if source not in left:"), ("                busy[node, other] += part / rates[node, other]", "                busy[node, other] = max(abs(busy[node, other]), part / rates[node, other])"), ("    worst = max(busy, key=busy.get)\n", "    busy = {link: abs(n) for link, n in busy.items()}\n    worst = max(busy, key=busy.get)\n"))),
     ("all neighbours that are not farther", "Which neighbours are one link nearer", (("if left[other] < left[node]]", "if left[other] < left[node] or (left[other] == left[node] and order.index(other) < order.index(node))]"),)),
-    ("the nearest first: passed on before all has come", "Which neighbours are one link nearer", (("for node in reversed(order[1:]):", "for node in order[1:]:"),)),
+    ("the nearest first: passed on before all has come", "you say", (("for node in reversed(order[1:]):", "for node in order[1:]:"),)),
     ("milliseconds", "you say", (("    return worst, busy[worst]", "    return worst, 1e3 * busy[worst]"),)),
     ("a flow without a way is left out", "Did your search ever come", (("            return (source, end), math.inf", "            continue"),)),
     ("no seconds", "an answer is ((from, to), seconds)", (("    return worst, busy[worst]", "    return worst"),)),

@@ -19,7 +19,9 @@ def by_equations(graph: networkx.Graph, a: str, b: str) -> dict[tuple[str, str],
     left = networkx.single_source_shortest_path_length(graph, b)
     step = numpy.zeros((len(names), len(names)))
     for i, node in enumerate(names):
-        nearer = [j for j, n in enumerate(names) if graph.has_edge(node, n) and left[n] < left[node]]
+        nearer = [
+            j for j, n in enumerate(names) if graph.has_edge(node, n) and left[n] < left[node]
+        ]
         step[i, nearer] = 1 / max(1, len(nearer))
     visits = numpy.linalg.solve(numpy.eye(len(names)) - step.T, numpy.array(names) == a)
     crossed = visits[:, None] * step
@@ -29,7 +31,9 @@ def by_equations(graph: networkx.Graph, a: str, b: str) -> dict[tuple[str, str],
 @pytest.mark.parametrize("seed", range(6))
 def test_broken_networks_against_linear_equations(seed):
     draw = random.Random(seed)
-    whole = draw.choice([topology.torus([4, 4], RATE), topology.fat_tree(4, RATE), nodes.nvlink_mesh(RATE)])
+    whole = draw.choice(
+        [topology.torus([4, 4], RATE), topology.fat_tree(4, RATE), nodes.nvlink_mesh(RATE)]
+    )
     net, taken = whole, 0
     while taken < 3:
         less = nodes.broken(net, *draw.choice(list(net.graph.edges)))

@@ -1,4 +1,4 @@
-"""The checks of lesson 05: a hidden link measured, a matrix of times and NCCL's log read, a busiest link, ranks placed."""
+"""The checks of lesson 05: a hidden link, a matrix of times, NCCL's log, a busiest link, ranks to place."""
 
 # In the order of the notebook.
 EXERCISES = (

@@ -50,7 +50,10 @@ def busiest_link(links, flows):
 ]  # fmt: skip
 
 NOTHING = [
-    ("the first link, at once", '\ndef busiest_link(links, flows):\n    return links[0][:2], 0.0\n'),
+    (
+        "the first link, at once",
+        "\ndef busiest_link(links, flows):\n    return links[0][:2], 0.0\n",
+    ),
 ]
 
 ACCEPTED = [

@@ -33,9 +33,9 @@ MIXED = (
     (61, 15, 49, 72, 47, 23, 0, 19),
     (37, 17, 84, 51, 62, 31, 19, 0),
 )
-# GB/s of the links of the machine of 16 GPUs, and how often each is drawn. Of 16! orders nobody tries all; a search
-# that looks at the slowest links alone stopped at 1.3 times the best's time or more, in each of 400 starts; one that counts
-# the other links a little, too, found the best from one start in 12.
+# GB/s of the links of the machine of 16 GPUs, and how often each is drawn. Of 16! orders nobody tries all. A search
+# that looks at the slowest links alone stopped at 1.3 times the best's time or more, in each of 400 starts; one that
+# counts the other links a little, too, found the best from one start in 12.
 SIXTEEN = {64.0: 12, 32.0: 18, 16.0: 10, 12.0: 10, 8.0: 10}
 # Bytes that each pair and each ring all-reduces.
 Sizes = tuple[int, int]

@@ -1,9 +1,9 @@
-"""Records of what ranks read: which loader is broken, and how."""
+"""Logs of what ranks read, drawn anew each time: what did the job's author do wrong, and where?"""
 
 from __future__ import annotations
 
 import random
-from functools import cache
+from collections import Counter
 
 from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 
@@ -12,101 +12,151 @@ DIAGNOSE = Exercise(
     lesson="07",
     title="Which loader is broken, and how?",
     takes=("diagnose_loader",),
-    target="15 of 15 records, of 3 to 5 ranks",
+    target="40 of 40 jobs of 3 to 5 ranks, drawn anew each time",
 )
 
+EACH = 4  # jobs of a kind, and as many healthy ones beside them
+EPOCHS = 3
+PADDING = ("repeat", "drop", "exact")
+HEALTHY = (
+    "Which samples are read twice or not at all only because the number of ranks does not divide them? And what does a "
+    "restart change, and what not?"
+)
 Diagnosis = tuple[str, int | None]
-Reads = list[list[list[tuple[int, int]]]]  # by epoch and rank: (sample, angle)
-# Ranks, samples, how the end is made even; the rank and the epoch of a mistake.
-SIZES = ((3, 31, "exact", 1, 1), (4, 42, "repeat", 3, 2), (5, 43, "drop", 0, 3))
-EPOCHS = 4
+Row = tuple[int, int, int, int, int]  # start of the job, epoch, rank, sample, angle
+Log = tuple[int, list[Row]]
 
 
-def recorded(kind: str, size: tuple[int, int, str, int, int]) -> Reads:
-    """What a loader with one mistake gives: samples of each rank, each with the angle by which the rank turned it."""
-    ranks, total, end, odd, since = size
-    # A seed with which each epoch alone shows whose order is its own.
-    chance = random.Random(f"{kind} {ranks} 9")
-    orders: list[list[int]] = []
-    reads: Reads = []
+def _order(total: int, epoch: int, seed: int) -> list[int]:
+    return random.Random(f"{seed} {epoch}").sample(range(total), total)
+
+
+def _padded(order: list[int], ranks: int, padding: str) -> list[int]:
+    if padding == "repeat":
+        return order + order[: -len(order) % ranks]
+    return order[: len(order) // ranks * ranks] if padding == "drop" else order
+
+
+def recorded(kind: str, turn: int) -> tuple[Log, Diagnosis]:
+    """A job of three epochs with one mistake, or none; in every second one it is stopped, and goes on on other ranks.
+
+    turn: 0 to EACH - 1; all three ways to end an order come, and a restart in turns 1 and 3
+    """
+    while True:
+        log, right, plain = _drawn(kind, turn)
+        if plain:
+            return log, right
+
+
+def _drawn(kind: str, turn: int) -> tuple[Log, Diagnosis, bool]:
+    """One draw, and whether the log shows its mistake beyond doubt."""
+    ranks, total, padding = random.randint(3, 5), random.randint(80, 120), PADDING[turn % 3]
+    odd, since = random.randrange(ranks), random.randint(1, EPOCHS - 1)
+    # Of two ranks with unlike orders nobody could say whose is the wrong one.
+    least = max(3, odd + 1) if kind == "seed" else 2
+    later = random.choice([n for n in range(least, 7) if n != ranks])
+    stop = random.randrange(EPOCHS) if turn % 2 or kind == "skip" else None
+    # Samples of each rank before the restart, at most half of its part.
+    read = 4 * random.randint(2, total // ranks // 8)
+    seed, own_seed, rows = random.randrange(10**6), random.randrange(10**6), []
     for epoch in range(EPOCHS):
-        order = chance.sample(range(total), total)
-        if kind == "same order" and epoch >= since:
-            order = orders[-1]
-        orders.append(order)
-        parts: list[list[tuple[int, int]]] = []
-        for rank in range(ranks):
-            own = order
-            if kind == "own order" and rank == odd:
-                own = chance.sample(range(total), total)
-            if end == "repeat":
-                own = own + own[: -total % ranks]
-            elif end == "drop":
-                own = own[: total // ranks * ranks]
-            part = order if kind == "everything" else own[rank::ranks]
-            angles = [chance.randint(-15, 15) for _ in part]
-            if kind == "same angles" and rank > 0:
-                angles = [angle for _, angle in parts[0]][: len(part)]
-            parts.append(list(zip(part, angles, strict=True)))
-        reads.append(parts)
-    return reads
+        order = _order(total, min(epoch, since - 1) if kind == "set_epoch" else epoch, seed)
+        used = read * (later if kind == "skip" else ranks)
+        if epoch == stop:
+            parts = [(0, ranks, 0, read), (1, later, used, None)]
+        elif stop is None or epoch < stop:
+            parts = [(0, ranks, 0, None)]
+        else:
+            parts = [(1, later, 0, None)]
+        for start, size, begin, most in parts:
+            for rank in range(size):
+                mine = _padded(order[begin:], size, padding)[rank::size]
+                if kind == "seed" and rank == odd:
+                    mine = _padded(_order(total, epoch, own_seed)[begin:], size, padding)[
+                        rank::size
+                    ]
+                elif kind == "no sampler":
+                    mine = _order(total, epoch, seed + 1 + rank)[read if begin else 0 :]
+                chance = random.Random(f"{seed} angles {epoch}" if kind == "worker seed" else None)
+                rows += [
+                    (start, epoch, rank, sample, chance.randint(-15, 15)) for sample in mine[:most]
+                ]
+    where = {"seed": odd, "set_epoch": since, "skip": stop}.get(kind)
+    return (total, rows), (kind, where), _is_plain(kind, rows, total, odd, stop)
 
 
-@cache
-def cases() -> dict[str, list[tuple[tuple[int, Reads], Diagnosis]]]:
-    """Three records of each kind, always the same ones."""
-    return {
-        kind: [
-            ((size[1], recorded(kind, size)), (kind, {"own order": size[3], "same order": size[4]}.get(kind)))
-            for size in SIZES
-        ]
-        for kind in ("healthy", "same order", "everything", "own order", "same angles")
-    }  # fmt: skip
+def _is_plain(kind: str, rows: list[Row], total: int, odd: int, stop: int | None) -> bool:
+    """That a skip reads or leaves out eight samples at least, and that the odd rank shares most by four at least."""
+    if kind == "skip":
+        times = Counter(sample for _, epoch, _, sample, _ in rows if epoch == stop)
+        return abs(sum(times.values()) - total) >= 10
+    if kind == "seed":
+        for epoch in range(EPOCHS):
+            times = Counter(sample for _, e, _, sample, _ in rows if e == epoch)
+            shared: Counter[int] = Counter()
+            for _, e, rank, sample, _ in rows:
+                shared[rank] += e == epoch and times[sample] > 1
+            others = [n for rank, n in shared.items() if rank != odd]
+            if epoch != stop and shared[odd] < max(others) + 4:
+                return False
+    return True
+
+
+def _described(total: int, rows: list[Row]) -> str:
+    ranks = [len({row[2] for row in rows if row[0] == start}) for start in sorted({row[0] for row in rows})]  # fmt: skip
+    return f"A job of {total} samples on {' ranks, then on '.join(map(str, ranks))} ranks"
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
     require_diagnoses(
         answer,
-        cases()[kind] + cases()["healthy"],
-        describe=lambda total, reads: f"A record of {total} samples on {len(reads[0])} ranks",
+        [recorded(one, turn) for one in ("healthy", kind) for turn in range(EACH)],
+        describe=_described,
         hint=hint,
-        healthy="Fewer samples than there are ranks may be read twice, or left out, or be one rank's last: parts of "
-        "equal length, or each sample once, cannot be had otherwise.",
-        example=("own order", 2),
+        healthy=HEALTHY,
+        example=("seed", 2),
+        shuffled=True,
     )
 
 
-@DIAGNOSE.check("an epoch in the order of the one before", points=2)
-def check_order(answer: Answer) -> None:
+@DIAGNOSE.check("set_epoch that is called no more", points=2)
+def check_epoch(answer: Answer) -> None:
     """From some epoch on."""
     _require(
-        answer,
-        "same order",
-        "Compare each epoch with the one before it: from which epoch on is the order an old one?",
-    )
+        answer, "set_epoch", "What does the sampler know of the epoch, and in which epoch does one see it first?"
+    )  # fmt: skip
 
 
-@DIAGNOSE.check("each rank reads everything", points=1)
+@DIAGNOSE.check("no sampler", points=1)
 def check_everything(answer: Answer) -> None:
-    """No sampler."""
-    _require(answer, "everything", "How many samples does one rank read in an epoch?")
+    """Every rank reads all."""
+    _require(answer, "no sampler", "How much of the data does one rank read in an epoch?")
 
 
-@DIAGNOSE.check("a rank with an order of its own", points=3)
-def check_own(answer: Answer) -> None:
+@DIAGNOSE.check("a rank with another seed", points=3)
+def check_seed(answer: Answer) -> None:
     """Its part overlaps with the others'."""
     _require(
-        answer,
-        "own order",
-        "Which samples are read by two ranks, and which rank is one of the two nearly every time?",
-    )
+        answer, "seed", "Whose part of the data overlaps with everybody's, and whose overlaps only with that one's?"
+    )  # fmt: skip
 
 
-@DIAGNOSE.check("the same random numbers on all ranks", points=2)
+@DIAGNOSE.check("workers of one seed on all ranks", points=2)
 def check_angles(answer: Answer) -> None:
     """Other samples, turned by the same angles."""
     _require(
         answer,
-        "same angles",
-        "Each rank reads its own samples. What do all ranks do to their first one, and to their second?",
+        "worker seed",
+        "Each rank reads samples of its own. What do all ranks do to their first one, and to their second?",
+    )
+
+
+@DIAGNOSE.check("a restart that skips as many batches per rank", points=2)
+def check_skip(answer: Answer) -> None:
+    """On more ranks it leaves samples out, on fewer it reads some twice."""
+    _require(
+        answer,
+        "skip",
+        "How many samples had all ranks together used before the restart, and how many does the job take for used "
+        "after it?",
     )

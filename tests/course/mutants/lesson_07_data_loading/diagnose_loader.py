@@ -1,65 +1,81 @@
 """Answers to diagnose_loader: see test_exercises.py."""
 
-_EVERYTHING = '    if len(samples[0][0]) >= total:\n        return "everything", None\n'
-_OWN = "    if sum(readers.values()) - len(readers) >= size:\n"
-_WHO = 'return "own order", shared.index(max(shared))'
-_ANGLES = '        return "same angles", None\n'
-_EPOCHS = "    for epoch in range(1, len(samples)):\n"
+_EVERYTHING = "    if sum(times[whole].values()) > 1.5 * total:\n"
+_OWN = "    if off[whole] > 8:\n"
+_WHO = 'return "seed", max(shared, key=shared.get)'
+_ANGLES = '                return "worker seed", None\n'
+_SKIP = "        if number > 8:\n"
+_EPOCHS = "    for epoch in sorted(parts)[1:]:\n"
+_FIRST = "(min(parts[e].items())[1] for e in (epoch - 1, epoch))"
 
 MUTANTS = [
-    ("a part may be everything", "How many samples does one rank read", ((_EVERYTHING, ""),)),
     (
-        "no sample may come twice",
-        "may be read twice, or left out",
-        ((_OWN, "    if max(readers.values()) > 1:\n"),),
+        "overlaps are not looked at",
+        "Whose part of the data overlaps with everybody's",
+        ((_OWN, "    if False:\n"),),
     ),
     (
-        "every sample must come",
-        "may be read twice, or left out",
-        ((_OWN, "    if len(readers) < total:\n"),),
+        "a rank may read everything",
+        "How much of the data does one rank read",
+        ((_EVERYTHING, "    if False:\n"),),
     ),
     (
-        "the first rank that shares a sample",
-        "which rank is one of the two nearly every time",
-        ((_WHO, 'return "own order", [n > 0 for n in shared].index(True)'),),
+        "no sample may come twice or be missing",
+        "only because the number of ranks does not divide them",
+        ((_OWN, "    if off[whole]:\n"),),
     ),
     (
-        "the rank after it",
-        "which rank is one of the two nearly every time",
-        ((_WHO, 'return "own order", (shared.index(max(shared)) + 1) % size'),),
+        "a restarted epoch may not have padding",
+        "only because the number of ranks does not divide them",
+        ((_SKIP, "        if number > 0:\n"),),
     ),
     (
-        "only the first two epochs",
-        "from which epoch on",
-        ((_EPOCHS, "    for epoch in range(1, 2):\n"),),
+        "the rank that shares least",
+        "Whose part of the data overlaps with everybody's",
+        ((_WHO, 'return "seed", min(shared, key=shared.get)'),),
     ),
     (
         "the last epoch with an old order",
-        "from which epoch on",
-        ((_EPOCHS, "    for epoch in reversed(range(1, len(samples))):\n"),),
+        "in which epoch does one see it first",
+        ((_EPOCHS, "    for epoch in sorted(parts)[:0:-1]:\n"),),
+    ),
+    (
+        "epochs are compared rank by rank, whatever their number",
+        "What does the sampler know of the epoch",
+        (
+            (
+                "[ranks[r][0][k] for k in range(5) for r in sorted(ranks)]",
+                "[s for r in sorted(ranks) for s in ranks[r][0]]",
+            ),
+        ),
     ),
     (
         "angles are not looked at",
         "What do all ranks do to their first one",
-        ((_ANGLES, "        pass\n"),),
+        ((_ANGLES, "                pass\n"),),
     ),
     (
-        "two equal angles are a mistake",
-        "may be read twice, or left out",
-        (("if all(a == b for one in angles", "if any(a == b for one in angles[1:]"),),
+        "samples that are read twice, not those that are left out",
+        "had all ranks together used before the restart",
+        (("sum(n - 1 for n in found.values()) + total - len(found)", "sum(n - 1 for n in found.values())"),),
+    ),
+    (
+        "a restart is a mistake",
+        "what does a restart change",
+        ((_SKIP, "        if len(parts[epoch]) > 1:\n"),),
     ),
     (
         "a word, no place",
         "A diagnosis is two things",
         (('    return "healthy", None\n', '    return "healthy"\n'),),
     ),
-]
+]  # fmt: skip
 
 NOTHING = [
     (
         "all is well",
         """
-def diagnose_loader(total, reads):
+def diagnose_loader(total, rows):
     return "healthy", None
 """,
     ),
@@ -67,44 +83,48 @@ def diagnose_loader(total, reads):
 
 ACCEPTED = [
     (
-        "sets, and overlaps of two ranks",
+        "sets, each question by itself, in another order",
         """
-def diagnose_loader(total, reads):
-    size = len(reads[0])
-    parts = [[{s for s, _ in part} for part in epoch] for epoch in reads]
-    if any(len(part) > total / size + size for part in parts[0]):
-        return "everything", None
-    overlaps = [sum(len(mine & other) for other in parts[1]) - len(mine) for mine in parts[1]]
-    if sum(overlaps) >= 2 * size:
-        return "own order", overlaps.index(max(overlaps))
-    for epoch in reads:
-        columns = list(zip(*[[angle for _, angle in part] for part in epoch]))
-        if all(len(set(column)) == 1 for column in columns):
-            return "same angles", None
-    firsts = [[s for s, _ in epoch[0]] for epoch in reads]
-    old = [e for e in range(1, len(firsts)) if firsts[e] in firsts[:e]]
-    return ("same order", old[0]) if old else ("healthy", None)
+def diagnose_loader(total, rows):
+    restarted = {e for s, e, *_ in rows if s == 1} & {e for s, e, *_ in rows if s == 0}
+    epochs = sorted({row[1] for row in rows})
+    whole = [e for e in epochs if e not in restarted]
+
+    def of(epoch, start=None):
+        found = {}
+        for s, e, rank, sample, angle in rows:
+            if e == epoch and start in (None, s):
+                found.setdefault(rank, []).append((sample, angle))
+        return found
+
+    for e in epochs:
+        for start in (0, 1):
+            columns = list(zip(*[[angle for _, angle in part] for part in of(e, start).values()]))
+            if columns and all(len(set(column)) == 1 for column in columns):
+                return "worker seed", None
+    parts = {r: {s for s, _ in part} for r, part in of(whole[0]).items()}
+    if any(len(part) > total / len(parts) + 10 for part in parts.values()):
+        return "no sampler", None
+    overlap = {r: sum(len(mine & other) for other in parts.values()) - len(mine) for r, mine in parts.items()}
+    if sum(overlap.values()) > 2 * 6:
+        return "seed", max(overlap, key=overlap.get)
+    for e in restarted:
+        read = [sample for _, epoch, _, sample, _ in rows if epoch == e]
+        if len(read) - len(set(read)) > 6 or total - len(set(read)) > 6:
+            return "skip", e
+    heads = [{s for s, _ in of(e, min(s for s, f, *_ in rows if f == e))[0][:1]} for e in epochs]
+    for e in epochs[1:]:
+        if heads[e] == heads[e - 1]:
+            return "set_epoch", e
+    return "healthy", None
 """,
     ),
     (
-        "in arrays of numbers, as lists",
-        """
-def diagnose_loader(total, reads):
-    least = min(len(part) for part in reads[0])
-    table = torch.tensor([[part[:least] for part in epoch] for epoch in reads])
-    samples, angles = table[..., 0], table[..., 1]
-    if least == total:
-        return ["everything", None]
-    if (angles == angles[:, :1]).all():
-        return ["same angles", None]
-    counts = torch.stack([torch.bincount(part, minlength=total) for part in samples[0]])
-    twice = counts.sum(0) > 1
-    if twice.sum() >= len(reads[0]):
-        return ["own order", int((counts * twice).sum(1).argmax())]
-    for epoch in range(1, len(reads)):
-        if (samples[epoch] == samples[epoch - 1]).all():
-            return ["same order", epoch]
-    return ["healthy", None]
-""",
+        "in lists, thresholds by the number of ranks",
+        (
+            ('    return "healthy", None\n', '    return ["healthy", None]\n'),
+            ("    if off[whole] > 8:\n", "    if off[whole] > max(row[2] for row in rows):\n"),
+            ("        if number > 8:\n", "        if number > max(row[2] for row in rows):\n"),
+        ),
     ),
 ]

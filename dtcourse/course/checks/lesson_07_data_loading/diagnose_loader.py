@@ -56,8 +56,8 @@ def _drawn(kind: str, turn: int) -> tuple[Log, Diagnosis, bool]:
     least = max(3, odd + 1) if kind == "seed" else 2
     later = random.choice([n for n in range(least, 7) if n != ranks])
     stop = random.randrange(EPOCHS) if turn % 2 or kind == "skip" else None
-    # Samples of each rank before the restart, at most half of its part.
-    read = 4 * random.randint(2, total // ranks // 8)
+    # Samples of each rank before the restart; at least a quarter of the epoch is left, also after a skip on more ranks.
+    read = 4 * random.randint(2, 3 * total // (16 * max(ranks, later)))
     seed, own_seed, rows = random.randrange(10**6), random.randrange(10**6), []
     for epoch in range(EPOCHS):
         order = _order(total, min(epoch, since - 1) if kind == "set_epoch" else epoch, seed)
@@ -103,7 +103,8 @@ def _is_plain(kind: str, rows: list[Row], total: int, odd: int, stop: int | None
 
 
 def _described(total: int, rows: list[Row]) -> str:
-    ranks = [len({row[2] for row in rows if row[0] == start}) for start in sorted({row[0] for row in rows})]  # fmt: skip
+    starts = sorted({row[0] for row in rows})
+    ranks = [len({row[2] for row in rows if row[0] == start}) for start in starts]
     return f"A job of {total} samples on {' ranks, then on '.join(map(str, ranks))} ranks"
 
 

@@ -1,24 +1,45 @@
 """Answers to choose_loading: see test_exercises.py."""
 
 _RETURN = "    return min(found)[1:]\n"
-_TURNS = "math.ceil(shards / readers)"
-_LEFT = "room - readers * size"
-_NEW = "new = 1 - min(shards, left // place) / shards"
+_LEFT = "left = room - (2 * workers + 2) * size * larger"
+_KEEPS = 'keeps = min(shards, left // (size * (larger if kept == "decoded" else 1)))'
+_NEW = "new = epoch == 0 or i * keeps // shards == (i + 1) * keeps // shards"
+
+# The longest of three, as an average: no shard is whole, and nothing waits for the first one.
+AVERAGE = """
+def choose_loading(samples, most, epochs, room, larger, latency, read, decode, compute):
+    found = []
+    for workers in range(1, most + 1):
+        for size in (2**power for power in range(8)):
+            left = room - (2 * workers + 2) * size * larger
+            shards = math.ceil(samples / size)
+            for kept, place in (("files", size), ("decoded", larger * size)) if left >= 0 else ():
+                new = 1 - min(shards, left // place) / shards
+
+                def epoch(fetched, decoded):
+                    reading = shards * fetched * latency + samples * (fetched * read + decoded * decode)
+                    return max(reading / workers, fetched * samples * read, samples * compute)
+
+                later = epoch(new, new if kept == "decoded" else 1)
+                found.append((epoch(1, 1) + (epochs - 1) * later, workers, size, kept))
+    return min(found)[1:]
+"""
 
 MUTANTS = [
     (
-        "one reader per rank",
-        "How many opens does the busiest reader make",
+        "one worker",
+        "How many opens does the busiest worker make",
         ((_RETURN, "    return min(one for one in found if one[1] == 1)[1:]\n"),),
     ),
+    ("the longest of three, on average", "how many shards has it more than the others", AVERAGE),
     (
         "as many workers as there are",
-        "the best choice takes",
+        "what does one worker more take",
         ((_RETURN, "    return min(one for one in found if one[1] == most)[1:]\n"),),
     ),
     (
         "small files",
-        "How many opens does the busiest reader make",
+        "How many opens does the busiest worker make",
         ((_RETURN, "    return min(one for one in found if one[2] == 1)[1:]\n"),),
     ),
     (
@@ -32,14 +53,9 @@ MUTANTS = [
         ),
     ),
     (
-        "shards can be divided among readers",
-        "how much of it has the busiest reader",
-        ((_TURNS, "shards / readers"),),
-    ),
-    (
         "an open costs nothing",
-        "How many opens does the busiest reader make",
-        (("latency + size * read", "size * read"),),
+        "How many opens does the busiest worker make",
+        (("at + latency", "at"),),
     ),
     (
         "files, whatever they cost",
@@ -52,16 +68,11 @@ MUTANTS = [
         ((_RETURN, '    return min(one for one in found if one[3] == "decoded")[1:]\n'),),
     ),
     (
-        "a decoded sample is as large as its file",
-        "what takes the room for that",
-        (("larger * size)", "size)"),),
+        "workers hold nothing",
+        "How many decoded shards does the loader hold",
+        ((_LEFT, "left = room"),),
     ),
-    (
-        "readers hold nothing",
-        "How many readers hold a shard at once",
-        ((_LEFT, "room - 0 * readers"),),
-    ),
-    ("nothing is kept", "the best choice takes", ((_NEW, "new = 1.0"),)),
+    ("nothing is kept", "the best choice takes", ((_NEW, "new = True"),)),
     (
         "the time, too",
         "a choice is (workers, samples per shard, what to keep)",
@@ -82,28 +93,39 @@ def choose_loading(*cluster):
 
 ACCEPTED = [
     (
-        "all shard sizes at once, in arrays",
+        "workers in a heap, epoch by epoch",
         """
-def choose_loading(samples, ranks, most, epochs, room, larger, latency, read, decode, compute):
-    best = (float("inf"), None)
-    size, ones = 2.0 ** torch.arange(13, dtype=torch.double), torch.ones(13, dtype=torch.double)
-    shards = (samples / size).ceil()
+import heapq
+
+
+def choose_loading(samples, most, epochs, room, larger, latency, read, decode, compute):
+    def epoch_seconds(workers, sizes, kept, decoded):
+        heap, link, done = [0.0] * workers, 0.0, []
+        for i, held in enumerate(sizes):
+            at = heapq.heappop(heap)
+            if i >= 2 * workers + 2:
+                at = max(at, done[i - 2 * workers - 2])
+            if i not in kept:
+                link = max(link, at + latency) + held * read
+                at = link
+            at += held * decode * (i not in kept or not decoded)
+            heapq.heappush(heap, at)
+            done.append(max(done[-1] if done else 0.0, at) + held * compute)
+        return done[-1]
+
+    best = (float("inf"),)
     for workers in range(1, most + 1):
-        left = room - ranks * workers * size
-        turns = (shards / (ranks * workers)).ceil()
-
-        def epoch(fetched, decoded):
-            reader = turns * (fetched * (latency + size * read) + decoded * size * decode)
-            return torch.stack([reader, fetched * samples * read, ones * samples / ranks * compute]).amax(0)
-
-        for kept, times in (("decoded", larger), ("files", 1)):
-            new = 1 - torch.minimum((left / (size * times)).floor(), shards) / shards
-            total = epoch(ones, ones) + (epochs - 1) * epoch(new, new if kept == "decoded" else ones)
-            total = torch.where(left < 0, float("inf"), total)
-            place = int(total.argmin())
-            if total[place] < best[0]:
-                best = (float(total[place]), (workers, 2**place, kept))
-    return best[1]
+        for power in range(8):
+            size = 1 << power
+            left = room - (2 * workers + 2) * size * larger
+            sizes = [min(size, samples - start) for start in range(0, samples, size)]
+            for decoded in (False, True) if left >= 0 else ():
+                n = min(len(sizes), left // (size * larger if decoded else size))
+                kept = {i for i in range(len(sizes)) if i * n // len(sizes) != (i + 1) * n // len(sizes)}
+                total = epoch_seconds(workers, sizes, (), decoded)
+                total += (epochs - 1) * epoch_seconds(workers, sizes, kept, decoded)
+                best = min(best, (total, workers, size, "decoded" if decoded else "files"))
+    return best[1:]
 """,
     ),
     ("a list", ((_RETURN, "    return list(min(found)[1:])\n"),)),

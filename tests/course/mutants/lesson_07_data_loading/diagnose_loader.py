@@ -112,7 +112,9 @@ def diagnose_loader(total, rows):
         read = [sample for _, epoch, _, sample, _ in rows if epoch == e]
         if len(read) - len(set(read)) > 6 or total - len(set(read)) > 6:
             return "skip", e
-    heads = [{s for s, _ in of(e, min(s for s, f, *_ in rows if f == e))[0][:1]} for e in epochs]
+    first = [of(e, min(s for s, f, *_ in rows if f == e)) for e in epochs]
+    # Places 0 to 7 of the order: the ranks' first samples, then their second ones.
+    heads = [[s for k in zip(*(part[r] for r in sorted(part))) for s, _ in k][:8] for part in first]
     for e in epochs[1:]:
         if heads[e] == heads[e - 1]:
             return "set_epoch", e

@@ -1,57 +1,62 @@
 """Answers to diagnose_training: see test_exercises.py."""
 
-_APART = '        if sum(torch.equal(w, other) for other in weights[0]) == 1:\n            return "apart", rank\n'
-_SAME = (
-    '        if all(torch.equal(g, own[0]) for g in own):\n            return "same part", None\n'
-)
-_STEPS = "    for before, after, own in zip(weights, weights[1:], gradients, strict=False):\n"
-_ALONE = '                return "alone", rank\n'
+_START = '        if sum(torch.equal(w, other) for other in weights[0]) == 1:\n            return "start", rank\n'
+_SAME = '        if all(torch.allclose(g, own[0]) for g in own):\n            return "same part", None\n'
+_RIGHT = "        if torch.allclose(taken, mean):\n"
+_OWN = '        if torch.allclose(taken, own[0]):\n            return "no_sync", step\n'
+_SUM = '        return "sum" if torch.allclose(taken, mean * len(own)) else "unweighted", None\n'
+_SHARE = "share = torch.tensor(counts[step], dtype=torch.double) / sum(counts[step])"
 
 MUTANTS = [
-    ("starts are equal", "before the first step", ((_APART, "            pass\n"),)),
+    ("starts are equal", "and from when on", ((_START, "            pass\n"),)),
     (
-        "the rank after it started apart",
-        "before the first step",
-        (('return "apart", rank', 'return "apart", rank + 1'),),
+        "the rank after it has the old checkpoint",
+        "and from when on",
+        (('return "start", rank', 'return "start", rank + 1'),),
     ),
     (
         "unlike rank 0 is apart",
-        "before the first step",
+        "and from when on",
         (
             (
-                _APART,
-                '        if not torch.equal(w, weights[0][0]):\n            return "apart", rank\n',
+                _START,
+                '        if not torch.equal(w, weights[0][0]):\n            return "start", rank\n',
             ),
         ),
     ),
     (
+        "parts are alike",
+        "Does every sample of a step weigh the same",
+        ((_SHARE, "share = torch.ones(len(own), dtype=torch.double) / len(own)"),),
+    ),
+    (
         "the first step tells all",
-        "Not every run goes wrong in its first step",
-        ((_STEPS, _STEPS.replace("gradients, strict", "gradients[:1], strict")),),
+        "Not every job goes wrong in its first step",
+        (("enumerate(gradients):", "enumerate(gradients[:1]):"),),
     ),
     (
-        "only rank 0 steps",
-        "Whose step is its own gradient",
-        (("for rank, w in enumerate(after):", "for rank, w in list(enumerate(after))[:1]:"),),
-    ),
-    (
-        "the rank after it is alone",
-        "Whose step is its own gradient",
-        ((_ALONE, _ALONE.replace("rank\n", "rank + 1\n")),),
+        "the step after it",
+        "in which steps",
+        (('return "no_sync", step', 'return "no_sync", step + 1'),),
     ),
     (
         "a sum is as good",
         "How long is a step",
-        (('            return "sum", None\n', '            return "healthy", None\n'),),
+        ((_SUM, _SUM.replace('"sum"', '"healthy"')),),
+    ),
+    (
+        "whatever is no sum is healthy",
+        "How much does one sample of each rank weigh",
+        ((_SUM, _SUM.replace('"unweighted"', '"healthy"')),),
     ),
     ("gradients are not compared", "what does each add to the mean", ((_SAME, ""),)),
     (
         "no rounding allowed",
-        "but for rounding",
-        (("torch.allclose(step, rate * mean)", "torch.equal(step, rate * mean)"),),
+        "which of the differences is rounding",
+        ((_RIGHT, "        if torch.equal(taken, mean):\n"),),
     ),
     (
-        "a word, no rank",
+        "a word, no place",
         "A diagnosis is two things",
         (('    return "healthy", None\n', '    return "healthy"\n'),),
     ),
@@ -61,7 +66,7 @@ NOTHING = [
     (
         "all is well",
         """
-def diagnose_training(weights, gradients, rate):
+def diagnose_training(weights, gradients, counts, lr):
     return "healthy", None
 """,
     ),
@@ -69,45 +74,53 @@ def diagnose_training(weights, gradients, rate):
 
 ACCEPTED = [
     (
-        "step lengths as ratios",
+        "the step as a combination of the ranks' gradients",
         """
-def diagnose_training(weights, gradients, rate):
+def diagnose_training(weights, gradients, counts, lr):
     ranks = len(weights[0])
     for rank in range(ranks):
         others = [weights[0][r] for r in range(ranks) if r != rank]
         if all((weights[0][rank] - w).abs().max() > 0 for w in others):
-            return ("apart", rank)
+            return ("start", rank)
+    if all((g - gradients[0][0]).norm() < 1e-9 for g in gradients[0]):
+        return ("same part", None)
     for t, own in enumerate(gradients):
-        mean = sum(own) / ranks
-        if max((g - mean).norm() for g in own) < 1e-12 * mean.norm():
-            return ("same part", None)
-        taken = [(weights[t][r] - weights[t + 1][r]) / rate for r in range(ranks)]
-        wrong = [r for r in range(ranks) if (taken[r] - mean).norm() > 1e-6 * mean.norm()]
-        if len(wrong) == ranks:
-            return ("sum", None)
-        if wrong:
-            return ("alone", wrong[0])
+        rows = torch.stack(own)
+        shares = torch.tensor(counts[t], dtype=torch.double)
+        taken = torch.stack([(weights[t][r] - weights[t + 1][r]) / lr for r in range(ranks)])
+        guesses = {
+            "healthy": (shares / shares.sum()) @ rows,
+            "sum": ranks * (shares / shares.sum()) @ rows,
+            "unweighted": rows.mean(0),
+            "no_sync": rows,
+        }
+        found = min(guesses, key=lambda name: (taken - guesses[name]).norm())
+        if found != "healthy" and (taken - guesses["healthy"]).norm() > 1e-7:
+            return (found, t if found == "no_sync" else None)
     return ("healthy", None)
 """,
     ),
     (
         "in lists of numbers",
         """
-def diagnose_training(weights, gradients, rate):
+def diagnose_training(weights, gradients, counts, lr):
     first = [tuple(w.tolist()) for w in weights[0]]
     for rank, w in enumerate(first):
         if first.count(w) == 1:
-            return ["apart", rank]
-    if len({tuple(g.tolist()) for g in gradients[0]}) == 1:
-        return ["same part", None]
-    for before, after, own in zip(weights[:-1], weights[1:], gradients):
-        own = [g.tolist() for g in own]
-        mean = [sum(column) / len(own) for column in zip(*own)]
-        for rank, (w, v) in enumerate(zip(before, after)):
-            step = [(a - b) / rate for a, b in zip(w.tolist(), v.tolist())]
-            if max(abs(a - b) for a, b in zip(step, mean)) > 1e-9:
-                long = max(abs(a - len(own) * b) for a, b in zip(step, mean)) < 1e-9
-                return ["sum", None] if long else ["alone", rank]
+            return ["start", rank]
+    for t, own in enumerate(gradients):
+        own, near = [g.tolist() for g in own], lambda a, b: max(abs(x - y) for x, y in zip(a, b)) < 1e-8
+        if all(near(g, own[0]) for g in own):
+            return ["same part", None]
+        mean = [sum(n * g for n, g in zip(counts[t], column)) / sum(counts[t]) for column in zip(*own)]
+        step = [(a - b) / lr for a, b in zip(weights[t][1].tolist(), weights[t + 1][1].tolist())]
+        if near(step, mean):
+            continue
+        if near(step, own[1]):
+            return ["no_sync", t]
+        if near(step, [len(own) * one for one in mean]):
+            return ["sum", None]
+        return ["unweighted", None]
     return ["healthy", None]
 """,
     ),

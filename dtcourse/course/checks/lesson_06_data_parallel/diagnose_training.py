@@ -100,7 +100,9 @@ def check_sum(answer: Answer) -> None:
 def check_no_sync(answer: Answer) -> None:
     """One of several steps."""
     _require(
-        answer, "no_sync", "Along which gradient does each rank step, and in which steps? Not every job goes wrong in its first step."
+        answer, "no_sync",
+        "Along which gradient does each rank step, and in which steps? Not every job goes wrong in its "
+        "first step.",
     )  # fmt: skip
 
 
@@ -114,5 +116,6 @@ def check_unweighted(answer: Answer) -> None:
 def check_same_part(answer: Answer) -> None:
     """Weights and steps are as they should be."""
     _require(
-        answer, "same part", "Every step is right. Compare the gradients of the ranks: what does each add to the mean?"
+        answer, "same part",
+        "Every step is right. Compare the gradients of the ranks: what does each add to the mean?"
     )  # fmt: skip

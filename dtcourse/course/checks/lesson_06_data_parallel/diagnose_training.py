@@ -21,7 +21,10 @@ EACH = 4  # jobs of a kind, and as many healthy ones beside them
 Diagnosis = tuple[str, int | None]
 # By step and rank: weights, gradients, numbers of samples; the learning rate.
 Job = tuple[list[list[Tensor]], list[list[Tensor]], list[list[int]], float]
-HEALTHY = "Does every sample of a step weigh the same here, on whatever rank it is? And which of the differences is rounding?"
+HEALTHY = (
+    "Does every sample of a step weigh the same here, on whatever rank it is? "
+    "And which of the differences is rounding?"
+)
 
 
 def trained(kind: str, turn: int) -> tuple[Job, Diagnosis]:
@@ -109,7 +112,9 @@ def check_no_sync(answer: Answer) -> None:
 @DIAGNOSE.check("parts of unlike size, averaged as if they were alike", points=2)
 def check_unweighted(answer: Answer) -> None:
     """Every rank weighs the same, so samples do not."""
-    _require(answer, "unweighted", "How much does one sample of each rank weigh in the step that is taken?")  # fmt: skip
+    _require(
+        answer, "unweighted", "How much does one sample of each rank weigh in the step that is taken?"
+    )  # fmt: skip
 
 
 @DIAGNOSE.check("no sampler", points=1)

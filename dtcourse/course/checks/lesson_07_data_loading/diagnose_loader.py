@@ -56,6 +56,9 @@ def _drawn(kind: str, turn: int) -> tuple[Log, Diagnosis, bool]:
     least = max(3, odd + 1) if kind == "seed" else 2
     later = random.choice([n for n in range(least, 7) if n != ranks])
     stop = random.randrange(EPOCHS) if turn % 2 or kind == "skip" else None
+    if kind == "set_epoch" and turn == 1:
+        # The old order comes back on another number of ranks, once at least.
+        stop = since - 1
     # Samples of each rank before the restart; at least a quarter of the epoch is left, also after a skip on more ranks.
     read = 4 * random.randint(2, 3 * total // (16 * max(ranks, later)))
     seed, own_seed, rows = random.randrange(10**6), random.randrange(10**6), []

@@ -55,14 +55,21 @@ def require_diagnoses(
     healthy: str,
     example: Diagnosis,
     shuffled: bool = False,
+    all_healthy: str = "",
 ) -> None:
     """That an answer's diagnosis of each case is the right one; see require_diagnosis for the sentence.
 
     cases: (arguments, right diagnosis) of each
     describe: a case's arguments in words, as "A run of 3 ranks"
     shuffled: see call_each; the sentence is still about the first case of `cases` that is wrong
+    all_healthy: what the hint says besides to an answer that calls every case healthy, as a mistake in its
+                 comparisons may
     """
     said = call_each(answer, [given for given, _ in cases], shuffled=shuffled)
+    if all_healthy and all(
+        isinstance(got, (list, tuple)) and got[:1] == type(got)(["healthy"]) for got in said
+    ):
+        hint = f"{hint} {all_healthy}"
     for (given, right), got in zip(cases, said, strict=True):
         require_diagnosis(describe(*given), got, right, hint, healthy, example)
 

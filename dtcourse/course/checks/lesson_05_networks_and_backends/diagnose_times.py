@@ -72,8 +72,8 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
         cases()["healthy"] + cases()[kind],
         describe=lambda matrix, g: f"A cluster of {plural(len(matrix), 'rank')}, {g} per node",
         hint=hint,
-        healthy="Which times are to be compared with each other: those of which pairs? And how far apart are two that "
-        "are off by 5% each?",
+        healthy="A message to another node takes longer in a healthy cluster, too. Of which pairs are the times to be "
+        "compared with each other? And how far apart are two that are off by 5% each?",
         example=("cable", (2, 5)),
     )
 

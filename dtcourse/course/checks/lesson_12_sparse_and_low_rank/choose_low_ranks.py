@@ -44,20 +44,20 @@ def models(name: str) -> list[Model]:
     return [(values, list(shapes), budget) for budget in budgets]
 
 
-def option(values: Tensor, shape: tuple[int, int], rank: int) -> tuple[int, float]:
-    """Numbers that travel, and the squared error."""
+def option(values: Tensor, shape: tuple[int, int], rank: int, power: int = 2) -> tuple[int, float]:
+    """Numbers that travel, and the squared error. power: 1 adds the singular values up as they are, a mistake."""
     n, m = shape
     if rank * (n + m) >= n * m:
         return n * m, 0.0
-    return rank * (n + m), float(values[rank:].square().sum())
+    return rank * (n + m), float(values[rank:].pow(power).sum())
 
 
-def least(model: Model) -> float:
+def least(model: Model, power: int = 2) -> float:
     """The least error in the budget: the errors that so many numbers can come to, matrix by matrix."""
     values, shapes, budget = model
     best = [0.0] * (budget + 1)
     for s, shape in zip(values, shapes, strict=True):
-        options = {option(s, shape, rank) for rank in range(len(s) + 1)}
+        options = {option(s, shape, rank, power) for rank in range(len(s) + 1)}
         best = [
             min(error + best[room - cost] for cost, error in options if cost <= room)
             for room in range(budget + 1)
@@ -85,6 +85,13 @@ def _require(answer: Answer, name: str, hint: str) -> None:
             f"{where}: the ranks {list(got)} send {plural(sent, 'number')}. What does a rank cost, for each shape?",
         )
         possible = least(model)
+        if error > 1.02 * possible:
+            unsquared = sum(option(*one, 1)[1] for one in zip(values, shapes, got, strict=True))
+            if unsquared <= 1.0001 * least(model, 1):
+                hint = (
+                    "Of the singular values themselves they leave out the least. "
+                    "Of what does the exercise count the sum?"
+                )
         require(
             error <= 1.02 * possible,
             f"{where}: the ranks {list(got)} leave out {error:.4g}, squared, and {possible:.4g} is possible. {hint}",

@@ -1,126 +1,212 @@
-"""Which stage, over which ranks, and are the optimizer states offloaded?"""
+"""Units, kept or gathered again, over all ranks or inside a node: the job is run with the answer's choice."""
 
 from __future__ import annotations
 
+from itertools import accumulate
+from typing import Any, NamedTuple
+
 from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
-from dtcourse.plural import plural
+from dtcourse.emulation import EmulatedNetwork
+
+WIDTH = 24  # its rows divide among 2, 4 and 6 ranks
+BLOCK_BYTES = 4 * WIDTH**2
+Choice = tuple[int, bool, str]
+
+
+class Cluster(NamedTuple):
+    """What a case gives to the answer. Seconds and bytes per second; room in bytes."""
+
+    blocks: int
+    block_bytes: int
+    forward: float  # of a block; backward takes twice as long
+    nodes: int
+    per_node: int
+    latency: float
+    gap: float
+    inside: float
+    between: float
+    room: float
+
+
+def cluster(
+    nodes: int, latency: float, gap: float, inside: float, between: float, room: float
+) -> Cluster:
+    """A case of 12 blocks on nodes of two ranks. room: in blocks."""
+    return Cluster(
+        12, BLOCK_BYTES, 1e-3, nodes, 2, latency, gap, inside, between, room * BLOCK_BYTES
+    )
+
 
 CHOOSE = Exercise(
     "choose_sharding",
     lesson="16",
     title="Choose",
     takes=("choose_sharding",),
-    target="it fits, and a step takes at most 1.01 times the best one's time, on 9 clusters",
+    target="the job fits, and its step takes at most 1.01 times the best choice's, both run on 6 emulated clusters",
+    forbidden=(
+        "dtcourse.launch",
+        "dtcourse.emulation",
+        "dtcourse.simulator",
+        "dtcourse.course.checks",
+    ),
 )
 
-# parameters, nodes, GPUs per node, bytes for states on a GPU, seconds of compute;
-# bytes per second of a GPU: inside a node, by its card between nodes, to the host
-Cluster = tuple[float, int, int, float, float, float, float, float]
-INSIDE: tuple[Cluster, ...] = (
-    (7e9, 16, 8, 40e9, 0.5, 450e9, 1.6e9, 63e9),
-    (13e9, 8, 8, 60e9, 1.0, 300e9, 3e9, 31e9),
-    (3e9, 4, 4, 16e9, 0.1, 60e9, 1.5e9, 12e9),
-)
-ACROSS: tuple[Cluster, ...] = (
-    (70e9, 8, 8, 60e9, 2.0, 450e9, 20e9, 63e9),  # offload would do with less, were it one card
-    (50e9, 2, 8, 60e9, 0.5, 450e9, 200e9, 31.4e9),
-    (70e9, 8, 8, 60e9, 9.0, 450e9, 6.25e9, 63e9),  # hidden here
-)
-HOST: tuple[Cluster, ...] = (
-    (70e9, 1, 8, 60e9, 8.0, 450e9, 50e9, 63e9),
-    (13e9, 2, 4, 14e9, 2.0, 300e9, 2e9, 63e9),
-    (13e9, 1, 8, 40e9, 0.2, 20e9, 50e9, 63e9),
-)
-Choice = tuple[int, str, bool]
-CHOICES = [
-    (stage, over, offload)
-    for stage in (1, 2, 3)
-    for over in ("node", "all")
-    for offload in (False, True)
-]
+
+def choices(case: Cluster) -> list[Choice]:
+    """All that can be chosen."""
+    units = [n for n in range(1, case.blocks + 1) if case.blocks % n == 0]
+    return [(n, keep, over) for n in units for keep in (False, True) for over in ("all", "node")]
 
 
-def needed(cluster: Cluster, choice: Choice) -> float:
-    """Bytes of states on a GPU."""
-    parameters, nodes, per_node, *_ = cluster
-    stage, over, offload = choice
-    ranks = per_node * (nodes if over == "all" else 1)
-    each = 2 / (ranks if stage == 3 else 1) + 2 / (ranks if stage >= 2 else 1)
-    return parameters * (each + (0 if offload else 12 / ranks))
+def step(_: Any, given: tuple[Any, ...], choice: Choice) -> tuple[float, int]:
+    """In each rank: seconds of a step's forward and backward on the emulated clock, and bytes of states after it.
 
+    Of two steps the second one counts: in the first the order of the units is learnt.
+    """
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
 
-def seconds(cluster: Cluster, choice: Choice) -> float:
-    """Of a step, as the exercise counts it."""
-    parameters, nodes, per_node, _, compute, inside, between, host = cluster
-    stage, over, offload = choice
-    ranks = per_node * (nodes if over == "all" else 1)
-    slowest = inside
-    if over == "all" and nodes > 1:  # a ring through each card
-        slowest = min(inside, per_node * between)
-    messages = (3 if stage == 3 else 2) * 2 * parameters * (ranks - 1) / ranks / slowest
+    from dtcourse import emulation
+    from dtcourse.profiling.memory import held
+    from dtcourse.sharding import fully_shard
+
+    class Compute(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            emulation.sleep(case.forward)
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            emulation.sleep(2 * case.forward)
+            return grad
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH**0.5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Compute.apply(torch.tanh(x @ self.weight.T))  # type: ignore[no-any-return]
+
+    case = Cluster(*given)
+    per_unit, keep, over = choice
+    mesh = None
     if over == "node":
-        messages += 2 * (nodes - 1) / nodes * 2 * parameters / ranks / between
-    return max(compute, messages) + (4 * parameters / ranks / host if offload else 0)
+        axes = ("replicate", "shard")
+        mesh = init_device_mesh("cpu", (case.nodes, case.per_node), mesh_dim_names=axes)
+    units = (
+        nn.Sequential(*(Block() for _ in range(per_unit))) for _ in range(case.blocks // per_unit)
+    )
+    model = nn.Sequential(*units)
+    for module in (*model, model):
+        fully_shard(module, mesh=mesh, reshard_after_forward=not keep)
+    optimizer = torch.optim.AdamW(model.parameters())
+    x, took = torch.randn(2, WIDTH, requires_grad=True), 0.0
+    for start in (1.0, 2.0):
+        model.zero_grad()
+        # All ranks begin at one moment of the virtual clock, when no message is under way.
+        emulation.sleep(start - emulation.now())
+        model(x).square().mean().backward()
+        took = emulation.now() - start
+        optimizer.step()
+    return took, sum(held(model, optimizer).values())
 
 
-def best(cluster: Cluster) -> tuple[float, Choice]:
-    """The shortest time of what fits, and its choice."""
-    return min(
-        (seconds(cluster, choice), choice)
-        for choice in CHOICES
-        if needed(cluster, choice) <= cluster[3]
+def options(case: Cluster) -> dict[str, Any]:
+    """Of a launch: the emulated cluster."""
+    between = EmulatedNetwork(case.latency, case.between, gap=case.gap)
+    network = EmulatedNetwork(
+        case.latency, case.inside, gap=case.gap, node_size=case.per_node, between=between
+    )
+    return {"backend": "ring", "network": network, "clock": "virtual", "record": True}
+
+
+def cost(run: Any, case: Cluster) -> tuple[float, float]:
+    """Of a run of `step`: seconds of the slowest rank, and bytes of the fullest: states and what is gathered."""
+    ranks = range(case.nodes * case.per_node)
+    peak = 0.0
+    for rank in ranks:
+        memory = run.timeline.of(rank=rank, kind="memory")
+        gathered = accumulate(e.bytes if e.name.startswith("gather") else -e.bytes for e in memory)
+        peak = max(peak, run[rank][1] + max(gathered))
+    return max(run[rank][0] for rank in ranks), peak
+
+
+def measure(case: tuple[Any, ...], choice: Choice) -> tuple[float, float]:
+    """(seconds of a step, bytes on the fullest rank) of the job of the exercise: to try a choice in the notebook."""
+    from dtcourse import launch
+
+    given = Cluster(*case)
+    run = launch(step, given.nodes * given.per_node, None, tuple(given), choice, **options(given))
+    return cost(run, given)
+
+
+# Each with the best choice, which tests/course/test_choose_sharding.py finds by running every choice.
+TIGHT: tuple[tuple[Cluster, Choice], ...] = (
+    (cluster(2, 1e-5, 5e-4, 1e7, 1e7, room=20.5), (2, False, "all")),
+    (cluster(3, 1e-5, 4e-4, 1e7, 1.5e6, room=19), (4, False, "all")),
+)
+KEPT: tuple[tuple[Cluster, Choice], ...] = (
+    (cluster(3, 1e-5, 4e-4, 1e7, 1.5e6, room=21), (3, True, "all")),
+    (cluster(2, 5e-5, 1e-3, 1e8, 1e8, room=25), (4, True, "all")),
+)
+ACROSS: tuple[tuple[Cluster, Choice], ...] = (
+    (cluster(2, 2e-5, 1e-4, 2e7, 1e6, room=31), (1, False, "node")),
+    (cluster(3, 1e-5, 4e-4, 1e7, 1.5e6, room=31), (2, False, "node")),
+)
+
+
+def _require(answer: Answer, cases: tuple[tuple[Cluster, Choice], ...], hint: str) -> None:
+    given = [tuple(case) for case, _ in cases]
+    for (case, best), got in zip(cases, call_each(answer, given), strict=True):
+        where = (
+            f"{case.nodes} nodes of {case.per_node}, a message costs {case.latency:g} s and {case.gap:g} s of its "
+            f"port, {case.inside:g} bytes/s inside and {case.between:g} between nodes, room {case.room:,.0f} bytes"
+        )
+        right = isinstance(got, (list, tuple)) and len(got) == 3
+        require(
+            right and type(got[1]) is bool and tuple(got) in choices(case),
+            f"{where}: a choice is (per_unit, keep, over), such as (2, False, 'all'), and per_unit divides "
+            f"{case.blocks}; got {got!r}.",
+        )
+        (least, _), (taken, held) = (
+            cost(
+                answer.run(step, case.nodes * case.per_node, tuple(case), choice, **options(case)),
+                case,
+            )
+            for choice in (best, tuple(got))
+        )
+        require(
+            held <= case.room,
+            f"{where}: with {tuple(got)!r} the fullest rank holds {held:,.0f} bytes. What has a rank of each "
+            "parameter all the time, and how many units are whole at once?",
+        )
+        require_near_best(where, got, 1e3 * taken, 1e3 * least, "ms", hint)
+
+
+@CHOOSE.check("where little is whole", points=3)
+def check_tight(answer: Answer) -> None:
+    """How many blocks are a unit."""
+    _require(
+        answer,
+        TIGHT,
+        "What does a collective cost besides its bytes, and which of a step's gathers does nothing hide?",
     )
 
 
-def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
-    for cluster, got in zip(clusters, call_each(answer, clusters), strict=True):
-        parameters, nodes, per_node, room, compute, inside, between, host = cluster
-        where = (
-            f"{parameters / 1e9:g} billion parameters, {plural(nodes, 'node')} of {per_node}, {room / 1e9:g} GB on "
-            f"each, {compute:g} s of compute; GB/s: {inside / 1e9:g} inside, {between / 1e9:g} by a card, "
-            f"{host / 1e9:g} to the host"
-        )
-        require(
-            isinstance(got, (list, tuple)) and len(got) == 3 and tuple(got) in CHOICES,
-            f"{where}: a choice is (stage, over, offload), such as (3, 'all', False); got {got!r}.",
-        )
-        need = needed(cluster, tuple(got))
-        require(
-            need <= room,
-            f"{where}: {tuple(got)!r} needs {need / 1e9:.1f} GB of states on each GPU. What does each stage shard, "
-            "over how many ranks, and what leaves for the host?",
-        )
-        taken, (least, _) = seconds(cluster, tuple(got)), best(cluster)
-        require_near_best(where, got, taken, least, "s", hint)
+@CHOOSE.check("where the model may stay whole", points=3)
+def check_kept(answer: Answer) -> None:
+    """And is not sharded inside a node, which takes more."""
+    _require(answer, KEPT, "Which collectives fall away, and how large is the best unit without them?")  # fmt: skip
 
 
 @CHOOSE.check("where a node holds the states", points=3)
-def check_inside(answer: Answer) -> None:
-    """Links between nodes are slow."""
-    _require(
-        answer,
-        INSIDE,
-        "What travels between the nodes, sharded over all and sharded inside the node? Is the lowest stage that "
-        "fits the fastest?",
-    )
-
-
-@CHOOSE.check("where all ranks must share", points=3)
 def check_across(answer: Answer) -> None:
-    """Stage 3 hides behind compute, or does not."""
+    """Slow links between nodes."""
     _require(
         answer,
         ACROSS,
-        "How many passes of the parameters does a stage send, by how many cards of a node, and what hides behind "
-        "compute?",
-    )
-
-
-@CHOOSE.check("where the host must help", points=3)
-def check_host(answer: Answer) -> None:
-    """Its copies are not hidden here."""
-    _require(
-        answer,
-        HOST,
-        "What do the copies to and from the host cost, and would another stage fit without them?",
+        "What must cross between the nodes in each choice, and what of it hides behind backward?",
     )

@@ -80,11 +80,12 @@ def _described(
 def _require(answer: Answer, kind: str, hint: str) -> None:
     require_diagnoses(
         answer,
-        cases()[kind] + cases()["healthy"],
+        cases()["healthy"] + cases()[kind],
         describe=_described,
         hint=hint,
-        healthy="Who comes first at an expert, and how far apart are two outputs of which one is rounded to single "
-        "precision?",
+        healthy="What does your program make of it where nothing is wrong? Who comes first at an expert, all first "
+        "choices or both of the first token? How many pairs does it take? What is the sum of a token's weights? And "
+        "how far apart are two outputs of which one is rounded to single precision?",
         example=("lost expert", 2),
     )
 

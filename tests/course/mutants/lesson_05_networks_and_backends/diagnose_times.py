@@ -1,7 +1,7 @@
 """Answers to diagnose_times: see test_exercises.py."""
 
 MUTANTS = [
-    ("one scale for all pairs", "Which times are to be compared", (("crossing[a, b] == kind)", "True)"), ('    raise ValueError("more than one part is slow")', '    return "card", 0'))),
+    ("one scale for all pairs", "Of which pairs are the times to be compared", (("crossing[a, b] == kind)", "True)"), ('    raise ValueError("more than one part is slow")', '    return "card", 0'))),
     ("noise taken for a fault", "how far apart are two", (("> 1.25 *", "> 1.03 *"), ('    raise ValueError("more than one part is slow")', '    return "card", 0'))),
     (
         "the median is healthy",

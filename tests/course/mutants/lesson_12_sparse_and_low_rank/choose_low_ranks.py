@@ -41,7 +41,7 @@ def choose_low_ranks(singular_values, shapes, budget):
     ),
     (
         "errors that are not squared",
-        "squared",
+        "Of what does the exercise count the sum",
         (("values.square(), {}", "values, {}"),),
     ),
     (

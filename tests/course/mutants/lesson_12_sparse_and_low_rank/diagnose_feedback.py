@@ -49,17 +49,27 @@ MUTANTS = [
     ),
     (
         "a tolerance that single precision does not meet",
-        "anything of an earlier gradient",
+        "does any of your comparisons ever hold",
         (("rtol=1e-5, atol=1e-6", "rtol=1e-14, atol=1e-14"),),
     ),
     (
         "a tolerance that meets everything",
-        "anything of an earlier gradient",
+        "ever hold, or all of them",
         (("rtol=1e-5, atol=1e-6", "rtol=9.0, atol=99.0"),),
     ),
     (
+        "equal to the last bit",
+        "rounded to single precision",
+        (
+            (
+                "torch.allclose(torch.stack(found), sent, rtol=1e-5, atol=1e-6)",
+                "torch.equal(torch.stack(found), sent)",
+            ),
+        ),
+    ),
+    (
         "one number less is expected",
-        "anything of an earlier gradient",
+        "does any of your comparisons ever hold",
         (("topk(k).indices", "topk(max(1, k - 1)).indices"),),
     ),
     (

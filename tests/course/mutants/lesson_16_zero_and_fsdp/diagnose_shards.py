@@ -1,19 +1,19 @@
 """Answers to diagnose_shards: see test_exercises.py."""
 
-_STILL = '    if all(torch.equal(a, b) for a, b in zip(shards[0], shards[-1], strict=True)):\n        return "not updated", None\n'
+_STILL = '    if all(torch.equal(a, b) for a, b in zip(shards[0], shards[-1], strict=True)):\n        return "early optimizer", None\n'
 _SCALE = "        scale = min(1.0, max_norm / float(mean.norm()))\n"
-_OWN = '            return "own gradient", wrong[0]\n'
+_OWN = '            return "no reduce", wrong[0]\n'
 
 MUTANTS = [
     ("standing still is healthy", "Which shards move at all", ((_STILL, ""),)),
     (
         "only the first rank's shard is looked at",
-        "Not every run goes wrong in its first step",
+        "No such run goes wrong in its first step",
         (("if not torch.allclose(step", "if r == 0 and not torch.allclose(step"),),
     ),
     (
         "the first step tells all",
-        "Not every run goes wrong in its first step",
+        "No such run goes wrong in its first step",
         (
             (
                 "shards[:-1], shards[1:], gradients, strict",
@@ -23,7 +23,7 @@ MUTANTS = [
     ),
     (
         "clipping is forgotten",
-        "but for rounding",
+        "how far from it is rounding",
         ((_SCALE, "        scale = 1.0\n"),),
     ),
     (
@@ -38,7 +38,7 @@ MUTANTS = [
     ),
     (
         "the rank after it",
-        "Whose part moves along its own gradient",
+        "Whose part moves along another gradient",
         ((_OWN, _OWN.replace("wrong[0]", "wrong[0] + 1")),),
     ),
     (
@@ -48,7 +48,7 @@ MUTANTS = [
     ),
     (
         "no rounding allowed",
-        "but for rounding",
+        "how far from it is rounding",
         (("torch.allclose(step, scale * part, atol=1e-9)", "torch.equal(step, scale * part)"),),
     ),
     (
@@ -70,7 +70,7 @@ def diagnose_shards(shards, gradients, lr, max_norm):
         "always the local norm",
         """
 def diagnose_shards(shards, gradients, lr, max_norm):
-    return "local norm", None
+    return "plain clipping", None
 """,
     ),
 ]
@@ -98,15 +98,15 @@ def diagnose_shards(shards, gradients, lr, max_norm):
     if all(map(close, after, steps())):
         return ("healthy", None)
     if all(map(close, after, shards)):
-        return ("not updated", None)
+        return ("early optimizer", None)
     if all(map(close, after, steps(local=True))):
-        return ("local norm", None)
+        return ("plain clipping", None)
     if all(map(close, after, steps(turn=1))):
-        return ("wrong part", None)
+        return ("parts shifted", None)
     off = [
         [bool((x - y).abs().max() > 1e-9) for x, y in zip(a, b)] for a, b in zip(after, steps())
     ]
-    return ("own gradient", next(r for r in range(p) if any(step[r] for step in off)))
+    return ("no reduce", next(r for r in range(p) if any(step[r] for step in off)))
 """,
     ),
     (

@@ -29,6 +29,15 @@ MUTANTS = [
         ),
     ),
     (
+        "combines have a network of their own",
+        "Which of them wait for each other on one",
+        (
+            ("network, computed = t, [t + c]", "network, back, computed = t, 0.0, [t + c]"),
+            ("network = max(network, computed[-2]) + t", "back = max(back, computed[-2]) + t"),
+            ("max(network, computed[-1]) + t, n, way", "max(back, computed[-1]) + t, n, way"),
+        ),
+    ),
+    (
         "chunks have no overhead",
         "in messages and in overhead",
         (("compute / n + overhead", "compute / n"),),

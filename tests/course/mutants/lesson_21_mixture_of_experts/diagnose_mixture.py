@@ -15,12 +15,12 @@ MUTANTS = [
     ),
     (
         "weights that are not renormalised",
-        "Who comes first at an expert",
+        "What is the sum of a token's weights",
         (("top.values / top.values.sum(-1, keepdim=True)", "top.values"),),
     ),
     (
         "token by token instead of choice by choice",
-        "Who comes first at an expert",
+        "all first choices or both of the first token",
         (
             (
                 "        for choice in range(k):\n            for n in range(num_tokens):\n",
@@ -30,12 +30,12 @@ MUTANTS = [
     ),
     (
         "no capacity",
-        "Who comes first at an expert",
+        "How many pairs does it take",
         (("if taken[part, e] <= capacity and e != lost", "if e != lost"),),
     ),
     (
         "a capacity of one pair more",
-        "Who comes first at an expert",
+        "How many pairs does it take",
         (("taken[part, e] <= capacity", "taken[part, e] <= capacity + 1"),),
     ),
     (

@@ -1,7 +1,8 @@
 """Will it fit? One plan of a training step's memory, from a model's shape and a configuration,
 before anything is built.
 
-    plan(transformer_parameters(config), config, precision="bf16 + master", stage=2, ranks=8, batch=4, capacity=80e9)
+    plan(transformer_parameters(config), config, precision="bf16 + master", stage=2, ranks=8, batch=4,
+         capacity=device_memory()["H100 SXM, 80 GB"])
 
 adds up the model states (dtcourse.simulator.states: ZeRO's formulas), the activations and the working memory of the
 backward pass (dtcourse.simulator.activations). It counts gradients as alive all through the step, as they are under
@@ -152,11 +153,19 @@ def largest_batch(capacity: float, parameters: int, shape: Shape, **configuratio
 
 
 def device_memory() -> dict[str, float]:
-    """Memory of published accelerators: {"H100 SXM, 80 GB": 80e9, ...}. 1 GB is 1e9 bytes, as vendors count."""
-    table = published("hw_specs")["memory"]
+    """Bytes of published accelerators, by name and makers' figure: {"H100 SXM, 80 GB": 85_520_809_984, ...}.
+
+    Where hw_specs has what nvidia-smi reports, it is that: of an H100 81,559 MiB, 79.6 GiB. What makers call 80 GB is
+    80 GiB, less what the driver keeps. Of the others no report is known here, and a GB counts 1e9 bytes, which is at
+    most 7 % too little. A process has less than either: CUDA's context takes some hundred MiB.
+    """
+    specs = published("hw_specs")
+    reported = specs["memory_reported_MiB"]
     return {
-        f"{name.removesuffix(f' {size}')}, {size} GB": size * 1e9
-        for name, (size, _) in table.items()
+        f"{name.removesuffix(f' {size}')}, {size} GB": float(
+            reported[name] * 2**20 if name in reported else size * 1e9
+        )
+        for name, (size, _) in specs["memory"].items()
     }
 
 

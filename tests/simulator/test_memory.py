@@ -303,9 +303,14 @@ def test_the_largest_batch_fits_and_the_next_does_not(capacity):
     assert largest_batch(1e9, psi, shape) == 0
 
 
-def test_devices_have_their_published_bytes():
-    assert device_memory()["H100 SXM, 80 GB"] == 80e9
-    assert device_memory()["A100 SXM, 80 GB"] == 80e9
+def test_devices_have_the_bytes_that_are_reported_of_them_else_their_makers():
+    assert device_memory()["H100 SXM, 80 GB"] == 81_559 * 2**20
+    assert device_memory()["A100 SXM, 80 GB"] == 80 * 2**30
+    assert device_memory()["H200, 141 GB"] == 141e9
+    # No more than the makers' figure in GiB, no less than in GB.
+    for name, size in device_memory().items():
+        figure = float(name.split()[-2])
+        assert figure * 1e9 <= size <= figure * 2**30
 
 
 @pytest.mark.parametrize(

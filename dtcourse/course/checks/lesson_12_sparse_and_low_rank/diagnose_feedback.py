@@ -72,8 +72,8 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
         healthy="What does a right sender send of these gradients, and how far apart are two records of which one is "
         "rounded to single precision?",
         example=("forgotten", 4),
-        all_healthy="You call all records healthy. What was sent is rounded to single precision: does any of your comparisons ever hold, or "
-        "all of them? And what is sent instead where feedback is broken?",
+        all_healthy="You call all records healthy. What was sent is rounded to single precision: does any of your "
+        "comparisons ever hold, or all of them? And what is sent instead where feedback is broken?",
     )
 
 

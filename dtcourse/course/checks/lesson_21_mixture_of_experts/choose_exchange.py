@@ -74,12 +74,13 @@ def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
         way, n = got
         require(1 <= n <= most, f"{where}: 1 to {most} chunks are possible; got {n}.")
         taken, (least, *_) = seconds(cluster, way, n), best(cluster)
+        mistake = hint
         if (way, n) == best(cluster, apart=True)[1:]:
-            hint = (
+            mistake = (
                 "With one network for dispatches and another one for combines it is the best. Which of them wait for "
                 "each other on one?"
             )
-        require_near_best(where, (way, n), taken * 1e3, least * 1e3, "ms", hint)
+        require_near_best(where, (way, n), taken * 1e3, least * 1e3, "ms", mistake)
 
 
 @CHOOSE.check("with much to send", points=3)

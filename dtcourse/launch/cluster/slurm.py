@@ -31,6 +31,7 @@ OVER = {
     "TIMEOUT",
     "GONE",
 }
+ENTRY = "dtcourse.launch.cluster.entry"
 # One thread while the agent imports, or it could not split off the ranks' server (server.start_within).
 QUIET = "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1"
 
@@ -93,9 +94,14 @@ def _executor(
 ) -> Any:
     from submitit import SlurmExecutor
 
-    executor = SlurmExecutor(
-        folder, python=shlex.quote(settings.python) if settings.python else None
-    )
+    class Executor(SlurmExecutor):
+        """Whose jobs begin with our own main, which reads nothing from a folder that others could have written."""
+
+        @property
+        def _submitit_command_str(self) -> str:
+            return f"{self.python} -u -m {ENTRY} {shlex.quote(str(self.folder))}"
+
+    executor = Executor(folder, python=shlex.quote(settings.python) if settings.python else None)
     setup = [*_loaded(settings.modules), *settings.setup, QUIET]
     # What a shell exported once would lead the ranks astray; the agents say where they meet.
     setup.append("unset MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK")

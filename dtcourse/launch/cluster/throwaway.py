@@ -65,6 +65,8 @@ class ThrowawaySlurm:
 
     forgets: seconds after which Slurm forgets a job that is over
     binds:   bind each task to the cores that its job was given; `cpus` may then be no more than this machine has
+    users:   other users of this machine may submit jobs too, which run as them; only root can start such a cluster
+    misses:  seconds after which Slurm takes a silent node for lost (SlurmdTimeout; its own default is 300)
     inside:  a command that runs another one (unshare ...), in which the nodes live
     """
 
@@ -75,13 +77,15 @@ class ThrowawaySlurm:
         forgets: int = 300,
         inside: Sequence[str] = (),
         binds: bool = False,
+        users: bool = False,
+        misses: int = 10,
     ) -> None:
         if gone := missing():
             raise RuntimeError(
                 f"no Slurm can be started here: {', '.join(gone)} not found ({INSTALL})"
             )
         self.nodes, self.cpus, self.forgets = nodes, cpus, forgets
-        self.inside, self.binds = inside, binds
+        self.inside, self.binds, self.users, self.misses = inside, binds, users, misses
         self.names = [f"n{i + 1}" for i in range(nodes)]
         self._keeper: subprocess.Popen[bytes] | None = None
 
@@ -108,6 +112,9 @@ class ThrowawaySlurm:
     def _configure(self) -> None:
         for name in ("state", "log", *self.names):
             (self.folder / name).mkdir()
+        if self.users:
+            self.folder.chmod(0o755)
+            (self.folder / "state").chmod(0o700)
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(1024))
@@ -125,6 +132,7 @@ class ThrowawaySlurm:
                 folder=self.folder,
                 nodes=nodes,
                 forgets=self.forgets,
+                misses=self.misses,
                 binds="affinity" if self.binds else "none",
             )
         )
@@ -154,6 +162,12 @@ class ThrowawaySlurm:
         raise RuntimeError(
             f"Slurm did not come up on this machine: {why}\nThe ends of its logs:{logs}"
         )
+
+    @property
+    def process(self) -> int:
+        """The process id of the keeper, which lives where the nodes do."""
+        assert self._keeper is not None, "between enter and exit"
+        return self._keeper.pid
 
     def kill_node(self, name: str) -> None:
         """Ends a node as a power cut would: its daemon, and every process of its jobs."""
@@ -335,7 +349,7 @@ KillWait=3
 MinJobAge={forgets}
 InactiveLimit=0
 SlurmctldTimeout=30
-SlurmdTimeout=10
+SlurmdTimeout={misses}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 {nodes}

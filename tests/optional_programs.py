@@ -94,6 +94,12 @@ def _triton() -> bool:
     return importlib.util.find_spec("triton") is not None or (ROOT / "build/triton/triton").is_dir()
 
 
+def _users() -> bool:
+    from tests.launch.cluster import users
+
+    return users.can_be_had()
+
+
 def _shared() -> bool:
     return all((ROOT.parent / "shared" / name).exists() for name in ("published", "syllabus.yml"))
 
@@ -131,6 +137,7 @@ NEEDS = {
         Need("clone", "a clone: this is no checkout of git's", (ROOT / ".git").exists),
         Need("gpu", "a GPU that torch can use", _gpu),
         Need("triton", "Triton (Linux: `make triton`)", _triton),
+        Need("users", "root, who may become other users and mount (a container may deny it)", _users),
         Need("shared", "the project's own sources, shared/, beside this checkout", _shared),
     )
 }

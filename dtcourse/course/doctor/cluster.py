@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from dtcourse.course.doctor.findings import GB, Finding
 from dtcourse.launch import launch, waiting
 from dtcourse.launch.cluster import settings as clusters
-from dtcourse.launch.cluster import slurm
+from dtcourse.launch.cluster import folder, slurm
 from dtcourse.launch.cluster.probe import probe
 from dtcourse.plural import plural
 
@@ -24,6 +25,11 @@ def examine(cluster: str, nodes: int | None = None) -> Iterator[Finding]:
         slurm.require()
     except (RuntimeError, ImportError) as error:
         yield Finding("Slurm", "problem", str(error))
+        return
+    try:
+        yield Finding("jobs' folder", "ok", str(folder.of_jobs(Path(settings.folder))))
+    except ValueError as error:
+        yield Finding("jobs' folder", "problem", str(error))
         return
     up = slurm.nodes_up(settings.partition)
     asked = nodes or min(len(up), MOST)

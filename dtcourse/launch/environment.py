@@ -32,12 +32,13 @@ def of_rank(
     """What rank `index` is told in torchrun's names. It is the `place`-th rank of its machine."""
     from dtcourse import device
 
-    node, local = divmod(index, layout.ranks_per_node)
+    node = layout.node_of(index)
+    beside = layout.ranks_of(node)
     own = {
         "RANK": index,
         "WORLD_SIZE": layout.world_size,
-        "LOCAL_RANK": local,
-        "LOCAL_WORLD_SIZE": layout.ranks_per_node,
+        "LOCAL_RANK": index - beside.start,
+        "LOCAL_WORLD_SIZE": len(beside),
         "GROUP_RANK": node,
         "GROUP_WORLD_SIZE": layout.nodes,
         "MASTER_ADDR": address,

@@ -44,13 +44,24 @@ class Layout:
 
     @property
     def ranks_per_node(self) -> int:
-        """The same on every node."""
-        return self.world_size // self.nodes
+        """The most of any node: the first ones have one more than the others where the ranks cannot be divided."""
+        return -(-self.world_size // self.nodes)
+
+    def ranks_of(self, node: int) -> range:
+        """The ranks of one node."""
+        each, more = divmod(self.world_size, self.nodes)
+        first = node * each + min(node, more)
+        return range(first, first + each + (node < more))
+
+    def node_of(self, rank: int) -> int:
+        """The node that a rank is on."""
+        return next(node for node in range(self.nodes) if rank in self.ranks_of(node))
 
     def __str__(self) -> str:
         ranks = f"{plural(self.world_size, 'rank')}"
         if self.nodes > 1:
-            ranks += f" as {self.nodes} nodes of {self.ranks_per_node}"
+            sizes = dict.fromkeys(str(len(self.ranks_of(node))) for node in range(self.nodes))
+            ranks += f" as {self.nodes} nodes of {' and '.join(sizes)}"
         if self.kind == "cpu":
             where = "the CPU"
         elif self.gpus >= self.world_size:

@@ -51,6 +51,16 @@ def saying(what: str) -> Iterator[None]:
                 place.wipe()
 
 
+def tell(what: str) -> None:
+    """Says it to those whom `saying` cannot reach: who reads a script's standard error from a file, or later.
+
+    Not in a notebook, where it would be saved.
+    """
+    if _place() is None and not reporting.in_notebook():
+        with suppress(AttributeError, OSError, ValueError):
+            print(what, file=sys.stderr, flush=True)
+
+
 def _place() -> _Terminal | _Cell | None:
     """Where somebody would see a line, if anywhere."""
     if reporting.in_notebook():

@@ -99,8 +99,7 @@ def _answers(
 ) -> dict[int, Any]:
     """{rank: answer} of this node's ranks."""
     layout, asked = call.layout, call.asked
-    first = node * layout.ranks_per_node
-    mine = range(first, first + layout.ranks_per_node)
+    mine = layout.ranks_of(node)
     base = {
         **os.environ,
         **dict.fromkeys(environment.INTERFACES, rendezvous.interface),
@@ -113,7 +112,7 @@ def _answers(
             environment={
                 **base,
                 **environment.of_rank(
-                    layout, index, index - first, rendezvous.address, rendezvous.port
+                    layout, index, index - mine.start, rendezvous.address, rendezvous.port
                 ),
             },
             rendezvous=f"tcp://{rendezvous.address}:{rendezvous.port}",

@@ -20,6 +20,7 @@ from dtcourse.plural import plural
 LOOK = 0.05  # seconds between two looks into the logs, at first; later half a second
 ASK = 1.0  # seconds between two questions to Slurm, at first; later ten
 ECHO = 4.0  # seconds in which the other nodes may still say what they saw of a failure
+PATIENCE = 10.0  # seconds of waiting that a script's output says nothing of
 LATE = 5.0  # seconds that what a job's nodes wrote may need to arrive, after the job is over
 
 
@@ -41,6 +42,7 @@ class Job:
         self.readers = [Reader(folder / words.log_name(k)) for k in range(self.layout.nodes)]
         self.bars = Bars()
         self.attempts: dict[int, int] = {}  # by node: how often Slurm had restarted the job
+        self.reason = self.told = ""  # why it waits, as Slurm said last; as was told last
         self._begin_again()
 
     def _begin_again(self) -> None:
@@ -108,6 +110,20 @@ class Job:
         return slurm.state_of(self.record.job, self.record.comment)
 
     def _require_patience(self, waited: float, reason: str) -> None:
+        # Twice the same: Slurm's first look at a job may give another reason than its second.
+        hopeless = reason == self.reason and slurm.never_starts(
+            self.record.job, self.layout.nodes, reason
+        )
+        self.reason = reason
+        if hopeless:
+            raise self._broken(
+                f"can never start, and was cancelled: {hopeless} (Slurm's reason: {reason})"
+            )
+        if waited > PATIENCE and reason != self.told:
+            self.told = reason
+            waiting.tell(
+                f"job {self.record.job} waits for {plural(self.layout.nodes, 'node')} (Slurm's reason: {reason})"
+            )
         limit = self.settings.wait_minutes
         if limit is not None and waited > limit * 60:
             raise self._broken(
@@ -219,7 +235,7 @@ class Job:
             kept = [
                 line
                 for line in path.read_text(errors="replace").splitlines()
-                if "submitit" not in line
+                if not line.startswith("submitit ")  # its own log
             ]
             text += "".join(f"\n  {line}" for line in kept[-8:])
         return f"; its nodes wrote:{text}" if text else ""

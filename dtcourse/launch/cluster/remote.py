@@ -41,10 +41,11 @@ def layout_on(
     gpus = settings.gpus_per_node
     usual, none = "cuda" if gpus else "cpu", f"{settings.source} has gpus_per_node = 0"
     kind = options.device_kind(device, gpus, usual, none)
-    own_gpu = kind == "cuda" and world_size // nodes <= gpus
+    most = -(-world_size // nodes)  # ranks of one node
+    own_gpu = kind == "cuda" and most <= gpus
     if backend == "nccl" and not own_gpu:
         raise ValueError(
-            f'backend="nccl" needs a GPU for every rank: {world_size // nodes} ranks per node, {gpus} GPUs '
+            f'backend="nccl" needs a GPU for every rank: {most} ranks per node, {gpus} GPUs '
             f"({settings.source})"
         )
     return options.Layout(

@@ -60,15 +60,17 @@ class Settings:
     kubernetes: Kubernetes = field(default_factory=Kubernetes)
     source: str = "dtcourse's defaults"
 
-    def nodes_for(self, world_size: int, nodes: int) -> int:
-        """The nodes to ask for: as many as asked, or as few as have room for all ranks, equally many on each."""
+    def nodes_for(self, world_size: int, nodes: int, equal: bool = False) -> int:
+        """The nodes to ask for: as many as asked, or as few as have room for all ranks.
+
+        equal: only so many that all have equally many ranks
+        """
         most = self.ranks_per_node
         if nodes == 1 and most is not None:
-            nodes = next(
-                n
-                for n in range(1, world_size + 1)
-                if world_size % n == 0 and world_size // n <= most
-            )
+            least = -(-world_size // most)
+            if not equal:
+                return least
+            nodes = next(n for n in range(least, world_size + 1) if world_size % n == 0)
         if world_size % nodes:
             raise ValueError(
                 f"{world_size} ranks cannot be laid out as {nodes} nodes of equal size"

@@ -8,12 +8,14 @@ controller itself.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from dtcourse.launch.cluster import folder as jobs_folder
 from dtcourse.launch.cluster.settings import Settings
 from dtcourse.plural import plural
 
@@ -32,8 +34,22 @@ OVER = {
     "GONE",
 }
 ENTRY = "dtcourse.launch.cluster.entry"
+# Why a job waits, in Slurm's words, where it waits for nothing that could come; and what to do.
+NEVER = {
+    "PartitionTimeLimit": "it asks for more time than its partition gives: lower `minutes` in cluster.toml",
+    "DependencyNeverSatisfied": "the job that it depends on has not ended as it should (`dependency` under [options])",
+    "PartitionConfig": "no node of its partition has so many CPUs, GPUs or so much memory: lower `ranks_per_node`, "
+    "`cpus_per_rank`, `gpus_per_node` or `memory_per_node` in cluster.toml",
+    "BadConstraints": "no node has what it asks for (`constraint`, `gres` under [options])",
+    "InvalidAccount": "the account is none of this cluster's (`account` in cluster.toml)",
+    "InvalidQOS": "the QOS is none of this cluster's (`qos` under [options])",
+}
 # One thread while the agent imports, or it could not split off the ranks' server (server.start_within).
-QUIET = "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1"
+QUIET = (
+    "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 "
+    # Without it each rank says which addresses have no name (c10d), where the network has no reverse DNS.
+    "TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}"
+)
 
 # Node 0's address, asked for before a container hides Slurm's commands (rendezvous.py reads it).
 HEAD = (
@@ -84,6 +100,8 @@ def submit(
             jobs = [executor.submit(tasks[0])]
         else:
             jobs = executor.submit_array(tasks)
+    except OSError as error:  # in writing what Slurm is to be given
+        raise jobs_folder.cannot_be_written(Path(settings.folder), error) from None
     except Exception as error:
         raise ValueError(_refusal(error, settings)) from None
     return [job.job_id for job in jobs]
@@ -226,6 +244,26 @@ def state_of(job: str, comment: str) -> tuple[str, str, str]:
         names = ("JobState", "NodeList", "Reason", "Comment")
         state, nodes, reason, said = (fields.get(name, "") for name in names)
     return (state, nodes, reason) if said == comment else ("GONE", "", "")
+
+
+def never_starts(job: str, nodes: int, reason: str) -> str:
+    """What to do about a job of so many nodes that waits for ever; empty where it may still start.
+
+    A limit per job does not change while the job waits (MaxWallDurationPerJob); those per user and per account do.
+    """
+    if reason == "PartitionNodeLimit":  # said of nodes that are down, too
+        name = details("job", job).get("Partition", "")
+        limits = details("partition", name)
+        counts = [limits.get("TotalNodes", ""), limits.get("MaxNodes", "")]
+        most = min((int(count) for count in counts if count.isdigit()), default=nodes)
+        if nodes > most:
+            return (
+                f"it asks for {nodes} nodes, and partition {name} gives a job at most {most}: launch fewer ranks, or "
+                "name another `partition` in cluster.toml"
+            )
+    if re.fullmatch(r"(QOS|Assoc)Max\w+PerJob(Limit)?", reason):
+        return "it asks for more than one job may have: lower `minutes` or `ranks_per_node`, or launch fewer ranks"
+    return NEVER.get(reason, "")
 
 
 def details(kind: str, name: str) -> dict[str, str]:

@@ -143,8 +143,8 @@ def test_a_job_s_folder_that_is_exchanged_while_its_notebook_reads_runs_nothing_
     code, said = users.python(EVE, (users.home(EVE) / "evil.py").read_text())
     assert code == 0, said
     time.sleep(1.5)  # the notebook looks at least twice a second
+    assert mark.read_text() == ""
     (record,) = folder.glob("mine*/job.json")
     subprocess.run(["scontrol", "release", json.loads(record.read_text())["job"]], check=True)
     said, _ = notebook.communicate(timeout=100)
-    assert mark.read_text() == ""
     assert said.startswith("JobFailed job "), said

@@ -55,7 +55,7 @@ def plan(
     source, kubernetes = settings.source, settings.kubernetes
     options.whole_number("world_size", world_size, "the number of ranks to start")
     options.whole_number("nodes", nodes, "the number of nodes")
-    nodes = settings.nodes_for(world_size, nodes)
+    nodes = settings.nodes_for(world_size, nodes, equal=True)
     options.known_backend(backend)
     kubernetes_table.check(kubernetes, source)
     file, _, function = target.rpartition(":")

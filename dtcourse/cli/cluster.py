@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dtcourse.cli.say import console, escape, sentences, table
+
+if TYPE_CHECKING:
+    from dtcourse.launch.cluster.jobs import Known
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -100,7 +103,15 @@ def jobs(
         console.print(submitted.clean(folder))
         return
     if job is None:
-        _list(folder)
+        _list(submitted.known(folder))
+        return
+    if array := submitted.tasks(job, folder):
+        if cancel:
+            slurm.cancel(job)
+            console.print(f"all jobs of array {job} were asked to end")
+            return
+        _list(array)
+        console.print(f"Array {job} has these jobs; `dtcourse jobs {array[0].record.job}` follows one.")
         return
     if cancel:
         found = submitted.find(job, folder)
@@ -115,10 +126,7 @@ def jobs(
     console.print(f"rank 0 returned {escape(repr(run[0]))}", soft_wrap=True)
 
 
-def _list(folder: Path | None) -> None:
-    from dtcourse.launch.cluster import jobs as submitted
-
-    found = submitted.known(folder)
+def _list(found: list[Known]) -> None:
     if not found:
         console.print("no jobs")
         return

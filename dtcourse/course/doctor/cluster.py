@@ -39,6 +39,9 @@ def examine(cluster: str, nodes: int | None = None) -> Iterator[Finding]:
         )
         return
     yield Finding("Slurm", "ok", f"{plural(len(up), 'node')} up: {', '.join(up[:8])}")
+    for name, state in list(slurm.nodes_out(settings.partition).items())[:MOST]:
+        advice = "launches that need it wait: `scontrol show node` says more, your administrator brings it back"
+        yield Finding("Slurm", "note", f"{name} is {state}", advice)
     try:
         with waiting.saying(f"running a job on {plural(asked, 'node')}"):
             run = launch(probe, asked, nodes=asked, cluster=cluster, timeout=300)

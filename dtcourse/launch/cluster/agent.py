@@ -73,7 +73,8 @@ def run(folder: Path) -> None:
     # The notebook's, and then this Python's own: a container has its packages elsewhere.
     sys.path[:] = dict.fromkeys([*call.path, *sys.path])
     server.start_within()  # imports torch here, and the ranks' server is a copy of this process
-    with NodeRendezvous(folder, node, name, call) as rendezvous:
+    log.write((words.BEATS, words.BEAT))
+    with log.beating(words.BEAT), NodeRendezvous(folder, node, name, call) as rendezvous:
         try:
             answers = _answers(call, serialized, node, rendezvous, log)
         except _NodeTimeout as error:

@@ -21,6 +21,7 @@ CALL, RENDEZVOUS, RECORD = "call", "rendezvous", "job.json"
 
 # The words of a node's log: (word, content).
 HERE = "here"  # the agent runs: {"node": its name}
+BEATS = "beats"  # from now on its log is touched every BEAT seconds
 REFUSED = "refused"  # it will not: a sentence
 LINE = "line"  # (rank, text) was printed
 MESSAGE = "message"  # (rank, message) of send_message
@@ -28,6 +29,8 @@ PROGRESS = "progress"  # of dtcourse.launch.progress
 RESULTS = "results"  # {rank: answer or RankFailure}, when all ranks of the node have answered
 FAILED = "failed"  # [Failure, ...], where one has failed and all stop
 TIMEOUT = "timeout"  # (seconds, {ranks that had finished}, {rank: stack})
+
+BEAT = 2.0  # seconds between two signs of life of an agent
 
 
 def log_name(node: int) -> str:

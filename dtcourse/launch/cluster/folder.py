@@ -25,6 +25,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -146,6 +147,10 @@ class PrivateFolder:
         """What is in it. Listing a folder makes a network file system look for new names."""
         return os.listdir(self._fd)
 
+    def touch(self, name: str) -> None:
+        """Gives a file in it the present time."""
+        os.utime(name, dir_fd=self._fd, follow_symlinks=False)
+
     def open(self, name: str, flags: int = os.O_RDONLY) -> BinaryIO:
         """A file in it, which is no link and is ours. A new one is ours alone, whatever the umask is."""
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe's other end is not waited for
@@ -187,16 +192,39 @@ class Writer:
             raise
 
 
+    @contextmanager
+    def beating(self, seconds: float) -> Iterator[None]:
+        """Gives the file a new time so often, from a thread of its own: a sign that its writer lives."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(seconds):
+                with suppress(OSError):  # it has no word for it; what is written next says so
+                    self._folder.touch(self.path.name)
+
+        threading.Thread(target=beat, name="dtcourse-beat", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
+
 class Reader:
-    """Reads the frames of a log that grows."""
+    """Reads the frames of a log that grows.
+
+    sign: its length and its time at the last look; another one means that its writer lives
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self._folder, self._offset = path, PrivateFolder(path.parent), 0
+        self.sign = (0, 0)
 
     def new(self) -> Iterator[Callable[[], Any]]:
         """What has been written, whole, since the last time. Each is unpacked by calling it."""
         with self._folder.open(self.path.name) as file:
-            size = os.fstat(file.fileno()).st_size
+            status = os.fstat(file.fileno())
+            size = status.st_size
+            self.sign = size, status.st_mtime_ns
             while self._offset + _LENGTH.size <= size:
                 file.seek(self._offset)
                 (length,) = _LENGTH.unpack(file.read(_LENGTH.size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 from dtcourse.launch import failures, options, waiting
 from dtcourse.launch.cluster import call as words
 from dtcourse.launch.cluster import slurm
-from dtcourse.launch.cluster.folder import Reader, require_private
+from dtcourse.launch.cluster.folder import Reader, cannot_be_written, require_private
 from dtcourse.launch.cluster.record import JobFailed, Record
 from dtcourse.launch.cluster.settings import Settings
 from dtcourse.launch.reporting import Bars
@@ -21,6 +22,9 @@ LOOK = 0.05  # seconds between two looks into the logs, at first; later half a s
 ASK = 1.0  # seconds between two questions to Slurm, at first; later ten
 ECHO = 4.0  # seconds in which the other nodes may still say what they saw of a failure
 PATIENCE = 10.0  # seconds of waiting that a script's output says nothing of
+QUIET = 4 * words.BEAT  # seconds without a sign of a node whose ranks' connections have ended
+SILENT = 60.0  # without any, where other nodes give signs: it is gone
+SLOW = 30.0  # that a node may take, after the echo's time, to say why its ranks went
 LATE = 5.0  # seconds that what a job's nodes wrote may need to arrive, after the job is over
 
 
@@ -42,6 +46,7 @@ class Job:
         self.readers = [Reader(folder / words.log_name(k)) for k in range(self.layout.nodes)]
         self.bars = Bars()
         self.attempts: dict[int, int] = {}  # by node: how often Slurm had restarted the job
+        self.gone = False  # a node of it was lost
         self.reason = self.told = ""  # why it waits, as Slurm said last; as was told last
         self._begin_again()
 
@@ -49,6 +54,8 @@ class Job:
         """As before the first node has said anything; also where Slurm has started the job once more."""
         self.lines: list[list[str]] = [[] for _ in range(self.layout.world_size)]
         self.names: dict[int, str] = {}  # of the nodes whose agents run
+        self.beats: dict[int, float] = {}  # by node: when it gave its last sign of life, by our clock
+        self.signs: dict[int, tuple[int, int]] = {}
         self.results: dict[int, Any] = {}
         self.reported: set[int] = set()  # nodes that have said how their part ended
         self.refusal: str | None = None
@@ -73,7 +80,7 @@ class Job:
         finally:
             self.bars.close()
             if len(self.results) < self.layout.world_size:
-                self.end()
+                self.end(wait=not self.gone)  # a node that is gone is never left
 
     def _follow(self, enough: Callable[[], bool]) -> None:
         """Reads the logs until all ranks have answered or `enough()`; raises what has gone wrong."""
@@ -92,7 +99,11 @@ class Job:
                 echo = now + ECHO
             if over is not None and now >= over:
                 self._raise(state)
-            if echo is not None and (now >= echo or len(self.reported) == self.layout.nodes):
+            if echo is not None and (
+                len(self.reported) == self.layout.nodes or now >= echo + self._patience_for_echo()
+            ):
+                self._raise(state)
+            if self._silent(SILENT) and len(self._silent(QUIET)) < len(self.beats):
                 self._raise(state)
             if over is None and now - asked >= ask:
                 asked, ask = now, min(ask * 1.3, 10.0)
@@ -144,6 +155,8 @@ class Job:
                         f"sent something that cannot be rebuilt in the notebook: {error!r}"
                     ) from error
                 self._on_message(node, word, content)
+            if node in self.beats and reader.sign != self.signs.get(node):
+                self.signs[node], self.beats[node] = reader.sign, time.monotonic()
         return some
 
     def _on_message(self, node: int, word: str, content: Any) -> None:
@@ -170,6 +183,8 @@ class Job:
             for index, answer in content["answers"].items():
                 self.results[index] = _shifted(answer, offset)
             self.reported.add(node)
+        elif word == words.BEATS:
+            self.beats[node] = time.monotonic()
         elif word == words.REFUSED:
             self.refusal = content
         elif word == words.FAILED:
@@ -189,29 +204,67 @@ class Job:
             raise failures.rank_timeout(limit, finished, stacks, world_size)
         if not self.names:
             raise self._never_began(state[0])
-        if not self.failed and state[0] not in ("FAILED", "NODE_FAIL", "COMPLETED"):
+        lost = self._lost(state)
+        if not self.failed and not lost and state[0] not in ("FAILED", "NODE_FAIL", "COMPLETED"):
             raise self._broken(slurm.describe(state[0], self.settings, self.record.job))
-        every = self.failed + self._lost(state)
+        every = self.failed + lost
         if not every:
             raise self._broken(
                 slurm.describe(state[0], self.settings, self.record.job) + self._log()
             )
         failure = failures.rank_failure(every, world_size)
+        if lost:
+            self.gone = True
+            sentences = [
+                f"node {name} went silent; {failures.numbers(ranks)} {'was' if len(ranks) == 1 else 'were'} on it"
+                for name, ranks in self._of_lost(lost).items()
+            ]
+            failure = failures.RankFailure(
+                ". ".join([*sentences, str(failure)]), failure.failures, world_size
+            )
         raise failure from failure.failures[0].exception
 
     def _lost(self, state: tuple[str, str, str]) -> list[failures.Failure]:
         """The ranks of nodes that are silent because they are gone."""
         silent = set(range(self.layout.nodes)) - self.reported
         gone = set(slurm.lost_nodes(state[1])) if silent and state[1] else set()
+        # An end that Slurm gave makes all nodes silent.
+        quiet = set() if state[0] in slurm.OVER - {"NODE_FAIL", "FAILED"} else self._silent(QUIET)
         lost = []
         for node in sorted(silent):
             name = self.names.get(node, f"node {node}")
-            if name not in gone and not (state[0] == "NODE_FAIL" and len(silent) == 1):
+            alone = state[0] == "NODE_FAIL" and len(silent) == 1
+            if name not in gone and node not in quiet and not alone:
                 continue
-            first = node * self.layout.ranks_per_node
-            for index in range(first, first + self.layout.ranks_per_node):
+            for index in self.layout.ranks_of(node):
                 lost.append(failures.Failure(index, f"was lost with its node, {name}"))
         return lost
+
+    def _of_lost(self, lost: list[failures.Failure]) -> dict[str, list[int]]:
+        """{name of a node: its ranks}."""
+        nodes: dict[str, list[int]] = {}
+        for failure in lost:
+            node = self.layout.node_of(failure.rank)
+            nodes.setdefault(self.names.get(node, f"{node}"), []).append(failure.rank)
+        return nodes
+
+    def _silent(self, seconds: float) -> set[int]:
+        """Nodes that gave signs of life, and for so long none."""
+        now = time.monotonic()
+        return {
+            node
+            for node, sign in self.beats.items()
+            if node not in self.reported and now - sign >= seconds
+        }
+
+    def _patience_for_echo(self) -> float:
+        """How long to wait, beyond the echo's time, for nodes that have not said what they saw.
+
+        Where ranks only say that their connections have ended, the cause lies with a node that has not spoken yet: its
+        agent will, or its silence will show.
+        """
+        unheard = set(self.beats) - self.reported - self._silent(QUIET)
+        return SLOW if unheard and self.failed and all(f.is_echo for f in self.failed) else 0.0
 
     def _never_began(self, state: str) -> JobFailed:
         if state in ("CANCELLED", "TIMEOUT", "PREEMPTED", "GONE", "NODE_FAIL"):
@@ -219,6 +272,8 @@ class Job:
                 f"{slurm.describe(state, self.settings, self.record.job)}, before any of its nodes began"
             )
         log = self._log()
+        if "No module named" in log:
+            log += "\nThe Python on the nodes is not the course's own: `python` in cluster.toml names it"
         if log:
             return self._broken(f"ended before it began the function{log}")
         return self._broken(
@@ -230,7 +285,7 @@ class Job:
 
     def _log(self) -> str:
         """The last lines that the nodes wrote outside any rank."""
-        text = ""
+        text = full = ""
         for path in sorted(self.folder.glob("*_log.err")):
             kept = [
                 line
@@ -238,13 +293,23 @@ class Job:
                 if not line.startswith("submitit ")  # its own log
             ]
             text += "".join(f"\n  {line}" for line in kept[-8:])
-        return f"; its nodes wrote:{text}" if text else ""
+        # What a node had to say may have found no room.
+        try:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                file.write(bytes(1 << 16))
+                file.flush()
+        except OSError as error:
+            full = f"; {cannot_be_written(self.folder.parent, error)}"
+        return full + (f"; its nodes wrote:{text}" if text else "")
 
     def _broken(self, how: str) -> JobFailed:
         return JobFailed(f"job {self.record.job} {how}", self.record.job, str(self.folder))
 
-    def end(self) -> None:
+    def end(self, wait: bool = True) -> None:
         """Cancels the job where it still runs, and waits until it has left its nodes."""
+        if not wait:
+            slurm.cancel(self.record.job)
+            return
         deadline, cancelled = time.monotonic() + 60.0, 0.0
         while time.monotonic() < deadline:
             state, _, _ = self.state()

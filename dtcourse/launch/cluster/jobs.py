@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dtcourse.launch import output
+from dtcourse.launch.cluster import call as words
 from dtcourse.launch.cluster import remote, slurm
 from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.folder import require_private
@@ -27,7 +29,10 @@ class Known:
 
 
 def known(parent: Path | None = None) -> list[Known]:
-    """All jobs of the jobs' folder (by default that of cluster.toml), oldest first."""
+    """All jobs of the jobs' folder, oldest first.
+
+    parent: None for those of cluster.toml and of every other file that jobs were sent with
+    """
     return [_asked(folder, record) for folder, record in _records(parent)]
 
 
@@ -44,17 +49,36 @@ def find(job: str, parent: Path | None = None) -> Known:
     return _asked(*having[-1])
 
 
+def tasks(array: str, parent: Path | None = None) -> list[Known]:
+    """The jobs of the newest array of that number; none where there is no such array."""
+    found = [one for one in _records(parent) if one[1].job.split("_")[0] == array]
+    found = [one for one in found if "_" in one[1].job and one[1].comment == found[-1][1].comment]
+    return [_asked(*one) for one in found]
+
+
 def _records(parent: Path | None) -> list[tuple[Path, Record]]:
     """The folders of jobs, oldest first, without a question to Slurm."""
     slurm.require()
-    parent = (parent or Path(clusters.find("slurm").folder)).expanduser()
     found = []
-    for folder in sorted(parent.iterdir()) if parent.is_dir() else []:
+    for folder in _folders(parent):
         try:
             found.append((folder, read_record(folder)))
         except ValueError:  # not a job's, or one that is just being submitted
             continue
     return found
+
+
+def _folders(parent: Path | None) -> list[Path]:
+    """What lies in the jobs' folder, or in all that are known; the oldest first, as their names say."""
+    parents = [parent] if parent else [Path(settings.folder) for settings in _clusters()]
+    known = dict.fromkeys(folder.expanduser().resolve() for folder in parents)
+    inside = [path for folder in known if folder.is_dir() for path in folder.iterdir()]
+    return sorted(inside, key=lambda path: path.name)
+
+
+def _clusters() -> list[clusters.Settings]:
+    """The settings of "slurm", and those of other files that jobs were sent with."""
+    return [clusters.find("slurm"), *map(clusters.of_file, clusters.remembered())]
 
 
 def _asked(folder: Path, record: Record) -> Known:
@@ -69,18 +93,26 @@ def reattach(job: str, parent: Path | None = None, stream: bool = False) -> Run[
     one = find(job, parent)
     started = time.monotonic()
     on_line = output.show_line if stream else None
-    run = remote.run_of(Job(one.folder, one.record, clusters.find("slurm"), on_line), stream)
+    settings = clusters.of_file(one.record.source)
+    run = remote.run_of(Job(one.folder, one.record, settings, on_line), stream)
     run.total_seconds = time.monotonic() - started
     return run
 
 
 def clean(parent: Path | None = None, older_than_days: float = 7.0) -> str:
-    """Removes the folders of jobs that are over and were submitted so many days ago. Says how many."""
+    """Removes the folders of jobs that are over, or were never taken, and are so many days old. Says how many."""
     import shutil
 
     limit = time.time() - older_than_days * 24 * 3600
     old = [one for one in known(parent) if one.state in slurm.OVER and one.record.submitted < limit]
-    for one in old:
-        require_private(one.folder)
-        shutil.rmtree(one.folder)
-    return f"{plural(len(old), 'folder')} removed"
+    folders = [one.folder for one in old] + [
+        folder
+        for folder in _folders(parent)
+        if re.fullmatch(r"\d{8}-\d{6}-.+-[0-9a-f]{8}", folder.name)
+        and not (folder / words.RECORD).exists()
+        and folder.lstat().st_mtime < limit
+    ]
+    for folder in folders:
+        require_private(folder)
+        shutil.rmtree(folder)
+    return f"{plural(len(folders), 'folder')} removed"

@@ -38,7 +38,7 @@ class Record:
     layout: dict[str, Any]
     record: bool
     minutes: int
-    source: str
+    source: str  # the cluster.toml it was sent with; empty for the defaults
 
     def write(self, folder: Path) -> None:
         """Into the job's folder, whole or not at all."""

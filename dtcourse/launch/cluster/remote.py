@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster import slurm
 from dtcourse.launch.cluster.agent import Agent
 from dtcourse.launch.cluster.call import Call
-from dtcourse.launch.cluster.folder import Writer, create
+from dtcourse.launch.cluster.folder import Writer, cannot_be_written, create
 from dtcourse.launch.cluster.job import Job
 from dtcourse.launch.cluster.record import Record
 from dtcourse.launch.cluster.settings import Settings
@@ -69,24 +70,34 @@ def prepare(
 ) -> Path:
     """A new folder with all that the nodes of one job need."""
     folder = create(Path(settings.folder), name)
-    writer = Writer(folder / words.CALL)
-    writer.write(call)
-    stream, buffers = serialized
-    writer.write((stream, [pickle.PickleBuffer(buffer) for buffer in buffers]))
-    for node in range(call.layout.nodes):
-        (folder / words.log_name(node)).touch(mode=0o600)
+    try:
+        writer = Writer(folder / words.CALL)
+        writer.write(call)
+        stream, buffers = serialized
+        writer.write((stream, [pickle.PickleBuffer(buffer) for buffer in buffers]))
+        for node in range(call.layout.nodes):
+            (folder / words.log_name(node)).touch(mode=0o600)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise cannot_be_written(folder.parent, error) from None
     return folder
 
 
 def submit(
     settings: Settings, name: str, folders: list[Path], call: Call, requeue: bool = False
 ) -> list[Record]:
-    """Hands the prepared jobs to the cluster, and writes down their numbers."""
+    """Hands the prepared jobs to the cluster, and writes down their numbers. What is refused leaves no folder."""
     layout = call.layout
     tasks = [Agent(str(folder)) for folder in folders]
-    numbers = slurm.submit(
-        folders, tasks, settings, name, layout.nodes, layout.ranks_per_node, requeue
-    )
+    try:
+        numbers = slurm.submit(
+            folders, tasks, settings, name, layout.nodes, layout.ranks_per_node, requeue
+        )
+    except ValueError:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    clusters.remember(settings)
     records = []
     for folder, number in zip(folders, numbers, strict=True):
         record = Record(
@@ -97,9 +108,13 @@ def submit(
             asdict(layout),
             call.asked.record,
             settings.minutes,
-            settings.source,
+            os.path.abspath(settings.source) if os.path.isfile(settings.source) else "",
         )
-        record.write(folder)
+        try:
+            record.write(folder)
+        except OSError as error:
+            slurm.cancel(number)
+            raise cannot_be_written(folder.parent, error) from None
         records.append(record)
     return records
 

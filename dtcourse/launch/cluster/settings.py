@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,39 @@ def find(cluster: str) -> Settings:
         if (folder / NAME).is_file():
             return read(folder / NAME)
     return Settings()
+
+
+def of_file(source: str) -> Settings:
+    """The settings that a job was sent with, as long as their file can be read; else those of "slurm"."""
+    if source:
+        with suppress(ValueError, OSError):
+            return read(Path(source))
+    return find("slurm")
+
+
+def remember(settings: Settings) -> None:
+    """Notes a cluster.toml that nobody would find, so that `dtcourse jobs` knows of its jobs."""
+    path = os.path.abspath(settings.source)
+    with suppress(ValueError, OSError):
+        if not os.path.isfile(path) or os.path.abspath(find("slurm").source) == path:
+            return
+        if path not in remembered():
+            file = _remembered()
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(file, "a") as notes:
+                notes.write(f"{path}\n")
+
+
+def remembered() -> list[str]:
+    """The files that were noted, in their order."""
+    try:
+        return _remembered().read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _remembered() -> Path:
+    return Path.home() / ".dtcourse" / "clusters"
 
 
 def read(path: Path) -> Settings:

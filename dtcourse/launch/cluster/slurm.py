@@ -205,8 +205,8 @@ def asked_by_hand(settings: Settings) -> list[str]:
 
 
 def _refusal(error: Exception, settings: Settings) -> str:
-    said = [line.strip() for line in str(error).splitlines() if "error" in line.lower()]
-    text = said[-1].partition("error:")[2].strip() if said and "error:" in said[-1] else str(error)
+    said = [line.partition("error:")[2].strip() for line in str(error).splitlines()]
+    text = ". ".join(filter(None, said)) or str(error)
     sentence = f"Slurm refused the job: {text}"
     if "partition" in text.lower():
         sentence += f". {settings.source} asks for {settings.partition!r}; this cluster has {', '.join(partitions())}"
@@ -228,6 +228,18 @@ def nodes_up(partition: str | None) -> list[str]:
         if chosen and state.rstrip("~#!%@^-") in ("idle", "mix", "alloc", "comp"):
             found.add(node)
     return sorted(found)
+
+
+def nodes_out(partition: str | None) -> dict[str, str]:
+    """{node: its state, and what its administrator wrote} of those nodes of a partition that take no jobs."""
+    shown = _ask("sinfo", "--noheader", "--Node", "--format=%N|%P|%T|%E").splitlines()
+    up, out = nodes_up(partition), {}
+    for line in shown:
+        node, where, state, why = line.split("|", 3)
+        chosen = where.rstrip("*") == partition if partition else where.endswith("*")
+        if chosen and node not in up:
+            out[node] = state.rstrip("*~#$!%@^-") + (f" ({why})" if why != "none" else "")
+    return out
 
 
 def state_of(job: str, comment: str) -> tuple[str, str, str]:

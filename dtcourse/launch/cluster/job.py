@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -228,8 +229,10 @@ class Job:
         """The ranks of nodes that are silent because they are gone."""
         silent = set(range(self.layout.nodes)) - self.reported
         gone = set(slurm.lost_nodes(state[1])) if silent and state[1] else set()
-        # An end that Slurm gave makes all nodes silent.
-        quiet = set() if state[0] in slurm.OVER - {"NODE_FAIL", "FAILED"} else self._silent(QUIET)
+        # The end of a job makes all its nodes silent.
+        quiet = set() if state[0] in slurm.OVER else self._silent(QUIET)
+        if len(quiet) == self.layout.nodes:
+            quiet = set()
         lost = []
         for node in sorted(silent):
             name = self.names.get(node, f"node {node}")
@@ -272,7 +275,7 @@ class Job:
                 f"{slurm.describe(state, self.settings, self.record.job)}, before any of its nodes began"
             )
         log = self._log()
-        if "No module named" in log:
+        if re.search("ImportError|ModuleNotFoundError|No module named", log):
             log += "\nThe Python on the nodes is not the course's own: `python` in cluster.toml names it"
         if log:
             return self._broken(f"ended before it began the function{log}")

@@ -148,3 +148,24 @@ def test_a_job_s_folder_that_is_exchanged_while_its_notebook_reads_runs_nothing_
     subprocess.run(["scontrol", "release", json.loads(record.read_text())["job"]], check=True)
     said, _ = notebook.communicate(timeout=100)
     assert said.startswith("JobFailed job "), said
+
+
+LONG = LAUNCH.replace("return os.getuid()", "print('x' * 4_000_000)\n    return os.getuid()")
+
+
+def test_a_jobs_folder_that_is_full_is_named_before_the_run_and_in_it(users, open_folder):
+    folder, _ = open_folder
+    inside = ["nsenter", f"--mount=/proc/{users.slurm.process}/ns/mnt"]
+    options = f"size=1m,mode=700,uid={folder.stat().st_uid}"
+    mount = [*inside, "mount", "-t", "tmpfs", "-o", options, "none", folder]
+    subprocess.run(mount, check=True)
+    code, said = users.python(ANA, LONG)
+    words = f"the jobs' folder {folder} cannot be written (No space left on device): name another one"
+    assert code == 0 and said.startswith("JobFailed job ") and words in said, said
+    fill = f"head -c 2000000 /dev/zero > {folder}/fill"
+    subprocess.run([*inside, "sh", "-c", f"{fill} || true"], check=True, capture_output=True)
+    before = subprocess.run(["squeue", "--noheader", "--states=all"], capture_output=True, text=True)
+    code, said = users.python(ANA, LAUNCH)
+    assert code == 0 and said.startswith("ValueError ") and words in said, said
+    after = subprocess.run(["squeue", "--noheader", "--states=all"], capture_output=True, text=True)
+    assert before.stdout.count("\n") == after.stdout.count("\n"), "nothing was submitted"

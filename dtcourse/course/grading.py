@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +170,11 @@ def _course() -> list[Path]:
 
 
 def write(grades: list[Grade], out: Path) -> None:
-    """points.csv (a line per submission, a column per exercise) and feedback/STUDENT.md."""
-    out.mkdir(parents=True, exist_ok=True)
+    """points.csv (a line per submission, a column per exercise) and feedback/STUDENT.md.
+
+    They are for this user alone, also where `out` lies in a folder that a class shares.
+    """
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
     columns = list(
         dict.fromkeys(report.exercise.name for grade in grades for report in grade.reports)
     )
@@ -190,15 +195,23 @@ def write(grades: list[Grade], out: Path) -> None:
             grade.note,
         ]
         table.writerow([_cell(value) for value in row])
-    (out / "points.csv").write_text(text.getvalue(), encoding="utf-8")
+    _write_private(out / "points.csv", text.getvalue())
     feedback = out / "feedback"
-    feedback.mkdir(exist_ok=True)
+    feedback.mkdir(mode=0o700, exist_ok=True)
+    feedback.chmod(0o700)
     pages: dict[str, list[str]] = {}
     for grade in grades:
         name = re.sub(r"[^\w.-]+", "_", grade.student).strip(".") or "student"
         pages.setdefault(name, []).append(grade.feedback())
     for name, parts in pages.items():
-        (feedback / f"{name}.md").write_text("\n".join(parts), encoding="utf-8")
+        _write_private(feedback / f"{name}.md", "\n".join(parts))
+
+
+def _write_private(path: Path, text: str) -> None:
+    """A file that only this user can open, whatever it was before and whatever the umask is."""
+    with open(path, "w", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(text)
 
 
 def _cell(value: object) -> object:

@@ -88,6 +88,10 @@ def jobs(
         bool,
         typer.Option("--clean", help="Remove the folders of jobs that ended over a week ago."),
     ] = False,
+    all_users: Annotated[
+        bool,
+        typer.Option("--all-users", help="Whose jobs wait or run now, and what those wait for."),
+    ] = False,
     folder: Annotated[
         Path | None, typer.Option(help="The jobs' folder. Default: that of cluster.toml.")
     ] = None,
@@ -99,6 +103,12 @@ def jobs(
     from dtcourse.launch.cluster import jobs as submitted
     from dtcourse.launch.cluster import slurm
 
+    if all_users:
+        listed = table("user", "job", "function", "nodes", "state", "time", "reason")
+        for one in submitted.of_all_users():
+            listed.add_row(*map(escape, one))
+        console.print(listed if listed.rows else "no jobs of dtcourse wait or run")
+        return
     if clean:
         console.print(submitted.clean(folder))
         return

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import dtcourse
 from dtcourse.course.doctor.findings import GB, Finding
 from dtcourse.launch import launch, waiting
 from dtcourse.launch.cluster import settings as clusters
@@ -31,6 +35,7 @@ def examine(cluster: str, nodes: int | None = None) -> Iterator[Finding]:
     except ValueError as error:
         yield Finding("jobs' folder", "problem", str(error))
         return
+    yield from _shared(Path(settings.source))
     up = slurm.nodes_up(settings.partition)
     asked = nodes or min(len(up), MOST)
     if not up:
@@ -73,3 +78,35 @@ def examine(cluster: str, nodes: int | None = None) -> Iterator[Finding]:
     if asked > 1:
         slowest = min(found["megabytes_per_second"] for found in run)
         yield Finding("network", "ok", f"an all-reduce of 16 MB moves {slowest:,.0f} MB/s")
+
+
+def _shared(settings: Path) -> Iterator[Finding]:
+    """Whether those who can read the settings can run this Python and the course: they would be a class."""
+    if not settings.is_file() or closed_to_others(settings):
+        return
+    for what, path in (("Python", Path(sys.executable)), ("course", Path(dtcourse.__file__))):
+        if closed := closed_to_others(path):
+            mode = stat.S_IMODE(closed.stat().st_mode)
+            yield Finding(
+                "others",
+                "note",
+                f"can read {settings}, but not use this {what}: {closed} is closed to them (mode {mode:04o})",
+                "make the environment with a Python that all can run: make env PYTHON=/usr/bin/python3"
+                if what == "Python"
+                else "install the course where all can read it",
+            )
+            return
+    yield Finding("others", "ok", "can run this Python and the course, and read the settings")
+
+
+def closed_to_others(path: Path) -> Path | None:
+    """The uppermost thing on the way to a file that lets other users not pass, links followed; None where all do."""
+    names = [Path(os.path.abspath(path))]
+    while names[-1].is_symlink():
+        # An environment's Python is a chain of links, each of which may lie somewhere else.
+        names.append(Path(os.path.normpath(names[-1].parent / os.readlink(names[-1]))))
+    for name in [*names, path.resolve()]:
+        for folder in reversed(name.parents):
+            if not folder.stat().st_mode & stat.S_IXOTH:
+                return folder
+    return None if path.stat().st_mode & stat.S_IROTH else path.resolve()

@@ -19,6 +19,9 @@ from dtcourse.launch.run import Run
 from dtcourse.plural import plural
 
 
+_NAME = re.compile(r"\d{8}-\d{6}-.+-[0-9a-f]{8}")  # of a job's folder, as folder.create makes it
+
+
 @dataclass(frozen=True)
 class Known:
     """One job, with what Slurm says of it now ("GONE" where it has forgotten it)."""
@@ -34,6 +37,17 @@ def known(parent: Path | None = None) -> list[Known]:
     parent: None for those of cluster.toml and of every other file that jobs were sent with
     """
     return [_asked(folder, record) for folder, record in _records(parent)]
+
+
+def of_all_users() -> list[tuple[str, ...]]:
+    """The jobs of dtcourse's that wait or run, whosever they are; those that wait first.
+
+    (user, number, function, nodes, state, time, reason). A cluster may show its users their own jobs only (Slurm's
+    PrivateData).
+    """
+    slurm.require()
+    ours = [job for job in slurm.waiting_or_running() if _NAME.fullmatch(job[-1])]
+    return [job[:-1] for job in sorted(ours, key=lambda job: (job[4] != "PENDING", job[5], job[0]))]
 
 
 def find(job: str, parent: Path | None = None) -> Known:
@@ -108,7 +122,7 @@ def clean(parent: Path | None = None, older_than_days: float = 7.0) -> str:
     folders = [one.folder for one in old] + [
         folder
         for folder in _folders(parent)
-        if re.fullmatch(r"\d{8}-\d{6}-.+-[0-9a-f]{8}", folder.name)
+        if _NAME.fullmatch(folder.name)
         and not (folder / words.RECORD).exists()
         and folder.lstat().st_mtime < limit
     ]

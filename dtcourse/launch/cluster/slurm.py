@@ -278,6 +278,20 @@ def never_starts(job: str, nodes: int, reason: str) -> str:
     return NEVER.get(reason, "")
 
 
+def waiting_or_running() -> list[tuple[str, ...]]:
+    """All users' jobs that Slurm shows: (user, number, name, nodes, state, time it has waited or run, reason, comment).
+
+    A pending job's time is that since its submission.
+    """
+    asked = ("squeue", "--noheader", "--array", "--format=%u|%i|%j|%D|%T|%M|%V|%r|%k")
+    found = []
+    for line in _ask(*asked).splitlines():
+        user, job, name, nodes, state, ran, submitted, reason, comment = line.split("|", 8)
+        time = f"since {submitted}" if state == "PENDING" else ran
+        found.append((user, job, name, nodes, state, time, reason, comment))
+    return found
+
+
 def details(kind: str, name: str) -> dict[str, str]:
     """What scontrol says of a job or a node, by its own field names; nothing of one that is not known."""
     words = _ask("scontrol", "--oneliner", "show", kind, name).split()

@@ -1,17 +1,21 @@
-"""docs/cluster-labs.md, word for word: its commands in their order, in one shell, on a Slurm of two nodes."""
+"""docs/cluster-labs.md, word for word: its commands in their order, on a Slurm of two nodes, by an instructor and a
+student, who are two users where the tests run as root."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
+from itertools import groupby
 
 import pytest
 
 from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
+from tests import optional_programs
+from tests.launch.cluster.users import ANA, EVE, two_users
 
 pytestmark = [
     pytest.mark.slurm,
@@ -19,80 +23,117 @@ pytestmark = [
     pytest.mark.stands_on("docs/cluster-labs.md", "dtcourse/launch/", share=(1, 1)),
 ]
 
-# An installation takes minutes: the test's own environment takes its place.
-INSTALLS = {"git clone $COURSE dtcourse", "make env"}
+INSTRUCTOR, STUDENT = ANA, EVE
+WHO = {"You": INSTRUCTOR, "A student": STUDENT}
+
+# It takes minutes: the test's own environment takes its place, in the clone that was made, with the present files.
+INSTALLATION = "make env PYTHON=/usr/bin/python3"
+STAND_IN = """
+cp -r {root}/dtcourse .
+mkdir -p .venv/bin
+printf '#!/bin/sh\\nexec "{python}" -m dtcourse.cli "$@"\\n' > .venv/bin/dtcourse
+chmod 755 .venv/bin/dtcourse
+echo 'export PATH="'"$PWD"'/.venv/bin:$PATH" PYTHONPATH="'"$PWD"'"' > .venv/bin/activate
+"""
 
 
 def blocks(root):
+    """(who runs it, language, text) of the page's boxes; what is to be written into a file is the instructor's."""
     text = (root / "docs" / "cluster-labs.md").read_text()
-    return re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    box = r"(?:(You|A student):\n\n)?^```(\w+)\n(.*?)^```$"
+    found = re.findall(box, text, re.MULTILINE | re.DOTALL)
+    assert all(who or language == "toml" for who, language, _ in found), "a box that nobody runs"
+    return [(WHO.get(who, INSTRUCTOR), language, block) for who, language, block in found]
+
+
+class Alone:
+    """One user, who is the instructor and the student, with a home for each."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        for user in (INSTRUCTOR, STUDENT):
+            self.home(user).mkdir()
+
+    def home(self, user):
+        return self.folder / user
+
+    def write(self, user, code, name):
+        (self.home(user) / name).write_text(code)
+
+    def own(self, user, path):
+        pass
+
+    def run(self, user, *command, **environment):
+        around = {**os.environ, "HOME": str(self.home(user)), "USER": user, **environment}
+        options = {"capture_output": True, "text": True, "check": False, "timeout": 500}
+        done = subprocess.run(command, cwd=self.home(user), env=around, **options)
+        return done.returncode, done.stdout + done.stderr
 
 
 @pytest.fixture
-def shared(root, tmp_path):
-    """The shared folder, with the course in it as a clone would bring it, and what students handed in."""
-    folder = tmp_path / "shared"
-    course = folder / "dtcourse"
-    course.mkdir(parents=True)
-    for name in ("dtcourse", "lessons", "exercises", "solutions", "pyproject.toml"):
-        (course / name).symlink_to(root / name)
-    (course / ".venv" / "bin").mkdir(parents=True)
-    (course / ".venv" / "bin" / "activate").write_text(
-        f'export PATH="{tmp_path}/bin:$PATH" PYTHONPATH="{root}"\n'
-    )
-    (tmp_path / "bin").mkdir()
-    command = tmp_path / "bin" / "dtcourse"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dtcourse.cli "$@"\n')
-    command.chmod(0o755)
-    submissions = folder / "submissions"
-    submissions.mkdir()
-    shutil.copy(next((root / "exercises").glob("03-*.ipynb")), submissions / "ana-03.ipynb")
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "train.py").write_text("def step(lr):\n    return lr\n")
-    return folder
-
-
-def test_every_command_of_the_page_works_in_its_order(root, shared, tmp_path):
-    home = tmp_path / "home"
-    script = ["set -euo pipefail"]
-    for language, block in blocks(root):
-        if language == "toml":
-            (shared / "short.toml").write_text(block)
-            script.append('cp "$SHARED/short.toml" "$SHARED/cluster.toml"')
-        elif language == "python":
-            (home / "cell.py").write_text(block)
-            script.append(f'cd "$HOME" && "{sys.executable}" cell.py')
+def people(tmp_path):
+    with ExitStack() as stack:
+        if optional_programs.missing("users"):
+            stack.enter_context(ThrowawaySlurm(nodes=2))
+            yield Alone(tmp_path)
         else:
-            for line in block.splitlines():
-                if "dtcourse grade" in line and not shutil.which("bwrap"):
-                    line += " --trust"
-                # A grant to everybody follows the links of this test's own installation into the repository.
-                line = line.replace("chmod -R", "chmod")
-                if line not in INSTALLS:
-                    script += [f"echo '$ {line}'", line]
-    with ThrowawaySlurm(nodes=2):
-        done = subprocess.run(
-            ["bash", "-c", "\n".join(script)],
-            env={**os.environ, "SHARED": str(shared), "HOME": str(home), "COURSE": str(root)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=280,
-        )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
+            yield stack.enter_context(two_users())
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.needs("git", "clone")
+def test_every_command_of_the_page_works_in_its_order(root, people):
+    shared, course = people.folder / "shared", people.folder / "course.git"
+    shared.mkdir()
+    cloning = ["git", "clone", "--quiet", "--bare", "--depth", "1", f"file://{root}", course]
+    subprocess.run(cloning, check=True)
+    people.own(INSTRUCTOR, shared)
+    people.own(INSTRUCTOR, course)
+    people.write(STUDENT, "def step(lr):\n    return lr\n", "train.py")
+    around = {"SHARED": str(shared), "COURSE": str(course)}
+    kept = "from dtcourse.course.judging import bubblewrap; print(bubblewrap.why_not())"
+    _, why_not = people.run(INSTRUCTOR, sys.executable, "-c", kept, PYTHONPATH=str(root))
+    stand_in = STAND_IN.format(root=root, python=sys.executable).strip()
+    said = ""
+    for user, group in groupby(blocks(root), key=lambda block: block[0]):
+        script = ["set -euo pipefail"]
+        for _, language, block in group:
+            if language == "toml":
+                people.write(user, block, "short.toml")
+                script.append('cp "$HOME/short.toml" "$SHARED/cluster.toml"')
+            elif language == "python":
+                people.write(user, block, "cell.py")
+                script.append(f'cd "$HOME" && "{sys.executable}" cell.py')
+            else:
+                for line in block.splitlines():
+                    if "dtcourse grade" in line and why_not.strip():
+                        line += " --trust"
+                    script += [f"echo '$ {line}'", stand_in if line == INSTALLATION else line]
+        code, text = people.run(user, "bash", "-c", "\n".join(script), **around)
+        said += text
+        assert code == 0, said
     assert "Launches run on the cluster." in said
+    assert "can run this Python and the course" in " ".join(said.split())
     assert "[4.0, 4.0, 4.0, 4.0]" in said
     assert "1 passed, 0 failed" in said, "the lesson on the cluster"
     assert "step(lr=0.1)" in said and "step(lr=0.3)" in said
-    assert "ana-03" in said, "its line of points.csv"
-    assert list((home / "dtcourse-lab").glob("06-*"))
-    assert not list(home.glob("*.toml"))
+    assert f"\n{STUDENT},{STUDENT}-06-" in said, "their line of points.csv"
+    assert list((people.home(STUDENT) / "dtcourse-lab").glob("06-*"))
+    if isinstance(people, Alone):
+        return
+    for secret in (
+        f"cat {people.home(INSTRUCTOR)}/graded/points.csv",
+        "ls $SHARED/hand-in",
+        "ls $SHARED/dtcourse/solutions $SHARED/dtcourse/tests",
+        "git -C $SHARED/dtcourse log",
+        "touch $SHARED/dtcourse/dtcourse/__init__.py",
+    ):
+        code, text = people.run(STUDENT, "sh", "-c", secret, **around)
+        assert code != 0 and "denied" in text or "not a git" in text, (secret, text)
 
 
 def test_the_page_s_settings_are_read(root, tmp_path):
-    (written,) = [block for language, block in blocks(root) if language == "toml"]
+    (written,) = [block for _, language, block in blocks(root) if language == "toml"]
     (tmp_path / "cluster.toml").write_text(written)
     read = clusters.read(tmp_path / "cluster.toml")
     assert (read.minutes, read.wait_minutes, read.ranks_per_node) == (5, 10, 4)
@@ -109,6 +150,10 @@ def test_the_sentences_of_the_page_are_said_by_the_code(root):
         "ended before it began, and its nodes have written nothing",
         ", the notebook has ",
         " minutes in the queue",
+        " went silent; ",
         "was lost with its node, ",
+        " can never start, and was cancelled: ",
+        " is not safe: ",
+        " cannot be written (",
     ):
         assert words in code, words

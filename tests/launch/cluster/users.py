@@ -45,6 +45,10 @@ class Users:
     def home(self, user: str) -> Path:
         return self.folder / user
 
+    def own(self, user: str, path: Path) -> None:
+        """Gives that user a folder with all that is in it."""
+        subprocess.run(["chown", "-R", user, path], check=True)
+
     def start(self, user: str, *command: str | Path, **environment: str) -> subprocess.Popen[str]:
         """A command of that user's, in their home; its output is one text."""
         inside = ["nsenter", f"--mount=/proc/{self.slurm.process}/ns/mnt", "setpriv"]
@@ -70,7 +74,7 @@ class Users:
     def run(self, user: str, *command: str | Path, **environment: str) -> tuple[int, str]:
         """Exit code and output of a command of that user's."""
         process = self.start(user, *command, **environment)
-        said, _ = process.communicate(timeout=200)
+        said, _ = process.communicate(timeout=500)
         return process.returncode, said
 
     def python(self, user: str, code: str, **environment: str) -> tuple[int, str]:

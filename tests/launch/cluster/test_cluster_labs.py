@@ -94,9 +94,9 @@ def test_every_command_of_the_page_works_in_its_order(root, people):
     kept = "from dtcourse.course.judging import bubblewrap; print(bubblewrap.why_not())"
     _, why_not = people.run(INSTRUCTOR, sys.executable, "-c", kept, PYTHONPATH=str(root))
     stand_in = STAND_IN.format(root=root, python=sys.executable).strip()
-    said = ""
+    said, start_up = "", []  # a student's start-up file has the page's two lines
     for user, group in groupby(blocks(root), key=lambda block: block[0]):
-        script = ["set -euo pipefail"]
+        script = ["set -euo pipefail", *(start_up if user == STUDENT else [])]
         for _, language, block in group:
             if language == "toml":
                 people.write(user, block, "short.toml")
@@ -105,6 +105,7 @@ def test_every_command_of_the_page_works_in_its_order(root, people):
                 people.write(user, block, "cell.py")
                 script.append(f'cd "$HOME" && "{sys.executable}" cell.py')
             else:
+                start_up = start_up or (block.splitlines()[:2] if user == STUDENT else [])
                 for line in block.splitlines():
                     if "dtcourse grade" in line and why_not.strip():
                         line += " --trust"

@@ -137,7 +137,9 @@ NEEDS = {
         Need("clone", "a clone: this is no checkout of git's", (ROOT / ".git").exists),
         Need("gpu", "a GPU that torch can use", _gpu),
         Need("triton", "Triton (Linux: `make triton`)", _triton),
-        Need("users", "root, who may become other users and mount (a container may deny it)", _users),
+        Need(
+            "users", "root, who may become other users and mount (a container may deny it)", _users
+        ),
         Need("shared", "the project's own sources, shared/, beside this checkout", _shared),
     )
 }

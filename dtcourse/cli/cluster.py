@@ -121,7 +121,9 @@ def jobs(
             console.print(f"all jobs of array {job} were asked to end")
             return
         _list(array)
-        console.print(f"Array {job} has these jobs; `dtcourse jobs {array[0].record.job}` follows one.")
+        console.print(
+            f"Array {job} has these jobs; `dtcourse jobs {array[0].record.job}` follows one."
+        )
         return
     if cancel:
         found = submitted.find(job, folder)

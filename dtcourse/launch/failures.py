@@ -251,5 +251,6 @@ def _cell_names() -> dict[str, str]:
 
 
 def numbers(ranks: list[int]) -> str:
+    """Ranks in a sentence, at most eight of them."""
     shown = ", ".join(map(str, ranks[:8]))
     return f"rank{'s' * (len(ranks) != 1)} {shown}" + (", ..." if len(ranks) > 8 else "")

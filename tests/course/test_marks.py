@@ -1,9 +1,12 @@
-"""Who can read marks: the instructor alone, also where a class shares the folder."""
+"""What a class can read: not the marks, and the installation that it is to use."""
 
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 
+from dtcourse.course.doctor.cluster import closed_to_others
 from dtcourse.course.grading import Grade, write
 
 
@@ -28,3 +31,23 @@ def test_what_an_earlier_version_left_open_is_closed(tmp_path):
     write([Grade("ana", "ana-03.ipynb", "03", refused="It is no notebook.")], tmp_path)
     found = modes(tmp_path)
     assert (found["points.csv"], found["feedback"]) == (0o600, 0o700)
+
+
+def test_what_lets_a_class_not_use_an_installation_is_found():
+    """A Python in a home, to which an environment links."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's own folders are closed
+        shared, home = Path(name, "shared"), Path(name, "home")
+        for folder in (shared.parent, shared, home):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o755)
+        python = home / "python"
+        python.touch()
+        python.chmod(0o755)
+        link = shared / "python"
+        link.symlink_to(python)
+        assert closed_to_others(link) is None
+        home.chmod(0o700)
+        assert closed_to_others(link) == home
+        home.chmod(0o755)
+        python.chmod(0o700)
+        assert closed_to_others(link) == python

@@ -11,8 +11,8 @@ from pathlib import Path
 import dtcourse
 from dtcourse.course.doctor.findings import GB, Finding
 from dtcourse.launch import launch, waiting
-from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster import folder, slurm
+from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.probe import probe
 from dtcourse.plural import plural
 
@@ -106,7 +106,7 @@ def closed_to_others(path: Path) -> Path | None:
         # An environment's Python is a chain of links, each of which may lie somewhere else.
         names.append(Path(os.path.normpath(names[-1].parent / os.readlink(names[-1]))))
     for name in [*names, path.resolve()]:
-        for folder in reversed(name.parents):
-            if not folder.stat().st_mode & stat.S_IXOTH:
-                return folder
+        for above in reversed(name.parents):
+            if not above.stat().st_mode & stat.S_IXOTH:
+                return above
     return None if path.stat().st_mode & stat.S_IROTH else path.resolve()

@@ -102,7 +102,8 @@ def require_guarded(parent: Path) -> None:
 
 def _by_others_of_the_group(status: os.stat_result) -> bool:
     """Whether the folder's group may write to it, and has members besides this user and root. A
-    user's private group has the user's name."""
+    user's private group has the user's name.
+    """
     if not status.st_mode & stat.S_IWGRP or status.st_gid == 0:
         return False
     try:
@@ -153,7 +154,9 @@ class PrivateFolder:
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> BinaryIO:
         """A file in it, which is no link and is ours. A new one is ours alone, whatever the umask is."""
-        flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe's other end is not waited for
+        flags |= (
+            os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        )  # a pipe's other end is not waited for
         file = os.fdopen(
             os.open(name, flags, 0o600, dir_fd=self._fd), "ab" if flags & os.O_APPEND else "rb"
         )
@@ -188,9 +191,10 @@ class Writer:
                 for buffer in buffers:
                     file.write(buffer)
         except OSError as error:
-            error.filename = str(self.path)  # the system's own sentence names no file that is open already
+            error.filename = str(
+                self.path
+            )  # the system's own sentence names no file that is open already
             raise
-
 
     @contextmanager
     def beating(self, seconds: float) -> Iterator[None]:
@@ -236,7 +240,7 @@ class Reader:
                     return
                 buffers = [bytearray(n) for n in sizes]
                 for buffer in buffers:
-                    file.readinto(buffer)
+                    file.readinto(buffer)  # type: ignore[attr-defined]
                 self._offset = end + sum(sizes)
                 yield _unpacker(stream, buffers)
 

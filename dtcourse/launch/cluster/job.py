@@ -55,7 +55,9 @@ class Job:
         """As before the first node has said anything; also where Slurm has started the job once more."""
         self.lines: list[list[str]] = [[] for _ in range(self.layout.world_size)]
         self.names: dict[int, str] = {}  # of the nodes whose agents run
-        self.beats: dict[int, float] = {}  # by node: when it gave its last sign of life, by our clock
+        self.beats: dict[
+            int, float
+        ] = {}  # by node: when it gave its last sign of life, by our clock
         self.signs: dict[int, tuple[int, int]] = {}
         self.results: dict[int, Any] = {}
         self.reported: set[int] = set()  # nodes that have said how their part ended

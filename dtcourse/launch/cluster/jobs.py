@@ -18,7 +18,6 @@ from dtcourse.launch.cluster.record import Record, read_record
 from dtcourse.launch.run import Run
 from dtcourse.plural import plural
 
-
 _NAME = re.compile(r"\d{8}-\d{6}-.+-[0-9a-f]{8}")  # of a job's folder, as folder.create makes it
 
 

@@ -284,7 +284,7 @@ def waiting_or_running() -> list[tuple[str, ...]]:
     A pending job's time is that since its submission.
     """
     asked = ("squeue", "--noheader", "--array", "--format=%u|%i|%j|%D|%T|%M|%V|%r|%k")
-    found = []
+    found: list[tuple[str, ...]] = []
     for line in _ask(*asked).splitlines():
         user, job, name, nodes, state, ran, submitted, reason, comment = line.split("|", 8)
         time = f"since {submitted}" if state == "PENDING" else ran

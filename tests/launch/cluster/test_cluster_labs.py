@@ -65,7 +65,7 @@ class Alone:
 
     def run(self, user, *command, **environment):
         around = {**os.environ, "HOME": str(self.home(user)), "USER": user, **environment}
-        options = {"capture_output": True, "text": True, "check": False, "timeout": 500}
+        options = {"capture_output": True, "text": True, "check": False, "timeout": 800}
         done = subprocess.run(command, cwd=self.home(user), env=around, **options)
         return done.returncode, done.stdout + done.stderr
 
@@ -130,7 +130,7 @@ def test_every_command_of_the_page_works_in_its_order(root, people):
         "touch $SHARED/dtcourse/dtcourse/__init__.py",
     ):
         code, text = people.run(STUDENT, "sh", "-c", secret, **around)
-        assert code != 0 and "denied" in text or "not a git" in text, (secret, text)
+        assert (code != 0 and "denied" in text) or "not a git" in text, (secret, text)
 
 
 def test_the_page_s_settings_are_read(root, tmp_path):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -60,7 +60,9 @@ def dtcourse(*words):
 
 def test_more_time_than_the_partition_gives_is_refused(settings):
     settings.write_text(settings.read_text().replace("minutes = 10", "minutes = 100"))
-    with pytest.raises(JobFailed, match="can never start, .*lower `minutes` in cluster.toml") as caught:
+    with pytest.raises(
+        JobFailed, match=r"can never start, .*lower `minutes` in cluster.toml"
+    ) as caught:
         launch(lambda: 1, 2, cluster="slurm")
     assert "PartitionTimeLimit" in str(caught.value)
     assert slurm.details("job", caught.value.job)["JobState"] == "CANCELLED"
@@ -69,12 +71,17 @@ def test_more_time_than_the_partition_gives_is_refused(settings):
 def test_more_cpus_than_a_node_has_are_refused(settings):
     """By sbatch, whose first sentence has the reason."""
     add(settings, "cpus_per_rank = 5\n")
-    with pytest.raises(ValueError, match="Slurm refused the job: CPU count per node can not be satisfied"):
+    with pytest.raises(
+        ValueError, match="Slurm refused the job: CPU count per node can not be satisfied"
+    ):
         launch(lambda: 1, 1, cluster="slurm")
 
 
 def test_more_nodes_than_there_are_are_refused():
-    with pytest.raises(JobFailed, match="can never start, .*asks for 3 nodes, and partition all gives a job at most 2"):
+    with pytest.raises(
+        JobFailed,
+        match=r"can never start, .*asks for 3 nodes, and partition all gives a job at most 2",
+    ):
         launch(lambda: 1, 3, nodes=3, cluster="slurm")
 
 
@@ -82,7 +89,7 @@ def test_a_dependency_that_cannot_be_met_is_refused(settings):
     code, said = in_shell("sbatch", "--wait", "--output=/dev/null", "--wrap=exit 1")
     assert code == 1, said
     add(settings, f'[options]\ndependency = "afterok:{said.split()[-1]}"\n')
-    with pytest.raises(JobFailed, match="can never start, .*DependencyNeverSatisfied"):
+    with pytest.raises(JobFailed, match=r"can never start, .*DependencyNeverSatisfied"):
         launch(lambda: 1, 1, cluster="slurm")
 
 
@@ -109,9 +116,13 @@ def test_a_job_that_only_waits_is_not_refused_and_a_script_says_why_it_waits(set
 
         settings.write_text(f'folder = "{tmp_path}/jobs"\n')
         found = {finding.name + finding.found for finding in doctor.examine("slurm")}
+        stuck = jobs.of_all_users()
         in_shell("scontrol", "update", "nodename=n2", "state=resume")
         assert process.wait(120) == 0
     assert said.read_text().endswith("[7]\n")
+    ((user, _, function, nodes, state, since, reason),) = stuck
+    assert (user, function, nodes, state) == (getpass.getuser(), "step", "1", "PENDING")
+    assert since.startswith("since 20") and reason not in ("", "None")
     assert {"Slurm1 node up: n1", "Slurmn2 is drained (fan)"} <= found, found
 
 
@@ -126,7 +137,11 @@ def test_a_refused_job_leaves_no_folder(settings, tmp_path):
 
 
 def test_folders_of_jobs_that_were_never_taken_go_too(tmp_path):
-    kinds = {"20260101-000000-step-0123abcd": True, "20260101-000000-young-0123abcd": False, "mine": True}
+    kinds = {
+        "20260101-000000-step-0123abcd": True,
+        "20260101-000000-young-0123abcd": False,
+        "mine": True,
+    }
     for name, old in kinds.items():
         folder = tmp_path / "jobs" / name
         folder.mkdir(mode=0o700, parents=True)
@@ -178,7 +193,9 @@ def test_a_python_without_the_course_is_named_with_what_it_said(settings, tmp_pa
     with pytest.raises(JobFailed) as caught:
         launch(lambda: 1, 1, cluster="slurm")
     assert f"Python ({bare}/bin/python) has no cloudpickle" in str(caught.value), caught.value
-    assert "The Python on the nodes is not the course's own: `python` in cluster.toml" in str(caught.value)
+    assert "The Python on the nodes is not the course's own: `python` in cluster.toml" in str(
+        caught.value
+    )
 
 
 def test_five_ranks_lie_on_two_nodes_and_know_it(settings):
@@ -226,7 +243,9 @@ def test_a_node_that_dies_in_a_collective_is_named_before_slurm_misses_it():
         with pytest.raises(RankFailure) as caught:
             launch(step, 4, nodes=2, cluster="slurm", on_message=kill, timeout=None)
         said = str(caught.value)
-        assert said.startswith("node n2 went silent; ranks 2, 3 were on it. rank 2 of 4 was lost with its node, n2")
+        assert said.startswith(
+            "node n2 went silent; ranks 2, 3 were on it. rank 2 of 4 was lost with its node, n2"
+        )
         assert {failure.rank for failure in caught.value.failures} >= {2, 3}
         assert slurm.lost_nodes("n[1-2]") == [], "Slurm has not missed it yet"
 
@@ -234,7 +253,9 @@ def test_a_node_that_dies_in_a_collective_is_named_before_slurm_misses_it():
 @pytest.mark.needs("users")
 def test_nodes_without_names_print_no_warnings_of_torch(monkeypatch):
     """As on a network without reverse DNS, where each rank's client wonders at each connection."""
-    nameless = 'mount --bind /dev/null /etc/hosts && mount --bind /dev/null /etc/resolv.conf && exec "$@"'
+    nameless = (
+        'mount --bind /dev/null /etc/hosts && mount --bind /dev/null /etc/resolv.conf && exec "$@"'
+    )
 
     def step():
         dist.barrier()

@@ -86,10 +86,14 @@ def test_ranks_lie_on_as_few_nodes_as_have_room_as_equally_as_can_be():
         layout = laid_out(Settings(ranks_per_node=4), world_size)
         ranks = [list(layout.ranks_of(node)) for node in range(layout.nodes)]
         assert [len(of_one) for of_one in ranks] == sizes and max(sizes) == layout.ranks_per_node
-        assert sum(ranks, []) == list(range(world_size)), "in rank order"
+        assert [rank for of_one in ranks for rank in of_one] == list(range(world_size)), (
+            "in rank order"
+        )
         nodes = [layout.node_of(rank) for rank in range(world_size)]
         assert nodes == sorted(nodes)
-    assert Settings(ranks_per_node=4).nodes_for(10, 1, equal=True) == 5, "torchrun's nodes are equal"
+    assert Settings(ranks_per_node=4).nodes_for(10, 1, equal=True) == 5, (
+        "torchrun's nodes are equal"
+    )
     assert "5 ranks as 2 nodes of 3 and 2" in str(laid_out(Settings(ranks_per_node=4), 5))
     assert laid_out(Settings(ranks_per_node=4), 4, nodes=2).ranks_per_node == 2
     assert laid_out(Settings(), 64).nodes == 1, "nothing is said of room"

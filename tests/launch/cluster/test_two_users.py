@@ -97,12 +97,17 @@ def open_folder(users):
 
 def test_a_folder_that_others_may_write_is_refused_before_anything_is_submitted(users, open_folder):
     folder, _ = open_folder
-    for mode, words in ((0o777, f"{folder} may be written by others (mode 0777)"), (0o1777, "returned [(1, ")):
+    for mode, words in (
+        (0o777, f"{folder} may be written by others (mode 0777)"),
+        (0o1777, "returned [(1, "),
+    ):
         folder.chmod(mode)
         code, said = users.python(ANA, LAUNCH)
         assert code == 0 and words in said, said
     folder.chmod(0o777)
-    code, said = users.run(ANA, sys.executable, "-m", "dtcourse.cli", "doctor", "--cluster", "cluster.toml")
+    code, said = users.run(
+        ANA, sys.executable, "-m", "dtcourse.cli", "doctor", "--cluster", "cluster.toml"
+    )
     assert code == 1 and "may be written by others" in " ".join(said.split()), said
 
 
@@ -116,12 +121,16 @@ def test_a_folder_above_that_is_another_user_s_is_refused(users, open_folder):
     assert code == 0 and f"{folder} belongs to user {EVE}, so somebody else could put" in said, said
 
 
-def test_a_job_s_folder_that_is_exchanged_while_it_waits_runs_nothing_of_another_user_s(users, open_folder):
+def test_a_job_s_folder_that_is_exchanged_while_it_waits_runs_nothing_of_another_user_s(
+    users, open_folder
+):
     folder, mark = open_folder
     users.write(ANA, f'folder = "{folder}"\n[options]\nhold = true\n', "cluster.toml")
     users.write(ANA, "def step():\n    print('it ran')\n", "train.py")
     dtcourse = [sys.executable, "-m", "dtcourse.cli"]
-    code, said = users.run(ANA, *dtcourse, "submit", "train.py:step", "--ranks", "1", "--cluster", "cluster.toml")
+    code, said = users.run(
+        ANA, *dtcourse, "submit", "train.py:step", "--ranks", "1", "--cluster", "cluster.toml"
+    )
     assert code == 0, said
     number = said.split()[1].rstrip(":")
     folder.chmod(0o777)
@@ -134,7 +143,9 @@ def test_a_job_s_folder_that_is_exchanged_while_it_waits_runs_nothing_of_another
     assert "belongs to user games with mode 0777" in (theirs / f"{number}_0_log.err").read_text()
 
 
-def test_a_job_s_folder_that_is_exchanged_while_its_notebook_reads_runs_nothing_either(users, open_folder):
+def test_a_job_s_folder_that_is_exchanged_while_its_notebook_reads_runs_nothing_either(
+    users, open_folder
+):
     folder, mark = open_folder
     users.write(ANA, f'folder = "{folder}"\n[options]\nhold = true\n', "cluster.toml")
     notebook = users.start(ANA, sys.executable, users.write(ANA, LAUNCH))
@@ -160,11 +171,15 @@ def test_a_jobs_folder_that_is_full_is_named_before_the_run_and_in_it(users, ope
     mount = [*inside, "mount", "-t", "tmpfs", "-o", options, "none", folder]
     subprocess.run(mount, check=True)
     code, said = users.python(ANA, LONG)
-    words = f"the jobs' folder {folder} cannot be written (No space left on device): name another one"
+    words = (
+        f"the jobs' folder {folder} cannot be written (No space left on device): name another one"
+    )
     assert code == 0 and said.startswith("JobFailed job ") and words in said, said
     fill = f"head -c 2000000 /dev/zero > {folder}/fill"
     subprocess.run([*inside, "sh", "-c", f"{fill} || true"], check=True, capture_output=True)
-    before = subprocess.run(["squeue", "--noheader", "--states=all"], capture_output=True, text=True)
+    before = subprocess.run(
+        ["squeue", "--noheader", "--states=all"], capture_output=True, text=True
+    )
     code, said = users.python(ANA, LAUNCH)
     assert code == 0 and said.startswith("ValueError ") and words in said, said
     after = subprocess.run(["squeue", "--noheader", "--states=all"], capture_output=True, text=True)

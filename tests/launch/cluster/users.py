@@ -25,7 +25,15 @@ def can_be_had() -> bool:
     """Whether this process may become other users, and mount."""
     if os.geteuid() != 0:
         return False
-    tried = ["unshare", "--mount", "setpriv", f"--reuid={EVE}", "--regid=0", "--clear-groups", "true"]
+    tried = [
+        "unshare",
+        "--mount",
+        "setpriv",
+        f"--reuid={EVE}",
+        "--regid=0",
+        "--clear-groups",
+        "true",
+    ]
     try:
         return subprocess.run(tried, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
@@ -74,7 +82,7 @@ class Users:
     def run(self, user: str, *command: str | Path, **environment: str) -> tuple[int, str]:
         """Exit code and output of a command of that user's."""
         process = self.start(user, *command, **environment)
-        said, _ = process.communicate(timeout=500)
+        said, _ = process.communicate(timeout=800)
         return process.returncode, said
 
     def python(self, user: str, code: str, **environment: str) -> tuple[int, str]:

@@ -31,12 +31,7 @@ class Failure:
     @property
     def order(self) -> tuple[bool, float, int]:
         """Sorts causes before their echoes: when a rank dies, its peers' sockets tell them before we are told."""
-        return self.is_echo, self.when, self.rank
-
-    @property
-    def is_echo(self) -> bool:
-        """Whether it says no more than that another rank's process went away."""
-        return bool(_ECHO.search(self.summary))
+        return bool(_ECHO.search(self.summary)), self.when, self.rank
 
 
 _ECHO = re.compile(
@@ -89,7 +84,7 @@ def rank_failure(failures: list[Failure], world_size: int) -> RankFailure:
         lines += ["", *(f"after it, rank {f.rank} {f.summary}" for f in others)]
     stopped = sorted(set(range(world_size)) - {f.rank for f in failures})
     if stopped:
-        lines += ["", f"Every other rank was stopped ({numbers(stopped)})."]
+        lines += ["", f"Every other rank was stopped ({_numbers(stopped)})."]
     return RankFailure("\n".join(lines), failures, world_size)
 
 
@@ -250,7 +245,6 @@ def _cell_names() -> dict[str, str]:
     return {name: f"Cell In[{number}]" for name, number in numbers.items()}
 
 
-def numbers(ranks: list[int]) -> str:
-    """Ranks in a sentence, at most eight of them."""
+def _numbers(ranks: list[int]) -> str:
     shown = ", ".join(map(str, ranks[:8]))
     return f"rank{'s' * (len(ranks) != 1)} {shown}" + (", ..." if len(ranks) > 8 else "")

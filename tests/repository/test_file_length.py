@@ -22,7 +22,6 @@ LONGER = {
     "dtcourse/course/judging/limits.py": 269,
     "dtcourse/device.py": 255,
     "dtcourse/events.py": 289,
-    "dtcourse/launch/cluster/slurm.py": 275,
     "dtcourse/launch/cluster/throwaway.py": 347,
     "dtcourse/launch/processes.py": 306,
     "dtcourse/memory/allocator.py": 264,

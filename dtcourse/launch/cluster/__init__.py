@@ -12,8 +12,11 @@ call.py        what the agents of a job are asked to do
 folder.py      one job's private folder, and how a file in it is read while somebody writes it
 agent.py       what runs on a node: one process that imports torch once and splits off that node's ranks
 rendezvous.py  where the agents and the ranks of several nodes meet
-slurm.py       submitting, asking and cancelling, on top of submitit
+entry.py       what the batch script starts on each node: the agent, from a folder that is ours alone
+slurm.py       submitting, on top of submitit
+controller.py  asking Slurm and cancelling
 job.py         the notebook's side: follow a job until its ranks have answered; record.py is what is known of one
+ending.py      how a job's end is told
 jobs.py        jobs of another notebook, or of yesterday
 batch.py       jobs without a notebook: sweeps, and jobs that Slurm may start again
 probe.py       what `dtcourse doctor --cluster` asks every node

@@ -29,6 +29,8 @@ from pathlib import Path
 
 import psutil
 
+from dtcourse.launch.cluster.throwaway_configuration import CONFIGURATION
+
 NEEDED = ("slurmctld", "slurmd", "sbatch", "srun", "munged")
 INSTALL = "apt-get install -y --no-install-recommends slurm-wlm munge"
 UP = 30.0  # seconds that it may take to come up
@@ -125,7 +127,7 @@ class ThrowawaySlurm:
             for name, port in zip(self.names, ports[1:], strict=True)
         )
         self.configuration.write_text(
-            _CONFIGURATION.format(
+            CONFIGURATION.format(
                 host=host,
                 port=ports[0],
                 user=user,
@@ -314,48 +316,6 @@ def _processes_of(folder: Path, node: str | None = None) -> list[psutil.Process]
                 found.append(process)
     return found
 
-
-_CONFIGURATION = """\
-ClusterName=throwaway
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={port}
-SlurmUser={user}
-SlurmdUser={user}
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge,cred_expire=5
-CredType=cred/munge
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/{binds}
-SwitchType=switch/none
-MpiDefault=none
-ReturnToService=2
-SlurmdParameters=config_overrides
-SlurmctldParameters=preempt_send_user_signal
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/%n/slurmd.pid
-SlurmdSpoolDir={folder}/%n
-StateSaveLocation={folder}/state
-SlurmctldLogFile={folder}/log/slurmctld.log
-SlurmdLogFile={folder}/log/%n.log
-SchedulerType=sched/backfill
-SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1,requeue_delay=1
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-JobCompType=jobcomp/none
-JobRequeue=1
-KillWait=3
-MinJobAge={forgets}
-InactiveLimit=0
-SlurmctldTimeout=30
-SlurmdTimeout={misses}
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-{nodes}
-PartitionName=all Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime=5
-PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF
-"""
 
 if __name__ == "__main__":
     _keep(Path(sys.argv[1]), sys.argv[2:])

@@ -93,7 +93,9 @@ class Ranks:
                     if self.goes_on:
                         self._say_go()
                 if grace is not None and now >= grace:
-                    break
+                    if not self._may_go_on():
+                        break
+                    grace = now + GRACE
                 if deadline is not None and now >= deadline and grace is None:
                     given = (limit or 0.0) + (0.0 if counting else rank.START)
                     if self.goes_on:
@@ -122,6 +124,10 @@ class Ranks:
             raise failure from failure.failures[0].exception
         self._release()
         return [self.results.get(r) or self.lost[r] for r in range(self.world_size)]
+
+    def _may_go_on(self) -> bool:
+        """Whether the other ranks may go on although one has failed and its grace is over."""
+        return False
 
     def _timed_out(self, limit: float, stacks: dict[int, str]) -> Exception:
         """What to raise at the time limit."""

@@ -14,12 +14,15 @@ import sys
 import time
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dtcourse.launch import environment, processes, rank, serialization, server
 from dtcourse.launch.cluster import call as words
+from dtcourse.launch.cluster import ends
 from dtcourse.launch.cluster.call import Call
+from dtcourse.launch.cluster.ends import Ends
 from dtcourse.launch.cluster.folder import Reader, Writer, require_private
 from dtcourse.launch.cluster.rendezvous import NodeRendezvous
 from dtcourse.launch.failures import Failure, RankFailure
@@ -46,7 +49,7 @@ class Agent:
 
 def run(folder: Path) -> None:
     """One node's part of a job. Leaves with exit code 1 where a rank failed, so that Slurm ends the other nodes'."""
-    # An end that is asked for (scancel, the time limit) ends the ranks as well: they are killed on our way out.
+    # Until there are ranks, whose end it is then (ends.py).
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     require_private(folder)
     node = int(os.environ.get("SLURM_NODEID", 0))
@@ -66,21 +69,31 @@ def run(folder: Path) -> None:
     if sentence is not None:
         log.write((words.REFUSED, sentence))
         sys.exit(1)
-    if not call.requeued:
-        # submitit has this signal requeue a job that Slurm is about to end. A launch ends with its notebook's patience.
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    requeue = ends.hold(call.warning[0])
     os.chdir(call.directory)
     # The notebook's, and then this Python's own: a container has its packages elsewhere.
     sys.path[:] = dict.fromkeys([*call.path, *sys.path])
     server.start_within()  # imports torch here, and the ranks' server is a copy of this process
+    watch = Ends(
+        folder,
+        call.warning,
+        requeue if call.requeued else None,
+        call.patience,
+        partial(log.write, (words.REFUSED, f"was ended: {_silence(call.patience)}")),
+    )
+    watch.start()
     with NodeRendezvous(folder, node, name, call) as rendezvous:
+        watch.together = partial(rendezvous.barrier_of_thread, "ended")
         try:
-            answers = _answers(call, serialized, node, rendezvous, log)
+            answers = _answers(call, serialized, node, rendezvous, log, watch)
         except _NodeTimeout as error:
             log.write((words.TIMEOUT, error.args))
         except RankFailure as error:
+            watch.wait_if_asked()
             log.write((words.FAILED, _by_the_walls_clock(error.failures)))
         else:
+            if any(isinstance(answer, RankFailure) for answer in answers.values()):
+                watch.wait_if_asked()
             offset = time.time() - time.monotonic()
             log.write((words.RESULTS, {"answers": answers, "offset": offset}))
             rendezvous.leave()
@@ -90,12 +103,17 @@ def run(folder: Path) -> None:
     sys.exit(1)
 
 
+def _silence(patience: float | None) -> str:
+    return f"the notebook that launched it gave no sign of life for {patience or 0:g} s"
+
+
 def _answers(
     call: Call,
     serialized: serialization.Serialized,
     node: int,
     rendezvous: NodeRendezvous,
     log: Writer,
+    watch: Ends,
 ) -> dict[int, Any]:
     """{rank: answer} of this node's ranks."""
     layout, asked = call.layout, call.asked
@@ -123,7 +141,9 @@ def _answers(
     with (
         closing(serialization.Payload(serialized)) as payload,
         Interrupts() as interrupts,
-        NodeRanks(settings, payload, asked.together, interrupts, rendezvous, log) as ranks,
+        watch.over(
+            NodeRanks(settings, payload, asked.together, interrupts, rendezvous, log, watch)
+        ) as ranks,
     ):
         return dict(zip(mine, ranks.answers(asked.timeout), strict=True))
 
@@ -139,6 +159,7 @@ class NodeRanks(processes.Ranks):
         interrupts: Interrupts,
         rendezvous: NodeRendezvous,
         log: Writer,
+        watch: Ends,
     ) -> None:
         def on_line(index: int, line: str) -> None:
             log.write((words.LINE, (settings[0].rank + index, line)))
@@ -148,7 +169,7 @@ class NodeRanks(processes.Ranks):
 
         super().__init__(settings, payload, on_line, on_message, goes_on, interrupts)
         self.bars = _Bars(log)  # type: ignore[assignment]
-        self.rendezvous, self.limit = rendezvous, settings[0].timeout
+        self.rendezvous, self.limit, self.watch_ends = rendezvous, settings[0].timeout, watch
 
     def __enter__(self) -> NodeRanks:
         super().__enter__()
@@ -156,6 +177,10 @@ class NodeRanks(processes.Ranks):
             with suppress(ProcessLookupError):  # it died; the loop says how
                 os.sched_setaffinity(member.pid, cores)
         return self
+
+    def _may_go_on(self) -> bool:
+        """Ranks that Slurm has asked to end may still save what they have: it kills them when their time is over."""
+        return self.watch_ends.ending.is_set()
 
     def _timed_out(self, limit: float, stacks: dict[int, str]) -> Exception:
         finished = {self.first + index for index in self.results}

@@ -43,6 +43,8 @@ class Call:
     directory, path: the notebook's own, in which the function's modules are found
     interface: the network between the nodes; None: find it
     requeued:  a batch job that Slurm may end and start again
+    warning:   (name, seconds before the time limit) of the signal that comes first
+    patience:  seconds without a sign of the notebook's life after which the nodes end the job; None: they ask for none
     versions:  what must be the same on the nodes
     """
 
@@ -52,6 +54,8 @@ class Call:
     path: list[str]
     interface: str | None
     requeued: bool = False
+    warning: tuple[str, float] = ("USR2", 90.0)
+    patience: float | None = None
     versions: dict[str, str] = field(default_factory=lambda: versions())
 
 

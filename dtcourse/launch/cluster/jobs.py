@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dtcourse.launch import output
-from dtcourse.launch.cluster import remote, slurm
+from dtcourse.launch.cluster import presence, remote, slurm
 from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.folder import require_private
 from dtcourse.launch.cluster.job import Job
@@ -69,7 +69,9 @@ def reattach(job: str, parent: Path | None = None, stream: bool = False) -> Run[
     one = find(job, parent)
     started = time.monotonic()
     on_line = output.show_line if stream else None
-    run = remote.run_of(Job(one.folder, one.record, clusters.find("slurm"), on_line), stream)
+    followed = Job(one.folder, one.record, clusters.find("slurm"), on_line)
+    with presence.Presence(one.folder, job, guarded=False):
+        run = remote.run_of(followed, stream)
     run.total_seconds = time.monotonic() - started
     return run
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from dtcourse.launch import failures, options, output, rank, serialization
 from dtcourse.launch.cluster import call as words
+from dtcourse.launch.cluster import presence, slurm
 from dtcourse.launch.cluster import settings as clusters
-from dtcourse.launch.cluster import slurm
 from dtcourse.launch.cluster.agent import Agent
 from dtcourse.launch.cluster.call import Call
 from dtcourse.launch.cluster.folder import Writer, create
@@ -60,7 +60,8 @@ def layout_on(
 def call_for(layout: options.Layout, settings: Settings, asked: rank.Settings, **more: Any) -> Call:
     """What the agents are asked to do, with what they need to know of this process."""
     path = [os.path.abspath(folder) for folder in sys.path]
-    return Call(layout, asked, os.getcwd(), path, settings.interface, **more)
+    warning = settings.warning
+    return Call(layout, asked, os.getcwd(), path, settings.interface, warning=warning, **more)
 
 
 def prepare(
@@ -84,7 +85,14 @@ def submit(
     layout = call.layout
     tasks = [Agent(str(folder)) for folder in folders]
     numbers = slurm.submit(
-        folders, tasks, settings, name, layout.nodes, layout.ranks_per_node, requeue
+        folders,
+        tasks,
+        settings,
+        name,
+        layout.nodes,
+        layout.ranks_per_node,
+        requeue,
+        waits=call.patience is not None,
     )
     records = []
     for folder, number in zip(folders, numbers, strict=True):
@@ -113,12 +121,13 @@ def run_once(
     on_message: Callable[[int, Any], None] | None,
 ) -> Run[Any]:
     """One launch on the cluster, from its submission to what came back."""
-    call = call_for(layout, settings, asked)
+    call = call_for(layout, settings, asked, patience=presence.PATIENCE)
     folder = prepare(settings, name, call, serialized)
     (record,) = submit(settings, name, [folder], call)
-    job = Job(folder, record, settings, output.show_line if stream else None, on_message)
-    slowdown = 1.0 if asked.emulated is None else asked.emulated.slowdown
-    return run_of(job, stream, slowdown)
+    with presence.Presence(folder, record.job):
+        job = Job(folder, record, settings, output.show_line if stream else None, on_message)
+        slowdown = 1.0 if asked.emulated is None else asked.emulated.slowdown
+        return run_of(job, stream, slowdown)
 
 
 def run_of(job: Job, stream: bool, slowdown: float = 1.0) -> Run[Any]:

@@ -53,7 +53,14 @@ class NodeRendezvous:
 
     def barrier(self, word: str, limit: float | None) -> None:
         """Waits until the agents of all nodes have come to this word; at most `limit` seconds (None: a year)."""
-        store: Any = self._store
+        self._barrier(self._store, word, limit)
+
+    def barrier_of_thread(self, word: str, limit: float) -> None:
+        """The same for another thread, while the main one may wait: one connection serves one at a time."""
+        where = f"tcp://{self.address}:{self.port}"
+        self._barrier(rendezvous.join(where, timedelta(seconds=MEET)), word, limit)
+
+    def _barrier(self, store: Any, word: str, limit: float | None) -> None:
         if store.add(f"dtcourse/{word}", 1) == self.nodes:
             store.set(f"dtcourse/{word}/all", "1")
         store.wait([f"dtcourse/{word}/all"], timedelta(seconds=limit or 365 * 24 * 3600))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dtcourse.launch.cluster.kubernetes_table import Kubernetes
 NAME = "cluster.toml"
 VARIABLE = "DTCOURSE_CLUSTER"
 SCHEDULERS = ("slurm",)
+WARNINGS = ("USR2", "HUP")
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,9 @@ class Settings:
     folder:          where jobs keep their files; all nodes must see it under this name
     partition, account: as for sbatch; None leaves them to the cluster's defaults
     minutes:         a job's time limit
-    wait_minutes:    how long launch waits in the queue before it gives up and cancels the job; None: for ever
+    wait_minutes:    how long launch waits in the queue before it gives up and cancels the job; None: a day
+    signal:          the signal that Slurm sends the ranks before the time limit, and how many seconds before, such as
+                     "USR2@90" (which None means): a function with a handler for it can save
     ranks_per_node:  the most ranks of one node; None puts all ranks on as many nodes as launch(nodes=) says
     cpus_per_rank:   CPUs that a rank may use (--cpus-per-task is this times the ranks of a node)
     memory_per_node: GB; None leaves it to the cluster's default
@@ -47,6 +51,7 @@ class Settings:
     account: str | None = None
     minutes: int = 30
     wait_minutes: float | None = None
+    signal: str | None = None
     ranks_per_node: int | None = None
     cpus_per_rank: int = 1
     memory_per_node: float | None = None
@@ -59,6 +64,21 @@ class Settings:
     options: dict[str, Any] = field(default_factory=dict)
     kubernetes: Kubernetes = field(default_factory=Kubernetes)
     source: str = "dtcourse's defaults"
+
+    def with_limit(self, minutes: int | None, signal: str | None) -> Settings:
+        """With another time limit, or another signal before it, where these are given. ValueError as for a file."""
+        given = {"minutes": minutes, "signal": signal}
+        changed = replace(self, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
+        _check(changed)
+        return changed
+
+    @property
+    def warning(self) -> tuple[str, int]:
+        """The signal before the time limit: (its name, how many seconds before)."""
+        if self.signal is None:
+            return "USR2", min(90, self.minutes * 30)  # a short job has half of its time for itself
+        name, _, seconds = self.signal.partition("@")
+        return name, int(seconds)
 
     def nodes_for(self, world_size: int, nodes: int) -> int:
         """The nodes to ask for: as many as asked, or as few as have room for all ranks, equally many on each."""
@@ -154,12 +174,29 @@ def _check(settings: Settings) -> None:
             isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
         ):
             raise wrong(name, "a number above 0")
+    if settings.signal is not None:
+        _check_signal(settings)
     for name in ("modules", "setup"):
         value = getattr(settings, name)
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise wrong(name, "a list of texts")
     if not isinstance(settings.options, dict):
         raise wrong("options", "a table of sbatch's options")
+    for name, setting in (("time", "minutes"), ("signal", "signal")):
+        if name in settings.options:
+            raise ValueError(
+                f"{settings.source}: {name} under [options] is the setting `{setting}`: write it there"
+            )
+
+
+def _check_signal(settings: Settings) -> None:
+    text, form = settings.signal, f"({'|'.join(WARNINGS)})@[1-9][0-9]{{0,4}}"
+    if isinstance(text, str) and re.fullmatch(form, text, re.ASCII):
+        return
+    raise ValueError(
+        f"{settings.source}: signal is a name ({' or '.join(WARNINGS)}), @ and the seconds before the time limit, such "
+        f'as "USR2@90"; got {text!r}. TERM comes at the end in any case, and USR1 asks a rank for its stack'
+    )
 
 
 EXAMPLE = """\
@@ -171,6 +208,7 @@ folder = "~/.dtcourse/jobs"     # must be on a file system that all nodes share
 # account = "ml-course"
 minutes = 30                    # a job's time limit
 # wait_minutes = 60             # give up when the job has waited so long in the queue
+# signal = "USR2@90"            # sent to the ranks so many seconds before the limit
 # ranks_per_node = 4
 cpus_per_rank = 1
 # memory_per_node = 32          # GB

@@ -65,6 +65,7 @@ class ThrowawaySlurm:
 
     forgets: seconds after which Slurm forgets a job that is over
     binds:   bind each task to the cores that its job was given; `cpus` may then be no more than this machine has
+    grace:   seconds between the signal that asks a job to end and the one that kills it
     inside:  a command that runs another one (unshare ...), in which the nodes live
     """
 
@@ -75,13 +76,14 @@ class ThrowawaySlurm:
         forgets: int = 300,
         inside: Sequence[str] = (),
         binds: bool = False,
+        grace: int = 3,
     ) -> None:
         if gone := missing():
             raise RuntimeError(
                 f"no Slurm can be started here: {', '.join(gone)} not found ({INSTALL})"
             )
         self.nodes, self.cpus, self.forgets = nodes, cpus, forgets
-        self.inside, self.binds = inside, binds
+        self.inside, self.binds, self.grace = inside, binds, grace
         self.names = [f"n{i + 1}" for i in range(nodes)]
         self._keeper: subprocess.Popen[bytes] | None = None
 
@@ -125,6 +127,8 @@ class ThrowawaySlurm:
                 folder=self.folder,
                 nodes=nodes,
                 forgets=self.forgets,
+                grace=self.grace,
+                preempted_grace=max(5, self.grace),
                 binds="affinity" if self.binds else "none",
             )
         )
@@ -331,7 +335,7 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
 JobRequeue=1
-KillWait=3
+KillWait={grace}
 MinJobAge={forgets}
 InactiveLimit=0
 SlurmctldTimeout=30
@@ -339,7 +343,7 @@ SlurmdTimeout=10
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 {nodes}
-PartitionName=all Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime=5
+PartitionName=all Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime={preempted_grace}
 PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF
 """
 

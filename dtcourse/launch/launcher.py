@@ -134,7 +134,7 @@ def launch(
         if cluster is None:
             layout = options.choose(world_size, backend, device, nodes, threads)
         else:
-            from dtcourse.launch.cluster import remote
+            from dtcourse.launch.cluster import allocations, remote
 
             settings = remote.find(cluster)
             layout = remote.layout_on(settings, world_size, backend, device, nodes, threads)
@@ -159,13 +159,17 @@ def launch(
             again=cluster is None and not goes_on and standby.keeps(),
         )
 
+        on_line = output.show_line if stream else None
+
         def run_once(emulated: EmulatedCluster | None) -> Run[Any]:
             serialized = sendable.serialize_call(function, args, kwargs)
             asked = replace(for_all, emulated=emulated)
             if cluster is None:
-                return _run_here(asked, layout, serialized, stream, on_message)
+                return _run_here(asked, layout, serialized, on_line, on_message)
             name = getattr(function, "__name__", "function")
-            return remote.run_once(settings, layout, name, asked, serialized, stream, on_message)
+            return allocations.run_once(
+                settings, layout, name, asked, serialized, on_line, on_message
+            )
 
         run = run_once(emulated)
         if emulated is not None and emulated.is_measured:
@@ -214,7 +218,7 @@ def _run_here(
     asked: rank.Settings,
     layout: options.Layout,
     serialized: serialization.Serialized,
-    stream: bool,
+    on_line: Callable[[int, str], None] | None,
     on_message: Callable[[int, Any], None] | None,
 ) -> Run[Any]:
     """One launch on this machine. asked: of all ranks; each gets its own number, environment and rendezvous."""
@@ -227,7 +231,6 @@ def _run_here(
             replace(asked, rank=index, environment=variables, rendezvous=store.path)
             for index, variables in enumerate(environment.environments(layout, store.port, base))
         ]
-        on_line = output.show_line if stream else None
         with (
             Interrupts() as interrupts,
             standby.launching(layout.world_size, interrupts),

@@ -40,6 +40,10 @@ class Job:
         self.on_line, self.on_message = on_line, on_message
         self.readers = [Reader(folder / words.log_name(k)) for k in range(self.layout.nodes)]
         self.bars = Bars()
+        self.look = LOOK
+        self.stopped: Callable[[], bool] = lambda: (
+            False
+        )  # asked while it runs: whether it is to end
         self.attempts: dict[int, int] = {}  # by node: how often Slurm had restarted the job
         self._begin_again()
 
@@ -49,6 +53,8 @@ class Job:
         self.names: dict[int, str] = {}  # of the nodes whose agents run
         self.results: dict[int, Any] = {}
         self.reported: set[int] = set()  # nodes that have said how their part ended
+        self.ready: set[int] = set()  # of an allocation: nodes that take calls
+        self.left: set[int] = set()  # nodes on which no rank of this call is any more
         self.refusal: str | None = None
         self.failed: list[failures.Failure] = []
         self.timeouts: list[tuple[float, set[int], dict[int, str]]] = []
@@ -66,21 +72,37 @@ class Job:
             self._follow(lambda: False)
             return [self.results[index] for index in range(self.layout.world_size)]
         except KeyboardInterrupt as interrupt:
-            interrupt.add_note(f"job {self.record.job} was cancelled")
+            interrupt.add_note(self._was_interrupted())
             raise interrupt.with_traceback(None) from None
         finally:
             self.bars.close()
             if len(self.results) < self.layout.world_size:
                 self.end()
 
+    def _was_interrupted(self) -> str:
+        return f"job {self.record.job} was cancelled"
+
+    def wait_until_ready(self) -> None:
+        """Until all nodes of an allocation take calls. Raises JobFailed where they will not; the job has ended then."""
+        try:
+            with waiting.saying(
+                f"job {self.record.job} waits for {plural(self.layout.nodes, 'node')}"
+            ):
+                self._follow(lambda: len(self.ready) == self.layout.nodes)
+        except BaseException:
+            self.end()
+            raise
+
     def _follow(self, enough: Callable[[], bool]) -> None:
         """Reads the logs until all ranks have answered or `enough()`; raises what has gone wrong."""
         began = asked = time.monotonic()
-        look, ask, echo, over = LOOK, ASK, None, None
+        look, ask, echo, over = self.look, ASK, None, None
         state = ("PENDING", "", "")
         while True:
             if self.read():
-                look = LOOK
+                look = self.look
+            if self.stopped():
+                raise KeyboardInterrupt
             if len(self.results) == self.layout.world_size or enough():
                 return
             now = time.monotonic()
@@ -154,6 +176,10 @@ class Job:
             for index, answer in content["answers"].items():
                 self.results[index] = _shifted(answer, offset)
             self.reported.add(node)
+        elif word == words.READY:
+            self.ready.add(node)
+        elif word == words.LEFT:
+            self.left.add(node)
         elif word == words.REFUSED:
             self.refusal = content
         elif word == words.FAILED:

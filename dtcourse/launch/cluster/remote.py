@@ -15,12 +15,12 @@ from dtcourse.launch import failures, options, output, rank, serialization
 from dtcourse.launch.cluster import call as words
 from dtcourse.launch.cluster import presence, slurm
 from dtcourse.launch.cluster import settings as clusters
-from dtcourse.launch.cluster.agent import Agent
-from dtcourse.launch.cluster.call import Call
+from dtcourse.launch.cluster.call import Call, Hold
 from dtcourse.launch.cluster.folder import Writer, create
 from dtcourse.launch.cluster.job import Job
 from dtcourse.launch.cluster.record import Record
 from dtcourse.launch.cluster.settings import Settings
+from dtcourse.launch.cluster.task import Agent
 from dtcourse.launch.run import Run
 
 
@@ -59,9 +59,13 @@ def layout_on(
 
 def call_for(layout: options.Layout, settings: Settings, asked: rank.Settings, **more: Any) -> Call:
     """What the agents are asked to do, with what they need to know of this process."""
-    path = [os.path.abspath(folder) for folder in sys.path]
     warning = settings.warning
-    return Call(layout, asked, os.getcwd(), path, settings.interface, warning=warning, **more)
+    return Call(layout, asked, os.getcwd(), own_path(), settings.interface, warning=warning, **more)
+
+
+def own_path() -> list[str]:
+    """sys.path, for a process that is somewhere else."""
+    return [os.path.abspath(folder) for folder in sys.path]
 
 
 def prepare(
@@ -69,21 +73,27 @@ def prepare(
 ) -> Path:
     """A new folder with all that the nodes of one job need."""
     folder = create(Path(settings.folder), name)
+    fill(folder, call, serialized)
+    return folder
+
+
+def fill(folder: Path, call: Call, serialized: serialization.Serialized) -> None:
+    """Writes into a new folder what the nodes of one call need."""
     writer = Writer(folder / words.CALL)
     writer.write(call)
     stream, buffers = serialized
     writer.write((stream, [pickle.PickleBuffer(buffer) for buffer in buffers]))
     for node in range(call.layout.nodes):
         (folder / words.log_name(node)).touch(mode=0o600)
-    return folder
 
 
 def submit(
-    settings: Settings, name: str, folders: list[Path], call: Call, requeue: bool = False
+    settings: Settings, name: str, folders: list[Path], call: Call | Hold, requeue: bool = False
 ) -> list[Record]:
     """Hands the prepared jobs to the cluster, and writes down their numbers."""
     layout = call.layout
-    tasks = [Agent(str(folder)) for folder in folders]
+    serves = isinstance(call, Hold)
+    tasks = [Agent(str(folder), serves) for folder in folders]
     numbers = slurm.submit(
         folders,
         tasks,
@@ -102,7 +112,7 @@ def submit(
             name,
             time.time(),
             asdict(layout),
-            call.asked.record,
+            call.asked.record if isinstance(call, Call) else False,
             settings.minutes,
             settings.source,
         )
@@ -117,25 +127,31 @@ def run_once(
     name: str,
     asked: rank.Settings,
     serialized: serialization.Serialized,
-    stream: bool,
+    on_line: Callable[[int, str], None] | None,
     on_message: Callable[[int, Any], None] | None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Run[Any]:
-    """One launch on the cluster, from its submission to what came back."""
+    """One launch on the cluster, from its submission to what came back. stopped: asked whether it is to end."""
     call = call_for(layout, settings, asked, patience=presence.PATIENCE)
     folder = prepare(settings, name, call, serialized)
     (record,) = submit(settings, name, [folder], call)
     with presence.Presence(folder, record.job):
-        job = Job(folder, record, settings, output.show_line if stream else None, on_message)
-        slowdown = 1.0 if asked.emulated is None else asked.emulated.slowdown
-        return run_of(job, stream, slowdown)
+        job = Job(folder, record, settings, on_line, on_message)
+        job.stopped = stopped
+        return run_of(job, on_line is not None, slowdown_of(asked))
 
 
-def run_of(job: Job, stream: bool, slowdown: float = 1.0) -> Run[Any]:
-    """Follows a job and makes a Run of what its ranks answered."""
+def slowdown_of(asked: rank.Settings) -> float:
+    """The factor by which everything is emulated slower."""
+    return 1.0 if asked.emulated is None else asked.emulated.slowdown
+
+
+def run_of(job: Job, shown: bool, slowdown: float = 1.0) -> Run[Any]:
+    """Follows a job and makes a Run of what its ranks answered. shown: somebody takes the lines as they come."""
     try:
         answers = job.answers()
     finally:
-        if not stream:
+        if not shown:
             output.show(job.lines)
     for answer in answers:
         if isinstance(answer, failures.RankFailure):

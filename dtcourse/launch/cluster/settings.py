@@ -30,6 +30,9 @@ class Settings:
     wait_minutes:    how long launch waits in the queue before it gives up and cancels the job; None: a day
     signal:          the signal that Slurm sends the ranks before the time limit, and how many seconds before, such as
                      "USR2@90" (which None means): a function with a handler for it can save
+    keep:            hold the nodes between the launches of a notebook (one job, allocations.py), not one job for each
+    idle_minutes:    without a launch, after which nodes that are held are given back
+    keep_minutes:    for which they are held at most
     ranks_per_node:  the most ranks of one node; None puts all ranks on as many nodes as launch(nodes=) says
     cpus_per_rank:   CPUs that a rank may use (--cpus-per-task is this times the ranks of a node)
     memory_per_node: GB; None leaves it to the cluster's default
@@ -52,6 +55,9 @@ class Settings:
     minutes: int = 30
     wait_minutes: float | None = None
     signal: str | None = None
+    keep: bool = False
+    idle_minutes: float = 10
+    keep_minutes: int = 60
     ranks_per_node: int | None = None
     cpus_per_rank: int = 1
     memory_per_node: float | None = None
@@ -161,14 +167,16 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and (not isinstance(value, str) or not value):
             raise wrong(name, "a text")
-    for name in ("minutes", "cpus_per_rank", "ranks_per_node"):
+    if not isinstance(settings.keep, bool):
+        raise wrong("keep", "true or false")
+    for name in ("minutes", "keep_minutes", "cpus_per_rank", "ranks_per_node"):
         value = getattr(settings, name)
         if value is not None:
             options.whole_number(f"{settings.source}: {name}", value, "a number of at least 1")
     gpus = settings.gpus_per_node
     if isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 0:
         raise wrong("gpus_per_node", "a whole number, 0 for none")
-    for name in ("wait_minutes", "memory_per_node"):
+    for name in ("wait_minutes", "idle_minutes", "memory_per_node"):
         value = getattr(settings, name)
         if value is not None and (
             isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
@@ -208,6 +216,9 @@ folder = "~/.dtcourse/jobs"     # must be on a file system that all nodes share
 # account = "ml-course"
 minutes = 30                    # a job's time limit
 # wait_minutes = 60             # give up when the job has waited so long in the queue
+# keep = true                   # hold the nodes between a notebook's launches: the next one starts at once
+# idle_minutes = 10             # then nodes without a launch are given back
+# keep_minutes = 60             # for which they are held at most
 # signal = "USR2@90"            # sent to the ranks so many seconds before the limit
 # ranks_per_node = 4
 cpus_per_rank = 1

@@ -155,9 +155,12 @@ class Ranks:
         pending = [r for r in range(self.world_size) if r not in self.results | self.failures]
         channels = {self.channels[r]: r for r in pending}
         sentinels = {self.processes[r].sentinel: r for r in pending if r not in self.untold}
-        ready = wait([*channels, *self.output.open_pipes, *sentinels], seconds)
+        stops = [self.interrupts.stop.pipe()] if self.interrupts.stop else []
+        ready = wait([*channels, *self.output.open_pipes, *sentinels, *stops], seconds)
         gone = []
         for item in ready:
+            if item in stops:
+                raise KeyboardInterrupt
             if item in channels:
                 self._on_message(channels[item])
             elif item in sentinels:

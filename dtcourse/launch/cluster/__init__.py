@@ -28,7 +28,7 @@ throwaway.py   a real Slurm of several nodes on this machine, for tests, lessons
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,6 +69,43 @@ def allocation(
     options.whole_number("minutes", held_for, "the minutes for which the nodes are held at most")
     with allocations.held(settings, nodes, each, idle, max(held_for, settings.minutes)) as held:
         yield held
+
+
+def submit(
+    function: Callable[..., Any],
+    world_size: int = 2,
+    /,
+    *,
+    nodes: int = 1,
+    cluster: str = "slurm",
+    minutes: int | None = None,
+    signal: str | None = None,
+    requeue: bool = False,
+    sweep: Mapping[str, Sequence[Any]] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Submits function(**kwargs) as a batch job, which goes on without the notebook; it may be defined in a cell.
+
+        job = cluster.submit(train, 4, nodes=2, requeue=True, lr=0.1)
+        job.state()                  # what Slurm says of it
+        run = job.result()           # follows it; another notebook: `dtcourse jobs NUMBER`
+
+    cluster: as launch takes it
+    minutes, signal: its time limit, and the signal so long before it ("USR2@90"); None: cluster.toml's
+    requeue: let Slurm end the job and start it again: the function then finds its own checkpoint
+    sweep:   {argument: values}: a job for each combination of the values, and a list of them is returned
+    More (backend, device, threads) as for launch.
+
+    ValueError where the function cannot be called so, or Slurm refuses the job.
+    """
+    from dtcourse.launch.cluster import batch, jobs, remote
+
+    settings = remote.find(cluster).with_limit(minutes, signal)
+    submitted = batch.submit(
+        function, world_size, settings, nodes=nodes, requeue=requeue, sweep=sweep, **kwargs
+    )
+    some = [jobs.Submitted(record, given, settings) for record, given in submitted]
+    return some if sweep else some[0]
 
 
 def release() -> str:

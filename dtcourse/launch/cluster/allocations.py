@@ -32,6 +32,7 @@ from dtcourse.launch.cluster.folder import Writer, create
 from dtcourse.launch.cluster.job import Job
 from dtcourse.launch.cluster.record import JobFailed, Record
 from dtcourse.launch.cluster.settings import Settings
+from dtcourse.launch.interrupts import Stop
 from dtcourse.launch.run import Run
 
 LOOK = 0.01  # seconds between two looks into the logs of a call, at first
@@ -100,10 +101,10 @@ class Allocation:
         has_time = not self._ready or time.monotonic() + self.settings.minutes * 60 <= self._until
         return has_time and self.sources == course_files.sources()
 
-    def _wait_until_ready(self, stopped: Callable[[], bool]) -> None:
+    def _wait_until_ready(self, stop: Stop | None) -> None:
         if self._ready:
             return
-        self.job.stopped = stopped
+        self.job.stop = stop
         try:
             self.job.wait_until_ready()
         except BaseException:
@@ -120,10 +121,10 @@ class Allocation:
         serialized: serialization.Serialized,
         on_line: Callable[[int, str], None] | None,
         on_message: Callable[[int, Any], None] | None,
-        stopped: Callable[[], bool],
+        stop: Stop | None,
     ) -> Run[Any]:
         """One launch on its nodes. To be called with `busy` held. NotTaken where they have just been given back."""
-        self._wait_until_ready(stopped)
+        self._wait_until_ready(stop)
         changes = words.changes(self.environment, dict(os.environ))
         call = remote.call_for(
             layout, self.settings, asked, changes=changes, versions={}, patience=presence.PATIENCE
@@ -136,7 +137,7 @@ class Allocation:
         remote.fill(folder, call, serialized)
         record = replace(self.record, layout=asdict(layout), record=asked.record)
         job = _Call(folder, record, self, on_line, on_message)
-        job.stopped = stopped
+        job.stop = stop
         self._number += 1
         self._orders.write(words.CALL)
         return remote.run_of(job, on_line is not None, remote.slowdown_of(asked))
@@ -198,6 +199,7 @@ class _Call(Job):
 
     def end(self) -> None:
         """Ends the ranks of this call. The nodes stay, where they do as they are asked."""
+        self.on_message = None  # nobody waits for more
         with suppress(OSError):
             (self.folder / words.END).touch(mode=0o600)
         deadline, looked = time.monotonic() + GOES, 0.0
@@ -242,7 +244,7 @@ def run_once(
     serialized: serialization.Serialized,
     on_line: Callable[[int, str], None] | None,
     on_message: Callable[[int, Any], None] | None,
-    stopped: Callable[[], bool] = lambda: False,
+    stop: Stop | None = None,
 ) -> Run[Any]:
     """One launch on the cluster: on nodes that are held, where they can take it, else as a job of its own."""
     for _ in range(2):
@@ -250,12 +252,12 @@ def run_once(
         if one is None:
             break
         try:
-            return one.run(layout, asked, serialized, on_line, on_message, stopped)
+            return one.run(layout, asked, serialized, on_line, on_message, stop)
         except NotTaken:  # they were idle for too long, just now
             pass
         finally:
             one.busy.release()
-    return remote.run_once(settings, layout, name, asked, serialized, on_line, on_message, stopped)
+    return remote.run_once(settings, layout, name, asked, serialized, on_line, on_message, stop)
 
 
 def _taken(settings: Settings, layout: options.Layout) -> Allocation | None:

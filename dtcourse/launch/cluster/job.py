@@ -14,6 +14,7 @@ from dtcourse.launch.cluster import slurm
 from dtcourse.launch.cluster.folder import Reader, require_private
 from dtcourse.launch.cluster.record import JobFailed, Record
 from dtcourse.launch.cluster.settings import Settings
+from dtcourse.launch.interrupts import Stop
 from dtcourse.launch.reporting import Bars
 from dtcourse.plural import plural
 
@@ -41,9 +42,7 @@ class Job:
         self.readers = [Reader(folder / words.log_name(k)) for k in range(self.layout.nodes)]
         self.bars = Bars()
         self.look = LOOK
-        self.stopped: Callable[[], bool] = lambda: (
-            False
-        )  # asked while it runs: whether it is to end
+        self.stop: Stop | None = None  # by which another thread may end it
         self.attempts: dict[int, int] = {}  # by node: how often Slurm had restarted the job
         self._begin_again()
 
@@ -101,7 +100,7 @@ class Job:
         while True:
             if self.read():
                 look = self.look
-            if self.stopped():
+            if self.stop is not None and self.stop.is_pressed():
                 raise KeyboardInterrupt
             if len(self.results) == self.layout.world_size or enough():
                 return

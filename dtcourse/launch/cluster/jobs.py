@@ -13,6 +13,7 @@ from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.folder import require_private
 from dtcourse.launch.cluster.job import Job
 from dtcourse.launch.cluster.record import Record, read_record
+from dtcourse.launch.cluster.settings import Settings
 from dtcourse.launch.run import Run
 from dtcourse.plural import plural
 
@@ -74,6 +75,37 @@ def reattach(job: str, parent: Path | None = None, stream: bool = False) -> Run[
         run = remote.run_of(followed, stream)
     run.total_seconds = time.monotonic() - started
     return run
+
+
+class Submitted:
+    """A batch job that this notebook has submitted.
+
+    number:    Slurm's
+    arguments: what its function is given
+    """
+
+    def __init__(self, record: Record, arguments: dict[str, Any], settings: Settings) -> None:
+        self.number, self.arguments = record.job, arguments
+        self._record, self._parent = record, Path(settings.folder).expanduser()
+
+    def state(self) -> str:
+        """What Slurm says of it now."""
+        return slurm.state_of(self.number, self._record.comment)[0]
+
+    def result(self, stream: bool = False) -> Run[Any]:
+        """Follows it to its end: the Run of its ranks, or the exception that a launch would have raised.
+
+        Interrupted, it ends the job.
+        """
+        return reattach(self.number, self._parent, stream)
+
+    def cancel(self) -> None:
+        """Asks Slurm to end it."""
+        slurm.cancel(self.number)
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"<job {self.number}: {self._record.name}({given})>"
 
 
 def clean(parent: Path | None = None, older_than_days: float = 7.0) -> str:

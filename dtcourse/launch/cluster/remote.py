@@ -21,6 +21,7 @@ from dtcourse.launch.cluster.job import Job
 from dtcourse.launch.cluster.record import Record
 from dtcourse.launch.cluster.settings import Settings
 from dtcourse.launch.cluster.task import Agent
+from dtcourse.launch.interrupts import Stop
 from dtcourse.launch.run import Run
 
 
@@ -129,15 +130,15 @@ def run_once(
     serialized: serialization.Serialized,
     on_line: Callable[[int, str], None] | None,
     on_message: Callable[[int, Any], None] | None,
-    stopped: Callable[[], bool] = lambda: False,
+    stop: Stop | None = None,
 ) -> Run[Any]:
-    """One launch on the cluster, from its submission to what came back. stopped: asked whether it is to end."""
+    """One launch on the cluster, from its submission to what came back. stop: ends it from another thread."""
     call = call_for(layout, settings, asked, patience=presence.PATIENCE)
     folder = prepare(settings, name, call, serialized)
     (record,) = submit(settings, name, [folder], call)
     with presence.Presence(folder, record.job):
         job = Job(folder, record, settings, on_line, on_message)
-        job.stopped = stopped
+        job.stop = stop
         return run_of(job, on_line is not None, slowdown_of(asked))
 
 

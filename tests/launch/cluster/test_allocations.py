@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -15,7 +16,14 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import launch
-from dtcourse.launch import RankFailure, RankTimeout, cluster, send_message
+from dtcourse.launch import (
+    Cancelled,
+    RankFailure,
+    RankTimeout,
+    cluster,
+    magic,
+    send_message,
+)
 from dtcourse.launch.cluster import allocations, slurm
 from dtcourse.launch.cluster.record import JobFailed
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
@@ -225,11 +233,11 @@ def test_an_agent_that_is_killed_ends_its_allocation_and_the_next_launch_works(n
     first = job_of(on_nodes(where))
 
     def kill(*_):
-        for process in of_jobs(nodes):
-            if "submitit.core._submit" in process.cmdline() and process.parent() not in of_jobs(
-                nodes
-            ):
-                process.kill()
+        ours = {process.pid: process for process in of_jobs(nodes)}
+        for process in ours.values():
+            with suppress(psutil.Error):
+                if process.ppid() not in ours and "submitit.core._submit" in process.cmdline():
+                    process.kill()
 
     with pytest.raises((JobFailed, RankFailure)):
         on_nodes(step, on_message=kill)
@@ -249,6 +257,48 @@ def test_a_folder_that_others_can_open_is_not_read_by_the_nodes():
             patch.setattr(allocations.remote, "fill", and_open)
             with pytest.raises((JobFailed, PermissionError), match=r"job|yours alone"):
                 on_nodes(where)
+
+
+def test_a_launch_that_nobody_waits_for_runs_on_the_nodes_that_are_held():
+    def waits():
+        send_message("begun")
+        time.sleep(600)
+
+    begun = threading.Event()
+    with cluster.allocation(nodes=2) as held:
+        assert job_of(on_nodes(where, wait=False).result()) == held.record.job
+        handle = on_nodes(waits, wait=False, on_message=lambda *_: begun.set())
+        assert begun.wait(120)
+        handle.cancel()
+        with pytest.raises(Cancelled) as caught:
+            handle.result()
+        assert any("its ranks on n1, n2 were ended" in note for note in caught.value.__notes__)
+        assert job_of(on_nodes(where)) == held.record.job
+
+
+def test_a_function_of_a_cell_is_submitted_as_a_batch_job(capsys):
+    def step(x, offset=0):
+        print("x is", x)
+        return x + offset, where()[2]
+
+    job = cluster.submit(step, 2, nodes=2, minutes=3, signal="USR2@60", x=1)
+    assert list(job.result()) == [(1, 2.0)] * 2
+    assert capsys.readouterr().out == "rank 0 | x is 1\nrank 1 | x is 1\n"
+    until(lambda: job.state() == "COMPLETED")
+    assert slurm.details("job", job.number)["TimeLimit"] == "00:03:00"
+    both = cluster.submit(step, 1, sweep={"x": [1, 2]}, offset=10)
+    assert [list(one.result()) for one in both] == [[(11, 1.0)], [(12, 1.0)]]
+    assert repr(both[1]) == f"<job {both[1].number}: step(offset=10, x=2)>"
+    until(lambda: not queue())
+
+
+def test_the_magic_of_a_notebook_gives_its_nodes_back(settings, capsys):
+    settings.write_text(settings.read_text() + "keep = true\n")
+    held = job_of(on_nodes(where))
+    magic.run("release")
+    assert capsys.readouterr().out == f"given back: job {held} (2 nodes)\n"
+    with pytest.raises(ValueError, match=r"%dtcourse knows one word, release"):
+        magic.run("relaese")
 
 
 CELLS = """

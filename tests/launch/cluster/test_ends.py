@@ -115,9 +115,10 @@ def test_ranks_that_know_no_signal_end_at_once(tmp_path):
 
 
 def test_the_signal_before_the_limit_lets_a_job_save_and_go_on(tmp_path, settings):
-    text = settings.read_text().replace("minutes = 10", "minutes = 1")
-    settings.write_text(text + 'signal = "USR2@58"\n')
+    settings.write_text(settings.read_text() + 'signal = "USR2@60"\n')
     job = submitted(tmp_path, requeue=True)
+    until(lambda: have_begun(tmp_path))
+    subprocess.run(["scontrol", "update", f"JobId={job}", "EndTime=now+60"], check=True)
     assert list(jobs.reattach(job, tmp_path / "jobs")) == ["SIGUSR2"] * 4
 
 

@@ -47,7 +47,8 @@ def allocation(
         with cluster.allocation(nodes=2, idle_minutes=10):
             launch(step, 4, nodes=2, cluster="slurm")
 
-    nodes:          as many as the largest launch needs; one that needs more gets a job of its own
+    nodes:          as many as the largest launch needs; one that needs more gets a job of its own, which may have to
+                    wait for these
     idle_minutes:   without a launch, after which the nodes are given back; None: cluster.toml's
     ranks_per_node: the most that a launch has on one node; None: cluster.toml's, else 4
     minutes:        for which the nodes are held at most; None: cluster.toml's keep_minutes

@@ -28,6 +28,7 @@ from dtcourse.launch.cluster import allocations, slurm
 from dtcourse.launch.cluster.record import JobFailed
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
 from tests.launch.cluster.notebooks import notebook, queue, until
+from tests.launch.test_kernel import Kernel
 
 pytestmark = [
     pytest.mark.slurm,
@@ -369,3 +370,36 @@ def test_an_allocation_that_still_waits_is_given_back_too():
 def test_what_cannot_be_held_is_refused(asked, says):
     with pytest.raises(ValueError, match=says), cluster.allocation(**asked):
         pass
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_a_kernel_that_is_restarted_gives_its_nodes_back(tmp_path, settings, nodes, busy):
+    """Kernels end their children before themselves; what gives the nodes back is not among them."""
+    settings.write_text(settings.read_text() + "keep = true\n")
+    kernel = Kernel(tmp_path)
+    try:
+        waits = f"while {busy}: time.sleep(0.05)"
+        request = kernel.send(f"""
+            import time
+            from dtcourse import launch
+
+            def step():
+                open("begun", "w").close()
+                {waits}
+
+            launch(step, 2, nodes=2, cluster="slurm", timeout=None)
+            open("returned", "w").close()
+        """)
+        until((tmp_path / ("begun" if busy else "returned")).exists)
+        if not busy:
+            kernel.outcome(request)
+            job = queue()[0]
+            shown = kernel.run("%dtcourse release").printed
+            assert shown == f"given back: job {job} (2 nodes)\n"
+            assert kernel.run('launch(step, 2, nodes=2, cluster="slurm")').error is None
+        assert len(queue()) == 1
+        kernel.manager.restart_kernel()
+        until(lambda: not queue())
+    finally:
+        kernel.stop()
+    until(lambda: not of_jobs(nodes))

@@ -98,7 +98,9 @@ class Allocation:
             return False
         if self._ready and (self.folder / words.OVER).exists():
             return False
-        has_time = not self._ready or time.monotonic() + self.settings.minutes * 60 <= self._until
+        # As long as a job of its own would have, or the rest of the first half.
+        needed = min(self.settings.minutes * 60.0, self.seconds / 2)
+        has_time = not self._ready or time.monotonic() + needed <= self._until
         return has_time and self.sources == course_files.sources()
 
     def _wait_until_ready(self, stop: Stop | None) -> None:

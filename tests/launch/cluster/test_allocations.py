@@ -224,6 +224,16 @@ def test_nodes_that_would_not_see_an_edit_of_the_course_are_asked_for_anew(setti
     assert job_of(on_nodes(where, 1, nodes=1)) != first
 
 
+def test_nodes_whose_time_is_nearly_over_are_asked_for_anew(settings):
+    text = settings.read_text().replace("minutes = 10", "minutes = 20")
+    settings.write_text(text + "keep = true\nkeep_minutes = 20\n")
+    first, second = (job_of(on_nodes(where, 1, nodes=1)) for _ in range(2))
+    assert first == second, "with half of the time left"
+    (one,) = allocations._kept
+    one._until -= 11 * 60
+    assert job_of(on_nodes(where, 1, nodes=1)) != first
+
+
 def test_an_agent_that_is_killed_ends_its_allocation_and_the_next_launch_works(nodes, settings):
     settings.write_text(settings.read_text() + "keep = true\n")
 

@@ -17,7 +17,8 @@ task.py        what submitit calls there: agent.py or serving.py
 rendezvous.py  where the agents and the ranks of several nodes meet
 slurm.py       submitting, asking and cancelling, on top of submitit
 serving.py     the same for an allocation: agents that take call after call
-allocations.py the notebook's side of one: `with cluster.allocation(nodes=2)`, and `keep = true`
+held.py        the notebook's side of one allocation
+allocations.py which launch is given to which: `with cluster.allocation(nodes=2)`, and `keep = true`
 job.py         the notebook's side: follow a job until its ranks have answered; record.py is what is known of one
 jobs.py        jobs of another notebook, or of yesterday
 batch.py       jobs without a notebook: sweeps, and jobs that Slurm may start again

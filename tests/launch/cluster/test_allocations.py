@@ -25,6 +25,7 @@ from dtcourse.launch import (
     send_message,
 )
 from dtcourse.launch.cluster import allocations, slurm
+from dtcourse.launch.cluster import held as held_nodes
 from dtcourse.launch.cluster.record import JobFailed
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
 from tests.launch.cluster.notebooks import notebook, queue, until
@@ -203,7 +204,7 @@ def test_a_call_that_its_nodes_never_saw_is_made_again(settings, monkeypatch):
     settings.write_text(settings.read_text() + "keep = true\nidle_minutes = 0.03\n")
     first = job_of(on_nodes(where))
     until(lambda: not queue())
-    monkeypatch.setattr(allocations.Allocation, "is_good", lambda self: self.is_open)
+    monkeypatch.setattr(held_nodes.Allocation, "is_good", lambda self: self.is_open)
     assert job_of(on_nodes(where)) != first
 
 
@@ -220,7 +221,7 @@ def test_a_notebook_keeps_its_nodes_until_it_needs_more_or_releases_them(setting
 def test_nodes_that_would_not_see_an_edit_of_the_course_are_asked_for_anew(settings, monkeypatch):
     settings.write_text(settings.read_text() + "keep = true\n")
     first = job_of(on_nodes(where, 1, nodes=1))
-    monkeypatch.setattr(allocations.course_files, "sources", lambda: {"edited": (1, 1)})
+    monkeypatch.setattr(held_nodes.course_files, "sources", lambda: {"edited": (1, 1)})
     assert job_of(on_nodes(where, 1, nodes=1)) != first
 
 
@@ -258,14 +259,14 @@ def test_an_agent_that_is_killed_ends_its_allocation_and_the_next_launch_works(n
 def test_a_folder_that_others_can_open_is_not_read_by_the_nodes():
     with cluster.allocation(nodes=2) as held:
         assert job_of(on_nodes(where)) == held.record.job
-        fill = allocations.remote.fill
+        fill = held_nodes.remote.fill
 
         def and_open(folder, *args):
             fill(folder, *args)
             folder.chmod(0o755)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(allocations.remote, "fill", and_open)
+            patch.setattr(held_nodes.remote, "fill", and_open)
             with pytest.raises((JobFailed, PermissionError), match=r"job|yours alone"):
                 on_nodes(where)
 

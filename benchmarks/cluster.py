@@ -4,8 +4,9 @@
 
 It starts a Slurm of two nodes on this machine, which share its processors, and takes it down again. The work: four
 ranks that all-reduce one number. The queue is empty, so what is measured is the start: `launch(..., cluster="slurm")`,
-one agent per node that imports torch once; srun with one task per rank, each of which imports it; and torchrun under
-srun, with its own rendezvous. Ratios are of times, launch's over the other's.
+one agent per node that imports torch once; the same on nodes that an allocation holds; srun with one task per rank,
+each of which imports torch; and torchrun under srun, with its own rendezvous. Ratios are of times, launch's over the
+other's.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import launch
+from dtcourse.launch import cluster
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
 from reporting import pairs
 
@@ -44,8 +46,8 @@ def free_port() -> int:
         return door.getsockname()[1]
 
 
-def by_launch() -> None:
-    run = launch(step, RANKS, nodes=NODES, cluster="slurm")
+def by_launch(where: str | None) -> None:
+    run = launch(step, RANKS, nodes=NODES, cluster=where)
     assert list(run) == [RANKS] * RANKS
 
 
@@ -91,19 +93,25 @@ def main() -> None:
         file.write_text(Path(__file__).read_text().partition("def free_port")[0])
         os.environ["DTCOURSE_CLUSTER"] = str(settings)
         os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+        # Other settings, which the allocation is not for: each launch is a job of its own.
+        own = Path(folder, "own.toml")
+        own.write_text(settings.read_text())
         ways = {
-            "launch": by_launch,
+            "launch": partial(by_launch, str(own)),
+            "launch on held nodes": partial(by_launch, "slurm"),
+            "launch on this machine": partial(by_launch, None),
             "srun, one task per rank": partial(by_srun, file, torchrun=False),
             "srun torchrun": partial(by_srun, file, torchrun=True),
         }
         steps = {name: partial(timed, way) for name, way in ways.items()}
-        seconds = pairs.in_turns(steps, options.pairs)
+        with cluster.allocation(nodes=NODES, ranks_per_node=RANKS // NODES):
+            seconds = pairs.in_turns(steps, options.pairs)
     report["seconds"] = {name: round(statistics.median(each), 2) for name, each in seconds.items()}
     for name in list(ways)[1:]:
         report[name] = pairs.ratio(seconds["launch"], seconds[name])
         print(f"{name:24s} {pairs.in_words(report[name])}")
     for name, each in report["seconds"].items():
-        print(f"{name:24s} {each:.1f} s")
+        print(f"{name:24s} {each:.2f} s")
     pairs.write(report, options.output)
 
 

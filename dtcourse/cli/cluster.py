@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
+import time as clock
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,6 +53,16 @@ def submit(
         list[str] | None,
         typer.Option(metavar="NAME=V1,V2", help="One job for each value; may be repeated."),
     ] = None,
+    time: Annotated[
+        int | None,
+        typer.Option("--time", metavar="MINUTES", help="The time limit. Default: cluster.toml's."),
+    ] = None,
+    signal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME@SECONDS", help="Sent to the ranks so long before the limit: USR2@90."
+        ),
+    ] = None,
 ) -> None:
     """Submit a function of a file as a batch job. Its own arguments follow as --name value.
 
@@ -62,7 +72,7 @@ def submit(
     from dtcourse.launch import target as targets
     from dtcourse.launch.cluster import batch, remote
 
-    settings = remote.find(cluster)
+    settings = remote.find(cluster).with_limit(time, signal)
     function, _, arguments = targets.load(target)
     arguments |= targets.arguments(context.args)
     swept: dict[str, list[Any]] = {}
@@ -144,7 +154,7 @@ def _list(found: list[Known]) -> None:
         return
     listed = table("job", "function", "ranks", "nodes", "submitted", "state", "folder")
     for one in found:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.record.submitted))
+        when = clock.strftime("%Y-%m-%d %H:%M", clock.localtime(one.record.submitted))
         layout = one.record.layout
         ranks, nodes = str(layout["world_size"]), str(layout["nodes"])
         listed.add_row(

@@ -17,7 +17,9 @@ sendable.py       the call, serialized, and what is said of what cannot be sent
 serialization.py  how functions, arguments and results travel (tensors out of band, through shared memory)
 failures.py       RankFailure and RankTimeout: who failed, where, and where everyone else was
 run.py            Run: what came back
-interrupts.py     Ctrl-C while ranks run
+handle.py         launch(..., wait=False): a Run that is still to come
+magic.py          %dtcourse release
+interrupts.py     Ctrl-C while ranks run, and its like for another thread
 output.py         printed lines, in rank order
 reporting.py      send_message and progress, from a rank to the notebook while it runs
 waiting.py        what is going on, where it takes longer than a second
@@ -26,14 +28,17 @@ target.py         a function and its arguments, named on a command line
 cluster/          launch(..., cluster="slurm"): the same cell on the nodes of a cluster
 """
 
-from dtcourse.launch import reporting, server, template, waiting
+from dtcourse.launch import magic, reporting, server, template, waiting
 from dtcourse.launch.failures import RankFailure, RankTimeout
+from dtcourse.launch.handle import Cancelled, Handle
 from dtcourse.launch.launcher import launch, shared_folder, use_cluster
 from dtcourse.launch.reporting import progress, send_message
 from dtcourse.launch.run import Run
 from dtcourse.launch.torchrun import torchrun_command
 
 __all__ = [
+    "Cancelled",
+    "Handle",
     "RankFailure",
     "RankTimeout",
     "Run",
@@ -49,3 +54,4 @@ if reporting.in_notebook():  # a script that never launches pays nothing
     server.start_early()
     template.start_early()
     waiting.watch_cells()
+    magic.register()

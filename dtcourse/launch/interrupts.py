@@ -6,7 +6,48 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
+
+
+class Stop:
+    """Lets another thread end a launch, as Ctrl-C does in the main one."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._heard: Connection | None = None
+        self._said: Connection | None = None
+        self._lock = threading.Lock()
+
+    def press(self) -> None:
+        """Ends the launch."""
+        with self._lock:
+            self._event.set()
+            if self._said is not None:
+                self._said.close()  # who waits for the other end is woken
+                self._said = None
+
+    def is_pressed(self) -> bool:
+        """Whether somebody has."""
+        return self._event.is_set()
+
+    def pipe(self) -> Connection:
+        """A connection that can be read from once it is pressed: for one who waits for connections."""
+        with self._lock:
+            if self._heard is None:
+                self._heard, self._said = Pipe(duplex=False)
+                if self._event.is_set():
+                    self._said.close()
+            return self._heard
+
+    def close(self) -> None:
+        """Nobody can press any more."""
+        with self._lock:
+            for end in (self._heard, self._said):
+                if end is not None:
+                    end.close()
+            self._heard = self._said = None
 
 
 class Interrupts:
@@ -14,7 +55,8 @@ class Interrupts:
     the clean-up, wait until no rank is left.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stop: Stop | None = None) -> None:
+        self.stop = stop
         self.waiting = self.cleaning_up = False
         self._raised = False
         self._before: Any = None

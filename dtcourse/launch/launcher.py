@@ -26,7 +26,8 @@ from dtcourse.launch import (
     waiting,
 )
 from dtcourse.launch.failures import RankFailure
-from dtcourse.launch.interrupts import Interrupts
+from dtcourse.launch.handle import Handle
+from dtcourse.launch.interrupts import Interrupts, Stop
 from dtcourse.launch.processes import Ranks
 from dtcourse.launch.run import Run
 
@@ -58,8 +59,18 @@ def launch(
     on_failure: Literal["stop"] = "stop",
     cluster: str | None = None,
     verbose: bool = False,
+    wait: Literal[True] = True,
     **kwargs: Any,
 ) -> Run[T]: ...
+@overload
+def launch(
+    function: Callable[..., T],
+    world_size: int = 2,
+    /,
+    *args: Any,
+    wait: Literal[False],
+    **kwargs: Any,
+) -> Handle[T]: ...
 @overload
 def launch(
     function: Callable[..., T], world_size: int = 2, /, *args: Any, on_failure: str, **kwargs: Any
@@ -85,8 +96,9 @@ def launch(
     on_failure: str = "stop",
     cluster: str | None = None,
     verbose: bool = False,
+    wait: bool = True,
     **kwargs: Any,
-) -> Run[Any]:
+) -> Run[Any] | Handle[Any]:
     """Runs function(*args, **kwargs) on `world_size` ranks, on this machine or a cluster; returns what each returned.
 
     Each rank is a fresh process. The process group is formed before the function is called and destroyed after it
@@ -117,6 +129,8 @@ def launch(
                 counts from when the ranks have begun, not the time in the queue; Ctrl-C cancels the job. "here" is
                 this machine; None is this machine too, but where use_cluster named another place
     verbose:    say in one line what was chosen
+    wait:       False returns a Handle at once, and the launch goes on: handle.result() is the Run, handle.done() says
+                whether there is one, handle.cancel() ends it. What the ranks print is shown by result()
 
     Raises RankFailure if a rank raised, exited or was killed; RankTimeout at the time limit; ValueError for what
     cannot be asked; TypeError for a function or an argument that cannot be pickled.
@@ -134,7 +148,7 @@ def launch(
         if cluster is None:
             layout = options.choose(world_size, backend, device, nodes, threads)
         else:
-            from dtcourse.launch.cluster import remote
+            from dtcourse.launch.cluster import allocations, remote
 
             settings = remote.find(cluster)
             layout = remote.layout_on(settings, world_size, backend, device, nodes, threads)
@@ -159,19 +173,31 @@ def launch(
             again=cluster is None and not goes_on and standby.keeps(),
         )
 
-        def run_once(emulated: EmulatedCluster | None) -> Run[Any]:
-            serialized = sendable.serialize_call(function, args, kwargs)
-            asked = replace(for_all, emulated=emulated)
-            if cluster is None:
-                return _run_here(asked, layout, serialized, stream, on_message)
-            name = getattr(function, "__name__", "function")
-            return remote.run_once(settings, layout, name, asked, serialized, stream, on_message)
+        serialized = sendable.serialize_call(function, args, kwargs)
+        name = getattr(function, "__name__", "function")
 
-        run = run_once(emulated)
-        if emulated is not None and emulated.is_measured:
-            run = measured_again(run, emulated, run_once)
-        run.total_seconds = time.monotonic() - began
-        return run
+        def run_all(on_line: Callable[[int, str], None] | None, stop: Stop | None) -> Run[Any]:
+            def run_once(emulated: EmulatedCluster | None) -> Run[Any]:
+                asked = replace(for_all, emulated=emulated)
+                if cluster is None:
+                    return _run_here(asked, layout, serialized, on_line, on_message, stop)
+                return allocations.run_once(
+                    settings, layout, name, asked, serialized, on_line, on_message, stop
+                )
+
+            run = run_once(emulated)
+            if emulated is not None and emulated.is_measured:
+                run = measured_again(run, emulated, run_once)
+            run.total_seconds = time.monotonic() - began
+            return run
+
+        if wait:
+            return run_all(output.show_line if stream else None, None)
+        serialized = serialization.copied(serialized)  # the caller goes on, and may write to it
+        return Handle(
+            name,
+            lambda handle: run_all(output.show_line if stream else handle.take_line, handle.stop),
+        )
     except BaseException as error:
         failures.hide_our_frames(error)
         raise
@@ -214,8 +240,9 @@ def _run_here(
     asked: rank.Settings,
     layout: options.Layout,
     serialized: serialization.Serialized,
-    stream: bool,
+    on_line: Callable[[int, str], None] | None,
     on_message: Callable[[int, Any], None] | None,
+    stop: Stop | None,
 ) -> Run[Any]:
     """One launch on this machine. asked: of all ranks; each gets its own number, environment and rendezvous."""
     with (
@@ -227,9 +254,8 @@ def _run_here(
             replace(asked, rank=index, environment=variables, rendezvous=store.path)
             for index, variables in enumerate(environment.environments(layout, store.port, base))
         ]
-        on_line = output.show_line if stream else None
         with (
-            Interrupts() as interrupts,
+            Interrupts(stop) as interrupts,
             standby.launching(layout.world_size, interrupts),
             Ranks(settings, payload, on_line, on_message, asked.together, interrupts) as ranks,
         ):

@@ -18,7 +18,9 @@ def leave_terminal() -> None:
     os.setsid()
     # The server's children have it blocked. One that has come meanwhile was not for us either: ignoring it drops it.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # On a cluster its agent has blocked the others, which are the rank's own: launch/cluster/ends.py.
+    unblocked = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, unblocked)
     signal.signal(signal.SIGINT, handler)
 
 

@@ -93,7 +93,9 @@ class Ranks:
                     if self.goes_on:
                         self._say_go()
                 if grace is not None and now >= grace:
-                    break
+                    if not self._may_go_on():
+                        break
+                    grace = now + GRACE
                 if deadline is not None and now >= deadline and grace is None:
                     given = (limit or 0.0) + (0.0 if counting else rank.START)
                     if self.goes_on:
@@ -123,6 +125,10 @@ class Ranks:
         self._release()
         return [self.results.get(r) or self.lost[r] for r in range(self.world_size)]
 
+    def _may_go_on(self) -> bool:
+        """Whether the other ranks may go on although one has failed and its grace is over."""
+        return False
+
     def _timed_out(self, limit: float, stacks: dict[int, str]) -> Exception:
         """What to raise at the time limit."""
         return failures.rank_timeout(limit, set(self.results), stacks, self.world_size)
@@ -149,9 +155,12 @@ class Ranks:
         pending = [r for r in range(self.world_size) if r not in self.results | self.failures]
         channels = {self.channels[r]: r for r in pending}
         sentinels = {self.processes[r].sentinel: r for r in pending if r not in self.untold}
-        ready = wait([*channels, *self.output.open_pipes, *sentinels], seconds)
+        stops = [self.interrupts.stop.pipe()] if self.interrupts.stop else []
+        ready = wait([*channels, *self.output.open_pipes, *sentinels, *stops], seconds)
         gone = []
         for item in ready:
+            if item in stops:
+                raise KeyboardInterrupt
             if item in channels:
                 self._on_message(channels[item])
             elif item in sentinels:

@@ -99,6 +99,12 @@ def size_of(serialized: Serialized) -> int:
     return len(stream) + sum(b.nbytes for b in buffers)
 
 
+def copied(serialized: Serialized) -> Serialized:
+    """The same, apart from the memory that was serialized."""
+    stream, buffers = serialized
+    return stream, [memoryview(bytearray(buffer)) for buffer in buffers]
+
+
 class Payload:
     """What is serialized, ready to be sent, to one receiver or to many: the large buffers are written once."""
 

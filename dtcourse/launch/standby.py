@@ -180,6 +180,16 @@ def launching(world_size: int, interrupts: Interrupts) -> Iterator[None]:
                 _refill()
 
 
+def expect(world_size: int) -> bool:
+    """Has spares made for a first launch of so many ranks. False where there is no template yet."""
+    with _lock:
+        if _running or not template.refresh():
+            return False
+        _recent.append(world_size)
+        _refill()
+        return True
+
+
 def members(count: int) -> list[Member]:
     """So many ranks' processes: spares as far as there are any, the others split off now."""
     with _lock:

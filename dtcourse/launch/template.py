@@ -25,6 +25,7 @@ import socket
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from multiprocessing import Pipe, connection, forkserver
@@ -46,7 +47,7 @@ def main(listener: socket.socket, alive: Connection, ready: Connection, loads: b
     multiprocessing.set_start_method(None, force=True)  # the notebook's comes with each call
     sys.path = [folder for folder in sys.path if is_system(folder)]
     if loads:
-        _load_course(alive)
+        load_course(alive.poll)
     # A rank forgets what was found in folders, since files may have come. To go through 300 of them is to write to 600
     # pages, and so to copy these: a fifth of what it copies in its whole life.
     importlib.invalidate_caches()
@@ -64,13 +65,16 @@ def main(listener: socket.socket, alive: Connection, ready: Connection, loads: b
     forkserver.main(listener.detach(), alive.fileno(), [])
 
 
-def _load_course(alive: Connection) -> None:
-    """Imports all modules that a rank may want. One that fails is left to the rank, which has somebody to tell."""
+def load_course(gone: Callable[[], bool]) -> None:
+    """Imports all modules that a rank may want. One that fails is left to the rank, which has somebody to tell.
+
+    gone: whether nobody waits for them any more
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for file in sorted(sources()):
             path, ending = os.path.splitext(os.path.relpath(file, os.path.dirname(COURSE)))
-            if alive.poll():  # the notebook is gone
+            if gone():
                 return
             if ending == ".py" and not path.endswith("__main__"):
                 with suppress(Exception):
@@ -146,6 +150,7 @@ class _Template:
 _template: _Template | None = None
 _killed = 0
 _serves = False  # what `refresh` last said
+_follows_edits = True
 _lock = threading.RLock()
 
 
@@ -155,6 +160,12 @@ def start_early() -> None:
     with _lock, suppress(OSError):
         if POSSIBLE and _template is None:
             _template = _Template()
+
+
+def leave_edits_to_others() -> None:
+    """From now on an edit of the course makes no new template: whoever sends us calls looks, and lets us go."""
+    global _follows_edits
+    _follows_edits = False
 
 
 def refresh() -> bool:
@@ -169,7 +180,8 @@ def refresh() -> bool:
             return False
         _template.look()
         lost = _template.server_pid != server.ensure_running()
-        if lost or _template.sources != sources() or _may_be_followed():
+        edited = _follows_edits and _template.sources != sources()
+        if lost or edited or _may_be_followed():
             discard()
             start_early()
             return False

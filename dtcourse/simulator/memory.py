@@ -155,9 +155,9 @@ def largest_batch(capacity: float, parameters: int, shape: Shape, **configuratio
 def device_memory() -> dict[str, float]:
     """Bytes of published accelerators, by name and makers' figure: {"H100 SXM, 80 GB": 85_520_809_984, ...}.
 
-    Where device_memory.json has what nvidia-smi reports, it is that: of an H100 81,559 MiB, 79.6 GiB. What makers call 80 GB is
-    80 GiB, less what the driver keeps. Of the others no report is known here, and a GB counts 1e9 bytes, which is at
-    most 7 % too little. A process has less than either: CUDA's context takes some hundred MiB.
+    Where device_memory.json has what nvidia-smi reports, it is that: of an H100 81,559 MiB, 79.6 GiB. What makers call
+    80 GB is 80 GiB, less what the driver keeps. Of the others no report is known here, and a GB counts 1e9 bytes, which
+    is at most 7 % too little. A process has less than either: CUDA's context takes some hundred MiB.
     """
     specs, reported = published("hw_specs"), published("device_memory")["reported_MiB"]
     return {

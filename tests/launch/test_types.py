@@ -14,7 +14,7 @@ HEAD = """
 from typing import Any, assert_type
 
 from dtcourse import launch
-from dtcourse.launch import RankFailure, Run
+from dtcourse.launch import Handle, RankFailure, Run
 
 
 def step(size: int) -> dict[str, int]:
@@ -58,6 +58,7 @@ def mypy(tmp_path, code: str) -> str:
 
 RIGHT = """
 assert_type(run, Run[dict[str, int]])
+assert_type(launch(step, 2, 5, wait=False), Handle[dict[str, int]])
 assert_type(run[0], dict[str, int])
 assert_type(run[1:], list[dict[str, int]])
 assert_type([answer["size"] for answer in run], list[int])

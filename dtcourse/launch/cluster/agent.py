@@ -12,83 +12,142 @@ import signal
 import socket
 import sys
 import time
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dtcourse.launch import environment, processes, rank, serialization, server
 from dtcourse.launch.cluster import call as words
-from dtcourse.launch.cluster.call import Call
+from dtcourse.launch.cluster import ends
+from dtcourse.launch.cluster.call import Call, Hold
+from dtcourse.launch.cluster.ends import Ends
 from dtcourse.launch.cluster.folder import Reader, Writer, require_private
-from dtcourse.launch.cluster.rendezvous import NodeRendezvous
+from dtcourse.launch.cluster.rendezvous import Ended, NodeRendezvous
 from dtcourse.launch.failures import Failure, RankFailure
 from dtcourse.launch.interrupts import Interrupts
 
 ECHO = 3.0  # seconds in which the other nodes may still say what they saw of a failure
 
 
-class Agent:
-    """What Slurm's task of one node calls. Called again with the same folder where a job was requeued."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-
-    def __call__(self) -> None:
-        run(Path(self.folder))
-
-    def checkpoint(self) -> Any:
-        """What to call when the job was ended before its time and starts again: the same (submitit's protocol)."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
-
-
 def run(folder: Path) -> None:
     """One node's part of a job. Leaves with exit code 1 where a rank failed, so that Slurm ends the other nodes'."""
-    # An end that is asked for (scancel, the time limit) ends the ranks as well: they are killed on our way out.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    require_private(folder)
-    node = int(os.environ.get("SLURM_NODEID", 0))
-    name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    log = Writer(folder / words.log_name(node))
-    log.write(
-        (words.HERE, {"node": name, "attempt": int(os.environ.get("SLURM_RESTART_COUNT", 0))})
-    )
-    call, (stream, buffers) = (deserialize() for deserialize in Reader(folder / words.CALL).new())
-    serialized = stream, [memoryview(buffer) for buffer in buffers]
-    sentence = words.difference(call.versions, words.versions(), name)
-    if sentence is None and not os.path.isdir(call.directory):
-        sentence = (
-            f"node {name} has no folder {call.directory}, in which the notebook runs: work in a folder that all "
-            "nodes share"
-        )
-    if sentence is not None:
-        log.write((words.REFUSED, sentence))
-        sys.exit(1)
-    if not call.requeued:
-        # submitit has this signal requeue a job that Slurm is about to end. A launch ends with its notebook's patience.
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    os.chdir(call.directory)
-    # The notebook's, and then this Python's own: a container has its packages elsewhere.
-    sys.path[:] = dict.fromkeys([*call.path, *sys.path])
+    node = begin(folder)
+    call, serialized = node.read_call(folder)
+    node.settle(call)
     server.start_within()  # imports torch here, and the ranks' server is a copy of this process
-    log.write((words.BEATS, words.BEAT))
-    with log.beating(words.BEAT), NodeRendezvous(folder, node, name, call) as rendezvous:
-        try:
-            answers = _answers(call, serialized, node, rendezvous, log)
-        except _NodeTimeout as error:
-            log.write((words.TIMEOUT, error.args))
-        except RankFailure as error:
-            log.write((words.FAILED, _by_the_walls_clock(error.failures)))
-        else:
-            offset = time.time() - time.monotonic()
-            log.write((words.RESULTS, {"answers": answers, "offset": offset}))
+    node.watch.start()
+    node.log.write((words.BEATS, words.BEAT))
+    with (
+        node.log.beating(words.BEAT),
+        NodeRendezvous(folder, node.number, node.name, call) as rendezvous,
+    ):
+        node.watch.together = partial(rendezvous.barrier_of_thread, "ended")
+        if node.take(call, serialized, rendezvous, node.log):
             rendezvous.leave()
             return
         with suppress(Exception):
             rendezvous.barrier("over", ECHO)
     sys.exit(1)
+
+
+class Node:
+    """This node's part of a job.
+
+    log:      what it says
+    watch:    what may end it, as soon as `settle` has made it
+    own_path: sys.path of this Python
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.number = int(os.environ.get("SLURM_NODEID", 0))
+        self.name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        self.log = self.log_in(folder)
+        self.own_path = list(sys.path)
+
+    def log_in(self, folder: Path) -> Writer:
+        """Begins this node's log in the folder of a job, or of a call."""
+        log = Writer(folder / words.log_name(self.number))
+        attempt = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+        log.write((words.HERE, {"node": self.name, "attempt": attempt}))
+        return log
+
+    @staticmethod
+    def read_call(folder: Path) -> tuple[Call, serialization.Serialized]:
+        """The call that lies in a folder."""
+        call, (stream, buffers) = (unpack() for unpack in Reader(folder / words.CALL).new())
+        return call, (stream, [memoryview(buffer) for buffer in buffers])
+
+    def settle(self, call: Call | Hold) -> None:
+        """Becomes what the notebook is, as far as a node can; refuses where it cannot."""
+        sentence = words.difference(call.versions, words.versions(), self.name) or self.lacks(call)
+        if sentence is not None:
+            self.log.write((words.REFUSED, sentence))
+            sys.exit(1)
+        requeue = ends.hold(call.warning[0])
+        self.go_to(call)
+        silence = f"the notebook that launched it gave no sign of life for {call.patience or 0:g} s"
+        self.watch = Ends(
+            self.folder,
+            call.warning,
+            requeue if call.requeued else None,
+            call.patience,
+            partial(self.log.write, (words.REFUSED, f"was ended: {silence}")),
+        )
+
+    def lacks(self, call: Call | Hold) -> str | None:
+        """What the notebook has and this node has not, in a sentence."""
+        if os.path.isdir(call.directory):
+            return None
+        return (
+            f"node {self.name} has no folder {call.directory}, in which the notebook runs: work in a folder that all "
+            "nodes share"
+        )
+
+    def go_to(self, call: Call | Hold) -> None:
+        """Takes the notebook's directory and sys.path."""
+        os.chdir(call.directory)
+        # The notebook's, and then this Python's own: a container has its packages elsewhere.
+        sys.path[:] = dict.fromkeys([*call.path, *self.own_path])
+
+    def take(
+        self,
+        call: Call,
+        serialized: serialization.Serialized,
+        rendezvous: NodeRendezvous,
+        log: Writer,
+        around: Callable[[int, Interrupts], AbstractContextManager[None]] | None = None,
+    ) -> bool:
+        """Runs this node's ranks, and says in the log what became of them. False where one failed."""
+        try:
+            answers = _answers(call, serialized, self.number, rendezvous, log, self.watch, around)
+        except _NodeTimeout as error:
+            log.write((words.TIMEOUT, error.args))
+        except RankFailure as error:
+            self.watch.wait_if_asked()
+            if rendezvous.is_over():
+                return False  # they were ended
+            log.write((words.FAILED, _by_the_walls_clock(error.failures)))
+        except Ended:
+            pass
+        else:
+            if any(isinstance(answer, RankFailure) for answer in answers.values()):
+                self.watch.wait_if_asked()
+            offset = time.time() - time.monotonic()
+            log.write((words.RESULTS, {"answers": answers, "offset": offset}))
+            return True
+        return False
+
+
+def begin(folder: Path) -> Node:
+    """Looks at the folder before anything in it is read."""
+    # Until there are ranks, whose end it is then (ends.py).
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    require_private(folder)
+    return Node(folder)
 
 
 def _answers(
@@ -97,12 +156,14 @@ def _answers(
     node: int,
     rendezvous: NodeRendezvous,
     log: Writer,
+    watch: Ends,
+    around: Callable[[int, Interrupts], AbstractContextManager[None]] | None,
 ) -> dict[int, Any]:
-    """{rank: answer} of this node's ranks."""
+    """{rank: answer} of this node's ranks. around: entered for as long as they run."""
     layout, asked = call.layout, call.asked
     mine = layout.ranks_of(node)
     base = {
-        **os.environ,
+        **words.changed(dict(os.environ), call.changes),
         **dict.fromkeys(environment.INTERFACES, rendezvous.interface),
         **asked.environment,
     }
@@ -123,7 +184,10 @@ def _answers(
     with (
         closing(serialization.Payload(serialized)) as payload,
         Interrupts() as interrupts,
-        NodeRanks(settings, payload, asked.together, interrupts, rendezvous, log) as ranks,
+        around(len(mine), interrupts) if around else nullcontext(),
+        watch.over(
+            NodeRanks(settings, payload, asked.together, interrupts, rendezvous, log, watch)
+        ) as ranks,
     ):
         return dict(zip(mine, ranks.answers(asked.timeout), strict=True))
 
@@ -139,6 +203,7 @@ class NodeRanks(processes.Ranks):
         interrupts: Interrupts,
         rendezvous: NodeRendezvous,
         log: Writer,
+        watch: Ends,
     ) -> None:
         def on_line(index: int, line: str) -> None:
             log.write((words.LINE, (settings[0].rank + index, line)))
@@ -148,7 +213,7 @@ class NodeRanks(processes.Ranks):
 
         super().__init__(settings, payload, on_line, on_message, goes_on, interrupts)
         self.bars = _Bars(log)  # type: ignore[assignment]
-        self.rendezvous, self.limit = rendezvous, settings[0].timeout
+        self.rendezvous, self.limit, self.watch_ends = rendezvous, settings[0].timeout, watch
 
     def __enter__(self) -> NodeRanks:
         super().__enter__()
@@ -156,6 +221,10 @@ class NodeRanks(processes.Ranks):
             with suppress(ProcessLookupError):  # it died; the loop says how
                 os.sched_setaffinity(member.pid, cores)
         return self
+
+    def _may_go_on(self) -> bool:
+        """Ranks that Slurm has asked to end may still save what they have: it kills them when their time is over."""
+        return self.watch_ends.ending.is_set()
 
     def _timed_out(self, limit: float, stacks: dict[int, str]) -> Exception:
         finished = {self.first + index for index in self.results}

@@ -5,6 +5,12 @@ The folder's files:
     rendezvous  written by node 0: where the store of the ranks listens
     node-K.log  written by node K: what its ranks said, and how it ended (the words below)
     job.json    what `dtcourse jobs` shows
+The folder of an allocation, whose agents take one call after the other (serving.py):
+    call        one frame, a Hold
+    orders      written by the notebook: CALL or OVER, for each call and for the end
+    call-N      the folder of the N-th call, as above
+    call-N/end  the notebook wants no answer any more
+    over        written by node 0: no further call is taken
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ from pathlib import Path
 from dtcourse.launch import options, rank, template
 
 CALL, RENDEZVOUS, RECORD = "call", "rendezvous", "job.json"
+ORDERS, END, OVER = "orders", "end", "over"
 
 # The words of a node's log: (word, content).
 HERE = "here"  # the agent runs: {"node": its name}
@@ -29,6 +36,8 @@ PROGRESS = "progress"  # of dtcourse.launch.progress
 RESULTS = "results"  # {rank: answer or RankFailure}, when all ranks of the node have answered
 FAILED = "failed"  # [Failure, ...], where one has failed and all stop
 TIMEOUT = "timeout"  # (seconds, {ranks that had finished}, {rank: stack})
+READY = "ready"  # it takes calls
+LEFT = "left"  # no rank of this call is on the node any more
 
 BEAT = 2.0  # seconds between two signs of life of an agent
 
@@ -45,7 +54,10 @@ class Call:
     asked:     of all ranks; each agent gives its own their numbers, environments and rendezvous
     directory, path: the notebook's own, in which the function's modules are found
     interface: the network between the nodes; None: find it
+    changes:   {environment variable: its value now, or None}, since the job was submitted
     requeued:  a batch job that Slurm may end and start again
+    warning:   (name, seconds before the time limit) of the signal that comes first
+    patience:  seconds without a sign of the notebook's life after which the nodes end the job; None: they ask for none
     versions:  what must be the same on the nodes
     """
 
@@ -55,7 +67,45 @@ class Call:
     path: list[str]
     interface: str | None
     requeued: bool = False
+    changes: dict[str, str | None] = field(default_factory=dict)
+    warning: tuple[str, float] = ("USR2", 90.0)
+    patience: float | None = None
     versions: dict[str, str] = field(default_factory=lambda: versions())
+
+
+@dataclass(frozen=True)
+class Hold:
+    """An allocation, for its agents: like a Call, as far as that does not depend on the function.
+
+    layout: the most that a call may ask for
+    idle:   seconds without a call after which the nodes are given back
+    """
+
+    layout: options.Layout
+    directory: str
+    path: list[str]
+    interface: str | None
+    warning: tuple[str, float]
+    patience: float
+    idle: float
+    requeued: bool = False
+    versions: dict[str, str] = field(default_factory=lambda: versions())
+
+
+def changes(before: dict[str, str], now: dict[str, str]) -> dict[str, str | None]:
+    """What has become of the environment: {name: its value, or None for one that went}."""
+    gone: dict[str, str | None] = dict.fromkeys(before.keys() - now.keys())
+    return gone | {name: value for name, value in now.items() if before.get(name) != value}
+
+
+def changed(before: dict[str, str], by: dict[str, str | None]) -> dict[str, str]:
+    """The environment with these changes."""
+    return {name: value for name, value in {**before, **by}.items() if value is not None}
+
+
+def call_name(number: int) -> str:
+    """The folder of an allocation's call."""
+    return f"call-{number}"
 
 
 def versions() -> dict[str, str]:

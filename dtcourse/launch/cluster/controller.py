@@ -156,6 +156,8 @@ def describe(state: str, settings: Settings, job: str) -> str:
         return f"reached its time limit of {plural(settings.minutes, 'minute')} (`minutes` in cluster.toml)"
     if state == "OUT_OF_MEMORY":
         return "used more memory than it had asked for (`memory_per_node` in cluster.toml)"
+    if state == "DEADLINE":
+        return "was removed by Slurm, since it had waited too long to end before its deadline"
     if state == "CANCELLED":
         return "was cancelled"
     if state == "PREEMPTED":

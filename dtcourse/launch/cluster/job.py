@@ -15,6 +15,7 @@ from dtcourse.launch.cluster.ending import QUIET, Ending
 from dtcourse.launch.cluster.folder import Reader, require_private
 from dtcourse.launch.cluster.record import Record
 from dtcourse.launch.cluster.settings import Settings
+from dtcourse.launch.interrupts import Stop
 from dtcourse.launch.reporting import Bars
 from dtcourse.plural import plural
 
@@ -43,6 +44,8 @@ class Job(Ending):
         self.on_line, self.on_message = on_line, on_message
         self.readers = [Reader(folder / words.log_name(k)) for k in range(self.layout.nodes)]
         self.bars = Bars()
+        self.look = LOOK
+        self.stop: Stop | None = None  # by which another thread may end it
         self.attempts: dict[int, int] = {}  # by node: how often Slurm had restarted the job
         self.gone = False  # a node of it was lost
         self.reason = self.told = ""  # why it waits, as Slurm said last; as was told last
@@ -58,6 +61,8 @@ class Job(Ending):
         self.signs: dict[int, tuple[int, int]] = {}
         self.results: dict[int, Any] = {}
         self.reported: set[int] = set()  # nodes that have said how their part ended
+        self.ready: set[int] = set()  # of an allocation: nodes that take calls
+        self.left: set[int] = set()  # nodes on which no rank of this call is any more
         self.refusal: str | None = None
         self.failed: list[failures.Failure] = []
         self.timeouts: list[tuple[float, set[int], dict[int, str]]] = []
@@ -75,21 +80,37 @@ class Job(Ending):
             self._follow(lambda: False)
             return [self.results[index] for index in range(self.layout.world_size)]
         except KeyboardInterrupt as interrupt:
-            interrupt.add_note(f"job {self.record.job} was cancelled")
+            interrupt.add_note(self._was_interrupted())
             raise interrupt.with_traceback(None) from None
         finally:
             self.bars.close()
             if len(self.results) < self.layout.world_size:
                 self.end(wait=not self.gone)  # a node that is gone is never left
 
+    def _was_interrupted(self) -> str:
+        return f"job {self.record.job} was cancelled"
+
+    def wait_until_ready(self) -> None:
+        """Until all nodes of an allocation take calls. Raises JobFailed where they will not; the job has ended then."""
+        try:
+            with waiting.saying(
+                f"job {self.record.job} waits for {plural(self.layout.nodes, 'node')}"
+            ):
+                self._follow(lambda: len(self.ready) == self.layout.nodes)
+        except BaseException:
+            self.end()
+            raise
+
     def _follow(self, enough: Callable[[], bool]) -> None:
         """Reads the logs until all ranks have answered or `enough()`; raises what has gone wrong."""
         began = asked = time.monotonic()
-        look, ask, echo, over = LOOK, ASK, None, None
+        look, ask, echo, over = self.look, ASK, None, None
         state = ("PENDING", "", "")
         while True:
             if self.read():
-                look = LOOK
+                look = self.look
+            if self.stop is not None and self.stop.is_pressed():
+                raise KeyboardInterrupt
             if len(self.results) == self.layout.world_size or enough():
                 return
             now = time.monotonic()
@@ -185,6 +206,10 @@ class Job(Ending):
             self.reported.add(node)
         elif word == words.BEATS:
             self.beats[node] = time.monotonic()
+        elif word == words.READY:
+            self.ready.add(node)
+        elif word == words.LEFT:
+            self.left.add(node)
         elif word == words.REFUSED:
             self.refusal = content
         elif word == words.FAILED:

@@ -10,11 +10,12 @@ from typing import Any
 
 from dtcourse.launch import output
 from dtcourse.launch.cluster import call as words
-from dtcourse.launch.cluster import remote, slurm
+from dtcourse.launch.cluster import presence, remote, slurm
 from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.folder import require_private
 from dtcourse.launch.cluster.job import Job
 from dtcourse.launch.cluster.record import Record, read_record
+from dtcourse.launch.cluster.settings import Settings
 from dtcourse.launch.run import Run
 from dtcourse.plural import plural
 
@@ -106,10 +107,42 @@ def reattach(job: str, parent: Path | None = None, stream: bool = False) -> Run[
     one = find(job, parent)
     started = time.monotonic()
     on_line = output.show_line if stream else None
-    settings = clusters.of_file(one.record.source)
-    run = remote.run_of(Job(one.folder, one.record, settings, on_line), stream)
+    followed = Job(one.folder, one.record, clusters.of_file(one.record.source), on_line)
+    with presence.Presence(one.folder, job, guarded=False):
+        run = remote.run_of(followed, stream)
     run.total_seconds = time.monotonic() - started
     return run
+
+
+class Submitted:
+    """A batch job that this notebook has submitted.
+
+    number:    Slurm's
+    arguments: what its function is given
+    """
+
+    def __init__(self, record: Record, arguments: dict[str, Any], settings: Settings) -> None:
+        self.number, self.arguments = record.job, arguments
+        self._record, self._parent = record, Path(settings.folder).expanduser()
+
+    def state(self) -> str:
+        """What Slurm says of it now."""
+        return slurm.state_of(self.number, self._record.comment)[0]
+
+    def result(self, stream: bool = False) -> Run[Any]:
+        """Follows it to its end: the Run of its ranks, or the exception that a launch would have raised.
+
+        Interrupted, it ends the job.
+        """
+        return reattach(self.number, self._parent, stream)
+
+    def cancel(self) -> None:
+        """Asks Slurm to end it."""
+        slurm.cancel(self.number)
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"<job {self.number}: {self._record.name}({given})>"
 
 
 def clean(parent: Path | None = None, older_than_days: float = 7.0) -> str:

@@ -14,14 +14,15 @@ from typing import Any
 
 from dtcourse.launch import failures, options, output, rank, serialization
 from dtcourse.launch.cluster import call as words
+from dtcourse.launch.cluster import presence, slurm
 from dtcourse.launch.cluster import settings as clusters
-from dtcourse.launch.cluster import slurm
-from dtcourse.launch.cluster.agent import Agent
-from dtcourse.launch.cluster.call import Call
+from dtcourse.launch.cluster.call import Call, Hold
 from dtcourse.launch.cluster.folder import Writer, cannot_be_written, create
 from dtcourse.launch.cluster.job import Job
 from dtcourse.launch.cluster.record import Record
 from dtcourse.launch.cluster.settings import Settings
+from dtcourse.launch.cluster.task import Agent
+from dtcourse.launch.interrupts import Stop
 from dtcourse.launch.run import Run
 
 
@@ -61,8 +62,13 @@ def layout_on(
 
 def call_for(layout: options.Layout, settings: Settings, asked: rank.Settings, **more: Any) -> Call:
     """What the agents are asked to do, with what they need to know of this process."""
-    path = [os.path.abspath(folder) for folder in sys.path]
-    return Call(layout, asked, os.getcwd(), path, settings.interface, **more)
+    warning = settings.warning
+    return Call(layout, asked, os.getcwd(), own_path(), settings.interface, warning=warning, **more)
+
+
+def own_path() -> list[str]:
+    """sys.path, for a process that is somewhere else."""
+    return [os.path.abspath(folder) for folder in sys.path]
 
 
 def prepare(
@@ -70,6 +76,12 @@ def prepare(
 ) -> Path:
     """A new folder with all that the nodes of one job need."""
     folder = create(Path(settings.folder), name)
+    fill(folder, call, serialized)
+    return folder
+
+
+def fill(folder: Path, call: Call, serialized: serialization.Serialized) -> None:
+    """Writes into a new folder what the nodes of one call need. Where it has no room the folder goes again."""
     try:
         writer = Writer(folder / words.CALL)
         writer.write(call)
@@ -80,18 +92,25 @@ def prepare(
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise cannot_be_written(folder.parent, error) from None
-    return folder
 
 
 def submit(
-    settings: Settings, name: str, folders: list[Path], call: Call, requeue: bool = False
+    settings: Settings, name: str, folders: list[Path], call: Call | Hold, requeue: bool = False
 ) -> list[Record]:
     """Hands the prepared jobs to the cluster, and writes down their numbers. What is refused leaves no folder."""
     layout = call.layout
-    tasks = [Agent(str(folder)) for folder in folders]
+    serves = isinstance(call, Hold)
+    tasks = [Agent(str(folder), serves) for folder in folders]
     try:
         numbers = slurm.submit(
-            folders, tasks, settings, name, layout.nodes, layout.ranks_per_node, requeue
+            folders,
+            tasks,
+            settings,
+            name,
+            layout.nodes,
+            layout.ranks_per_node,
+            requeue,
+            waits=call.patience is not None,
         )
     except ValueError:
         for folder in folders:
@@ -106,7 +125,7 @@ def submit(
             name,
             time.time(),
             asdict(layout),
-            call.asked.record,
+            call.asked.record if isinstance(call, Call) else False,
             settings.minutes,
             os.path.abspath(settings.source) if os.path.isfile(settings.source) else "",
         )
@@ -125,24 +144,31 @@ def run_once(
     name: str,
     asked: rank.Settings,
     serialized: serialization.Serialized,
-    stream: bool,
+    on_line: Callable[[int, str], None] | None,
     on_message: Callable[[int, Any], None] | None,
+    stop: Stop | None = None,
 ) -> Run[Any]:
-    """One launch on the cluster, from its submission to what came back."""
-    call = call_for(layout, settings, asked)
+    """One launch on the cluster, from its submission to what came back. stop: ends it from another thread."""
+    call = call_for(layout, settings, asked, patience=presence.PATIENCE)
     folder = prepare(settings, name, call, serialized)
     (record,) = submit(settings, name, [folder], call)
-    job = Job(folder, record, settings, output.show_line if stream else None, on_message)
-    slowdown = 1.0 if asked.emulated is None else asked.emulated.slowdown
-    return run_of(job, stream, slowdown)
+    with presence.Presence(folder, record.job):
+        job = Job(folder, record, settings, on_line, on_message)
+        job.stop = stop
+        return run_of(job, on_line is not None, slowdown_of(asked))
 
 
-def run_of(job: Job, stream: bool, slowdown: float = 1.0) -> Run[Any]:
-    """Follows a job and makes a Run of what its ranks answered."""
+def slowdown_of(asked: rank.Settings) -> float:
+    """The factor by which everything is emulated slower."""
+    return 1.0 if asked.emulated is None else asked.emulated.slowdown
+
+
+def run_of(job: Job, shown: bool, slowdown: float = 1.0) -> Run[Any]:
+    """Follows a job and makes a Run of what its ranks answered. shown: somebody takes the lines as they come."""
     try:
         answers = job.answers()
     finally:
-        if not stream:
+        if not shown:
             output.show(job.lines)
     for answer in answers:
         if isinstance(answer, failures.RankFailure):

@@ -19,10 +19,15 @@ import psutil
 from dtcourse.launch import rendezvous
 from dtcourse.launch.cluster import call as words
 from dtcourse.launch.cluster import slurm
-from dtcourse.launch.cluster.call import Call
+from dtcourse.launch.cluster.call import Call, Hold
 from dtcourse.launch.cluster.folder import Reader, Writer
 
+_END = "dtcourse/end"
 MEET = 120.0  # seconds in which node 0 must have said where it listens
+
+
+class Ended(Exception):
+    """All nodes leave this call: another node's ranks have failed, or the notebook wants no answer any more."""
 
 
 class NodeRendezvous:
@@ -33,8 +38,9 @@ class NodeRendezvous:
     interface:     the network interface of this node that leads there
     """
 
-    def __init__(self, folder: Path, node: int, name: str, call: Call) -> None:
-        self.nodes, self._store, self._served = call.layout.nodes, None, None
+    def __init__(self, folder: Path, node: int, name: str, call: Call | Hold) -> None:
+        self.nodes, self._served = call.layout.nodes, None
+        self._store: Any = None
         file = folder / f"{words.RENDEZVOUS}-{os.environ.get('SLURM_RESTART_COUNT', 0)}"
         if node == 0:
             self.address = _own_address(call.interface, name, self.nodes)
@@ -47,20 +53,45 @@ class NodeRendezvous:
         self.interface = call.interface or _interface(self.address, self.port)
 
     def __enter__(self) -> NodeRendezvous:
-        where = f"tcp://{self.address}:{self.port}"
-        self._store = rendezvous.join(where, timedelta(seconds=MEET))
+        self._store = self.connect()
         return self
 
     def barrier(self, word: str, limit: float | None) -> None:
         """Waits until the agents of all nodes have come to this word; at most `limit` seconds (None: a year)."""
-        store: Any = self._store
+        self._barrier(self._store, word, limit)
+
+    def barrier_of_thread(self, word: str, limit: float) -> None:
+        """The same for another thread, while the main one may wait: one connection serves one at a time."""
+        self._barrier(self.connect(), word, limit)
+
+    def _barrier(self, store: Any, word: str, limit: float | None) -> None:
         if store.add(f"dtcourse/{word}", 1) == self.nodes:
             store.set(f"dtcourse/{word}/all", "1")
-        store.wait([f"dtcourse/{word}/all"], timedelta(seconds=limit or 365 * 24 * 3600))
+        began = time.monotonic()
+        # Asked again and again: a wait inside the store could not be left for a call that has ended.
+        while not store.check([f"dtcourse/{word}/all"]):
+            waited = time.monotonic() - began
+            if store.check([_END]):
+                raise Ended
+            if limit is not None and waited > limit:
+                raise TimeoutError(f"not all nodes have come to {word} in {limit:g} s")
+            time.sleep(min(0.002 + waited / 50, 0.1))
+
+    def end(self, store: Any = None) -> None:
+        """Has all nodes leave the call that they are at. store: as for `is_over`."""
+        (store or self._store).set(_END, "1")
+
+    def is_over(self, store: Any = None) -> bool:
+        """Whether a node has said so. store: from `connect`, for another thread than the main one."""
+        return bool((store or self._store).check([_END]))
+
+    def connect(self) -> Any:
+        """A connection of its own to the store."""
+        return rendezvous.join(f"tcp://{self.address}:{self.port}", timedelta(seconds=MEET))
 
     def leave(self) -> None:
         """Node 0 serves the store, so it waits for all others, which wait for nobody."""
-        store: Any = self._store
+        store = self._store
         if store.add("dtcourse/left", 1) == self.nodes:
             store.set("dtcourse/left/all", "1")
         if self._served is not None:
@@ -72,15 +103,15 @@ class NodeRendezvous:
 
 def _told(file: Path) -> tuple[str, int]:
     """Where node 0 listens, as soon as it has said so."""
-    deadline = time.monotonic() + MEET
+    began = time.monotonic()
     reader = Reader(file)
-    while time.monotonic() < deadline:
+    while (waited := time.monotonic() - began) < MEET:
         with suppress(FileNotFoundError):
             # Listing the folder makes a network file system look for new names.
             os.listdir(file.parent)
             for deserialize in reader.new():
                 return deserialize()
-        time.sleep(0.05)
+        time.sleep(min(0.005 + waited / 20, 0.05))
     raise RuntimeError(f"node 0 has not said where it listens in {MEET:g} s")
 
 

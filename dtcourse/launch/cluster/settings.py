@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dtcourse.launch.cluster.kubernetes_table import Kubernetes
 NAME = "cluster.toml"
 VARIABLE = "DTCOURSE_CLUSTER"
 SCHEDULERS = ("slurm",)
+WARNINGS = ("USR2", "HUP")
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,12 @@ class Settings:
     folder:          where jobs keep their files; all nodes must see it under this name
     partition, account: as for sbatch; None leaves them to the cluster's defaults
     minutes:         a job's time limit
-    wait_minutes:    how long launch waits in the queue before it gives up and cancels the job; None: for ever
+    wait_minutes:    how long launch waits in the queue before it gives up and cancels the job; None: a day
+    signal:          the signal that Slurm sends the ranks before the time limit, and how many seconds before, such as
+                     "USR2@90" (which None means): a function with a handler for it can save
+    keep:            hold the nodes between the launches of a notebook (one job, allocations.py), not one job for each
+    idle_minutes:    without a launch, after which nodes that are held are given back
+    keep_minutes:    for which they are held at most
     ranks_per_node:  the most ranks of one node; None puts all ranks on as many nodes as launch(nodes=) says
     cpus_per_rank:   CPUs that a rank may use (--cpus-per-task is this times the ranks of a node)
     memory_per_node: GB; None leaves it to the cluster's default
@@ -48,6 +55,10 @@ class Settings:
     account: str | None = None
     minutes: int = 30
     wait_minutes: float | None = None
+    signal: str | None = None
+    keep: bool = False
+    idle_minutes: float = 10
+    keep_minutes: int = 60
     ranks_per_node: int | None = None
     cpus_per_rank: int = 1
     memory_per_node: float | None = None
@@ -60,6 +71,21 @@ class Settings:
     options: dict[str, Any] = field(default_factory=dict)
     kubernetes: Kubernetes = field(default_factory=Kubernetes)
     source: str = "dtcourse's defaults"
+
+    def with_limit(self, minutes: int | None, signal: str | None) -> Settings:
+        """With another time limit, or another signal before it, where these are given. ValueError as for a file."""
+        given = {"minutes": minutes, "signal": signal}
+        changed = replace(self, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
+        _check(changed)
+        return changed
+
+    @property
+    def warning(self) -> tuple[str, int]:
+        """The signal before the time limit: (its name, how many seconds before)."""
+        if self.signal is None:
+            return "USR2", min(90, self.minutes * 30)  # a short job has half of its time for itself
+        name, _, seconds = self.signal.partition("@")
+        return name, int(seconds)
 
     def nodes_for(self, world_size: int, nodes: int, equal: bool = False) -> int:
         """The nodes to ask for: as many as asked, or as few as have room for all ranks.
@@ -177,25 +203,44 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and (not isinstance(value, str) or not value):
             raise wrong(name, "a text")
-    for name in ("minutes", "cpus_per_rank", "ranks_per_node"):
+    if not isinstance(settings.keep, bool):
+        raise wrong("keep", "true or false")
+    for name in ("minutes", "keep_minutes", "cpus_per_rank", "ranks_per_node"):
         value = getattr(settings, name)
         if value is not None:
             options.whole_number(f"{settings.source}: {name}", value, "a number of at least 1")
     gpus = settings.gpus_per_node
     if isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 0:
         raise wrong("gpus_per_node", "a whole number, 0 for none")
-    for name in ("wait_minutes", "memory_per_node"):
+    for name in ("wait_minutes", "idle_minutes", "memory_per_node"):
         value = getattr(settings, name)
         if value is not None and (
             isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
         ):
             raise wrong(name, "a number above 0")
+    if settings.signal is not None:
+        _check_signal(settings)
     for name in ("modules", "setup"):
         value = getattr(settings, name)
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise wrong(name, "a list of texts")
     if not isinstance(settings.options, dict):
         raise wrong("options", "a table of sbatch's options")
+    for name, setting in (("time", "minutes"), ("signal", "signal")):
+        if name in settings.options:
+            raise ValueError(
+                f"{settings.source}: {name} under [options] is the setting `{setting}`: write it there"
+            )
+
+
+def _check_signal(settings: Settings) -> None:
+    text, form = settings.signal, f"({'|'.join(WARNINGS)})@[1-9][0-9]{{0,4}}"
+    if isinstance(text, str) and re.fullmatch(form, text, re.ASCII):
+        return
+    raise ValueError(
+        f"{settings.source}: signal is a name ({' or '.join(WARNINGS)}), @ and the seconds before the time limit, such "
+        f'as "USR2@90"; got {text!r}. TERM comes at the end in any case, and USR1 asks a rank for its stack'
+    )
 
 
 EXAMPLE = """\
@@ -207,6 +252,10 @@ folder = "~/.dtcourse/jobs"     # must be on a file system that all nodes share
 # account = "ml-course"
 minutes = 30                    # a job's time limit
 # wait_minutes = 60             # give up when the job has waited so long in the queue
+# keep = true                   # hold the nodes between a notebook's launches: the next one starts at once
+# idle_minutes = 10             # then nodes without a launch are given back
+# keep_minutes = 60             # for which they are held at most
+# signal = "USR2@90"            # sent to the ranks so many seconds before the limit
 # ranks_per_node = 4
 cpus_per_rank = 1
 # memory_per_node = 32          # GB

@@ -7,6 +7,7 @@ controller itself.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
@@ -56,6 +57,8 @@ QUIET = (
     "TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}"
 )
 
+A_DAY = 24 * 60  # minutes that a launch's job may wait where the settings set no limit
+
 # Node 0's address, asked for before a container hides Slurm's commands (rendezvous.py reads it).
 HEAD = (
     "export DTCOURSE_HEAD="
@@ -91,15 +94,17 @@ def submit(
     nodes: int,
     ranks: int,
     requeue: bool = False,
+    waits: bool = False,
 ) -> list[str]:
     """Submits one job for each folder (more than one: as a job array); each task runs once on each of its nodes.
 
     ranks: on one node
     requeue: let Slurm start a job again that it had to end, or whose node died
+    waits: somebody waits for it, with the patience that the settings give; Slurm removes it when that is over
 
     Returns the jobs' numbers. ValueError where Slurm refuses what was asked.
     """
-    executor = _executor(folders[0], settings, name, nodes, ranks, requeue)
+    executor = _executor(folders[0], settings, name, nodes, ranks, requeue, waits)
     try:
         if len(tasks) == 1:
             jobs = [executor.submit(tasks[0])]
@@ -113,7 +118,13 @@ def submit(
 
 
 def _executor(
-    folder: Path, settings: Settings, name: str, nodes: int, ranks: int, requeue: bool
+    folder: Path,
+    settings: Settings,
+    name: str,
+    nodes: int,
+    ranks: int,
+    requeue: bool,
+    waits: bool,
 ) -> Any:
     from submitit import SlurmExecutor
 
@@ -129,6 +140,11 @@ def _executor(
     # What a shell exported once would lead the ranks astray; the agents say where they meet.
     setup.append("unset MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK")
     extra: dict[str, Any] = {"requeue" if requeue else "no-requeue": True}
+    extra["signal"] = "{}@{:d}".format(*settings.warning)
+    if waits:
+        # Where nobody is left to cancel it: no job that starts later could still end by then.
+        patience = math.ceil(settings.wait_minutes or A_DAY) + settings.minutes
+        extra["deadline"] = f"now+{patience}minutes"
     contained = settings.container is not None
     extra |= {
         name: value

@@ -69,6 +69,7 @@ class ThrowawaySlurm:
     binds:   bind each task to the cores that its job was given; `cpus` may then be no more than this machine has
     users:   other users of this machine may submit jobs too, which run as them; only root can start such a cluster
     misses:  seconds after which Slurm takes a silent node for lost (SlurmdTimeout; its own default is 300)
+    grace:   seconds between the signal that asks a job to end and the one that kills it
     inside:  a command that runs another one (unshare ...), in which the nodes live
     """
 
@@ -81,13 +82,15 @@ class ThrowawaySlurm:
         binds: bool = False,
         users: bool = False,
         misses: int = 10,
+        grace: int = 3,
     ) -> None:
         if gone := missing():
             raise RuntimeError(
                 f"no Slurm can be started here: {', '.join(gone)} not found ({INSTALL})"
             )
         self.nodes, self.cpus, self.forgets = nodes, cpus, forgets
-        self.inside, self.binds, self.users, self.misses = inside, binds, users, misses
+        self.inside, self.binds, self.users = inside, binds, users
+        self.misses, self.grace = misses, grace
         self.names = [f"n{i + 1}" for i in range(nodes)]
         self._keeper: subprocess.Popen[bytes] | None = None
 
@@ -135,6 +138,8 @@ class ThrowawaySlurm:
                 nodes=nodes,
                 forgets=self.forgets,
                 misses=self.misses,
+                grace=self.grace,
+                preempted_grace=max(5, self.grace),
                 binds="affinity" if self.binds else "none",
             )
         )

@@ -30,7 +30,7 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
 JobRequeue=1
-KillWait=3
+KillWait={grace}
 MinJobAge={forgets}
 InactiveLimit=0
 SlurmctldTimeout=30
@@ -38,6 +38,6 @@ SlurmdTimeout={misses}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 {nodes}
-PartitionName=all Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime=5
+PartitionName=all Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime={preempted_grace}
 PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF
 """

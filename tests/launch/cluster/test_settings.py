@@ -30,6 +30,10 @@ WRONG = {
     'scheduler = "lsf"': r'scheduler is "slurm"; got \'lsf\'',
     "partitoin = 1": r"there is no setting 'partitoin'; known are scheduler, folder, partition",
     "minutes = ": r"is not TOML",
+    'signal = "USR1@60"': r"signal is a name \(USR2 or HUP\).*got 'USR1@60'.*USR1 asks a rank for its stack",
+    "signal = 60": r"signal is a name .*got 60",
+    '[options]\ntime = "1:00"': r"time under \[options\] is the setting `minutes`",
+    '[options]\nsignal = "USR2@1"': r"signal under \[options\] is the setting `signal`",
 }
 
 
@@ -101,6 +105,16 @@ def test_ranks_lie_on_as_few_nodes_as_have_room_as_equally_as_can_be():
         laid_out(Settings(ranks_per_node=4), 10, nodes=2)
     with pytest.raises(ValueError, match="5 ranks cannot be laid out as 2 nodes"):
         laid_out(Settings(), 5, nodes=2)
+
+
+def test_the_signal_before_the_limit_leaves_a_short_job_half_of_its_time():
+    assert Settings(minutes=30).warning == ("USR2", 90)
+    assert Settings(minutes=1).warning == ("USR2", 30)
+    changed = Settings(minutes=1).with_limit(10, "HUP@120")
+    assert (changed.minutes, changed.warning) == (10, ("HUP", 120))
+    assert Settings(minutes=7).with_limit(None, None).minutes == 7
+    with pytest.raises(ValueError, match="minutes is a number of at least 1"):
+        Settings().with_limit(0, None)
 
 
 def test_nccl_where_each_rank_has_a_gpu_of_its_own():

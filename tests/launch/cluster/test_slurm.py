@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -26,14 +25,13 @@ from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.record import JobFailed
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
 from tests import at_once
+from tests.launch.cluster.notebooks import MINUTE, notebook, until
 
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.slow,
     pytest.mark.stands_on("dtcourse/launch/", share=(1, 1)),  # a cluster is CI's, and always
 ]
-
-MINUTE = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +67,6 @@ def settings(cluster, tmp_path, monkeypatch):
 def states(tmp_path):
     """What Slurm says of this test's jobs."""
     return [job.state for job in jobs.known(tmp_path / "jobs")] if came_back else []
-
-
-def until(condition):
-    deadline = time.monotonic() + 2 * MINUTE
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
 
 
 def queue():
@@ -351,13 +342,11 @@ def test_a_job_that_waits_longer_than_its_instructor_allows_is_cancelled(setting
     assert len(queue().splitlines()) == 1, "the other job is not ours to cancel"
 
 
-def test_a_notebook_that_went_away_finds_its_job_again(tmp_path):
-    script = tmp_path / "notebook.py"
-    script.write_text(
-        textwrap.dedent("""
+def test_a_batch_job_outlives_its_notebook_and_another_one_finds_it_again(tmp_path):
+    cells = """
         import os, time
         import torch.distributed as dist
-        from dtcourse import launch
+        from dtcourse.launch.cluster import batch, remote
 
         def step(folder):
             print("begun", flush=True)
@@ -368,25 +357,19 @@ def test_a_notebook_that_went_away_finds_its_job_again(tmp_path):
 
         if __name__ == "__main__":
             import sys
-            launch(step, 2, sys.argv[1], nodes=1, cluster="slurm", timeout=None)
-        """)
-    )
-    notebook = subprocess.Popen([sys.executable, script, tmp_path])
-    deadline = time.monotonic() + MINUTE
-    while not (tmp_path / "begun-1").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    notebook.kill()
-    notebook.wait()
+            batch.submit(step, 2, remote.find("slurm"), nodes=1, folder=sys.argv[1])
+            time.sleep(600)
+        """
+    with notebook(tmp_path, cells, tmp_path) as process:
+        until((tmp_path / "begun-1").exists)
+        process.kill()
     (found,) = jobs.known(tmp_path / "jobs")
     assert found.state == "RUNNING"
     (tmp_path / "go").touch()
     run = jobs.reattach(found.record.job, tmp_path / "jobs")
     assert list(run) == [0, 10]
     assert run.output == [["begun"], ["begun"]]
-    deadline = time.monotonic() + MINUTE
-    while jobs.find(found.record.job, tmp_path / "jobs").state != "COMPLETED":
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: jobs.find(found.record.job, tmp_path / "jobs").state == "COMPLETED")
 
 
 def test_another_version_on_the_nodes_is_refused_before_anything_is_unpickled(monkeypatch):

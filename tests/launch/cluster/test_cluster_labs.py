@@ -153,7 +153,7 @@ def test_the_sentences_of_the_page_are_said_by_the_code(root):
         " minutes in the queue",
         " went silent; ",
         "was lost with its node, ",
-        " can never start, and was cancelled: ",
+        "can never start, and was cancelled: ",
         " is not safe: ",
         " cannot be written (",
     ):

@@ -9,13 +9,14 @@ In the order in which to read them:
     gathered_parameters.py   parameters that are gathered together, and this rank's part of them
     unsent_gradients.py      their gradients, until they are sent
     flat_parameter.py        cut as one run of elements; dtensor_parameters.py: each cut by its rows
+    inner_axes.py      what its DTensors say where tensor or expert parallelism had cut the model before
     unit.py            what is gathered, freed and reduced together (reduction.py); changed.py: parameters that change
     schedule.py        when; progress.py: where each unit is in a step
     sharded_module.py  what a module becomes; hooks.py, policies.py, whole_model.py, replaced.py, refusals.py go with it
     forward_methods.py methods besides forward
     fully_shard.py     fully_shard: parameters as well (P_os+g+p), as DTensors, in PyTorch's shape
     fully_sharded_data_parallel.py   FullyShardedDataParallel: the same, flat
-    state_dict.py      the sharded model's state, whole; checkpoint.py: in parts, on disk (dtcourse/checkpoint)
+    state_dict.py      the sharded model's state, whole (parameters/whole.py); checkpoint.py: in parts (dtcourse/checkpoint)
 """
 
 from dtcourse.sharding.forward_methods import register_fsdp_forward_method

@@ -79,6 +79,12 @@ class FSDPModule(ShardedModule):
         for unit in units_of(self, recurse):
             unit.reshard()
 
+    def after_conversion(self, recurse: bool) -> None:
+        """The shards are the same ones, of another dtype or elsewhere: what they are pieces of is noted again."""
+        for unit in units_of(self, recurse):
+            for group in unit.param_groups:
+                group.mark()
+
     def state_dict(self, *args: Any, **keywords: Any) -> Any:
         """DTensors by the plain model's names; `full_tensor()` of one is the whole."""
         self._reshard_all()

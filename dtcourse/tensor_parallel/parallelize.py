@@ -25,8 +25,9 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from dtcourse.parameters.placement import TENSOR, Replicated, place, placement_of
 from dtcourse.parameters.replicas import broadcast_model
-from dtcourse.parameters.slices import TENSOR, require_same, require_whole
+from dtcourse.parameters.slices import require_same, require_whole
 from dtcourse.tensor_parallel.random_state import same_on_all_ranks
 from dtcourse.tensor_parallel.styles import (
     ColwiseParallel,
@@ -92,6 +93,9 @@ def parallelize(
         for other in others:
             parent, _, last = other.rpartition(".")
             setattr(model.get_submodule(parent), last, model.get_parameter(first))
+    for whole in model.parameters():
+        if all(cut.group != group for cut in placement_of(whole).cuts):
+            place(whole, placement_of(whole), Replicated(group))
     for name, module in model.named_modules():
         module.training = training.get(name, module.training)
     same_on_all_ranks(group, None if src_data_rank is None else 0)

@@ -1,7 +1,6 @@
 """Two techniques over one model on a mesh of two axes: how each pair is put together, and one process's numbers.
 
-PAIRS says of each whether it works. The tests of this folder run every row, and the table in CONTRIBUTING is made of
-it: `python -m tests.pairs.table`.
+Which of them work, and which are refused, says table.py.
 """
 
 from __future__ import annotations

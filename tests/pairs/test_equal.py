@@ -25,8 +25,8 @@ from tests.pairs.layouts import (
     build,
     together,
 )
+from tests.pairs.table import SHARDED, working
 
-SHARDED = ("fully_shard", "FullyShardedDataParallel")
 SHAPES = ((2, 2), (3, 2))
 
 truth = functools.cache(alone)
@@ -50,7 +50,7 @@ def check(layout: Layout, config: Any) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("outer", SHARDED)
+@pytest.mark.parametrize("outer", working("tensor"))
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["tied", "grouped"])
 def test_full_sharding_over_tensor_parallelism(outer, shape, config):
     check(Layout(outer, "tensor", shape), config)
@@ -60,14 +60,14 @@ def test_key_value_heads_that_two_ranks_hold_count_once():
     check(Layout("FullyShardedDataParallel", "tensor", (2, 2)), ONE_KV_HEAD)
 
 
-@pytest.mark.parametrize("outer", SHARDED)
+@pytest.mark.parametrize("outer", working("sequence"))
 def test_full_sharding_over_sequence_parallelism(outer):
     """Hooks that sum the norms' gradients over the tensor ranks were registered before the model was sharded."""
     check(Layout(outer, "sequence", (2, 2)), GPT2)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("outer", SHARDED)
+@pytest.mark.parametrize("outer", working("expert"))
 def test_full_sharding_over_expert_parallelism(outer, shape):
     check(Layout(outer, "expert", shape), EXPERTS)
 

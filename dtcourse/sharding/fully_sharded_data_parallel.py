@@ -43,6 +43,8 @@ class FullyShardedDataParallel(ShardedModule):
     Other than PyTorch's it returns the module itself, changed in place, not another one around it: names stay the
     plain model's. The first rank's values become everyone's (PyTorch: sync_module_states).
 
+    A model that tensor, sequence or expert parallelism has cut before is sharded over the data axis of their mesh.
+
     Raises ValueError for what shard_module refuses.
     """
 

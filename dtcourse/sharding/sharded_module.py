@@ -51,7 +51,7 @@ def shard_module(
              cut;  the others: fully_shard's
 
     Raises ValueError for a module that is sharded already, is a container without forward (ModuleList) or holds a
-    parameter of another unit, for models that differ between ranks, and for a mesh of more than two axes.
+    parameter of another unit, for models that differ between ranks, slices that do, and a mesh of more than two axes.
     """
     if not isinstance(module, nn.Module):
         raise ValueError(f"only a module can be sharded; got {type(module).__name__}")

@@ -13,7 +13,8 @@ attention's input three times, once each for query, key and value. Source: Megat
 
 Per rank of p: 1 / p of the weights that the plan names; norms, positions and the biases of row-parallel layers whole.
 Those have equal gradients on all tensor ranks, bit by bit, so their copies stay equal without a message. Data
-parallelism over the other axis of the mesh takes the model as it is: DistributedDataParallel(model, process_group=...).
+parallelism over the other axis of the mesh takes the model as it is: DistributedDataParallel(model, process_group=...),
+or fully_shard(model, mesh=mesh["data"]).
 """
 
 from __future__ import annotations

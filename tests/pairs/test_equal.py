@@ -9,19 +9,23 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
-from dtcourse import launch
+from dtcourse import launch, sharding
 from dtcourse.parameters.clipping import clip_grad_norm
+from dtcourse.parameters.whole import full_gradients, full_state_dict
 from dtcourse.verify import compare
 from tests.pairs.layouts import (
     EXPERTS,
     GPT2,
+    INNER,
     LLAMA,
     NORMS,
     ONE_KV_HEAD,
     Layout,
     alone,
     backward,
+    batch,
     build,
     together,
 )
@@ -70,6 +74,41 @@ def test_full_sharding_over_sequence_parallelism(outer):
 @pytest.mark.parametrize("outer", working("expert"))
 def test_full_sharding_over_expert_parallelism(outer, shape):
     check(Layout(outer, "expert", shape), EXPERTS)
+
+
+def three_axes(outer, shape):
+    """Hybrid sharding over tensor parallelism: gradients, norms, and the state after a conversion and a change."""
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "data", "inner"))
+    model, shard = build(GPT2), getattr(sharding, outer)
+    INNER["tensor"](model, mesh)
+    for block in model.blocks:
+        shard(block, mesh=mesh["replicate", "data"])
+    shard(model, mesh=mesh["replicate", "data"])
+    ranks, mine = shape[0] * shape[1], mesh["replicate"].get_local_rank() * shape[1]
+    mine += mesh["data"].get_local_rank()
+    x, y = (t.chunk(ranks)[mine] for t in batch(GPT2))
+    model.loss(x, y).backward()
+    norms = [clip_grad_norm(model, 1e9, kind).item() for kind in NORMS]
+    gradients = full_gradients(model)
+    if outer == "fully_shard":
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        assert nn.utils.get_total_norm(grads).full_tensor().item() == pytest.approx(norms[1])
+        model.to(torch.float32)
+        rounded = full_state_dict(model)
+        model.blocks[0].mlp.up.weight.requires_grad_(False)
+        model.loss(x, y)  # lays the shards out anew
+        compare(full_state_dict(model), rounded, 0.0, "value")
+        compare(rounded, {n: t.float() for n, t in build(GPT2).state_dict().items()}, 0.0, "value")
+    return norms, gradients
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 2), (1, 2, 2)], ids=str)
+@pytest.mark.parametrize("outer", SHARDED)
+def test_hybrid_sharding_over_tensor_parallelism(outer, shape):
+    right = truth(GPT2)
+    for norms, gradients in launch(three_axes, 4, outer, shape):
+        assert norms == pytest.approx(right.norms[0], rel=1e-12)
+        compare(gradients, right.gradients[0], 1e-12, norm=2)
 
 
 # --- torch's own norm, of the DTensors of both axes -----------------------------------------------------------------

@@ -26,7 +26,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from dtcourse.parameters.placement import Placement, Run, Sliced
+from dtcourse.parameters.cuts import Run, Sliced
+from dtcourse.parameters.placement import Placement
 from dtcourse.torch_private import make_subclass
 
 Chunk = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, sizes

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse.parameters import whole
+from dtcourse.parameters.cuts import FULL
 from dtcourse.parameters.naming import entries
-from dtcourse.parameters.placement import FULL, local
+from dtcourse.parameters.placement import local
 
 
 def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:

@@ -31,7 +31,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse.expert_parallel.exchange import combine, dispatch
 from dtcourse.expert_parallel.scope import AllRanks
-from dtcourse.parameters.placement import EXPERT, Replicated, Sliced, place, placement_of
+from dtcourse.parameters.cuts import EXPERT, Replicated, Sliced
+from dtcourse.parameters.placement import place, placement_of
 from dtcourse.parameters.replicas import Group, broadcast_tensors, check_same_model, named_tensors
 from dtcourse.parameters.slices import require_whole
 

@@ -40,12 +40,7 @@ def clip_grad_norm(
 
 def grad_norm(model: nn.Module, norm_type: float = 2.0) -> Tensor:
     """The norm alone: a scalar tensor in float64, the same on every rank. A collective."""
-    require_whole_gradients(
-        model.named_parameters(),
-        "the norm of all gradients",
-        "Average with DistributedDataParallel over the data axis, which leaves the mean on all; ZeroRedundancy"
-        "Optimizer may share out the step.",
-    )
+    _require_averaged(model)
     # A rank without any gradient takes part in the sums all the same, so every axis is there from the start.
     held: dict[tuple[Any, ...], list[Tensor]] = {}
     for entry in entries(model):
@@ -53,6 +48,14 @@ def grad_norm(model: nn.Module, norm_type: float = 2.0) -> Tensor:
         if entry.parameter.grad is not None and entry.placed.counts:
             mine.append(local(entry.parameter.grad))
     here = device.current()
-    return total_norm(
-        [Spread(gradients, over, here) for over, gradients in held.items()], norm_type
+    spreads = [Spread(gradients, over, here) for over, gradients in held.items()]
+    return total_norm(spreads, norm_type)
+
+
+def _require_averaged(model: nn.Module) -> None:
+    require_whole_gradients(
+        model.named_parameters(),
+        "the norm of all gradients",
+        "Average with DistributedDataParallel over the data axis, which leaves the mean on all; ZeroRedundancy"
+        "Optimizer may share out the step.",
     )

@@ -21,8 +21,10 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from dtcourse.parameters.placement import EXPERT, FULL, OTHER, TENSOR, placement_of
+from dtcourse.parameters.cuts import EXPERT, FULL, OTHER, TENSOR
+from dtcourse.parameters.placement import placement_of
 from dtcourse.plural import plural
 
 Named = Iterable[tuple[str, torch.Tensor]]
@@ -58,6 +60,8 @@ class _Spreader:
 def slices_of(parameter: torch.Tensor) -> list[Slice]:
     """What a parameter is a part of, technique by technique, the innermost first; [] where it is whole."""
     found: dict[str, list[Any]] = {}
+    if nn.parameter.is_lazy(parameter):  # it has no shape yet, and is nobody's
+        return []
     for cut in placement_of(parameter).cuts:
         if cut.differs or cut.technique == FULL:  # which has hooks of its own even over one rank
             found.setdefault(cut.technique, []).append(cut)

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from dtcourse import device
 from dtcourse.parameters.agreement import on_any_rank, raise_on_all_ranks
+from dtcourse.parameters.cuts import Elsewhere, Run
 from dtcourse.parameters.naming import Entry, buffers, entries, plain_order, with_extra_state
-from dtcourse.parameters.placement import Elsewhere, Run, local
+from dtcourse.parameters.placement import local
 from dtcourse.torch_private import all_gather_single
 
 State = dict[str, Any]

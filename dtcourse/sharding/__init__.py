@@ -16,7 +16,7 @@ In the order in which to read them:
     forward_methods.py methods besides forward
     fully_shard.py     fully_shard: parameters as well (P_os+g+p), as DTensors, in PyTorch's shape
     fully_sharded_data_parallel.py   FullyShardedDataParallel: the same, flat
-    state_dict.py      the sharded model's state, whole (parameters/whole.py); checkpoint.py: in parts (dtcourse/checkpoint)
+    state_dict.py      the sharded model's state, whole; checkpoint.py: in parts, on disk (dtcourse/checkpoint)
 """
 
 from dtcourse.sharding.forward_methods import register_fsdp_forward_method

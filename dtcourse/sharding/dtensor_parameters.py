@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from dtcourse.parameters import placement
+from dtcourse.parameters import cuts, placement
 from dtcourse.sharding.gathered_parameters import GatheredParameters, Named, hooks_of
 from dtcourse.sharding.inner_axes import in_torchs_words, whole_mesh
 from dtcourse.sharding.sharded_parameter import Place
@@ -56,7 +56,7 @@ class DTensorParameters(GatheredParameters):
     def lay_out(self, named: Sequence[Named]) -> None:
         """The whole has the parameters end to end, the parts have their rows, padded."""
         inside = {
-            name: placement.placement_of(parameter).without(placement.FULL)
+            name: placement.placement_of(parameter).without(cuts.FULL)
             for name, parameter, _ in named
         }
         self.mesh, self.inner_axes = whole_mesh(self.shard_groups, inside, self.device.type)
@@ -151,9 +151,9 @@ class DTensorParameters(GatheredParameters):
             known: Any = parameter
             known.sharded_name, known.sharded_shape = at.name, at.shape
 
-    def cut(self, at: Place) -> placement.Sliced:
+    def cut(self, at: Place) -> cuts.Sliced:
         """Its rows."""
-        return placement.Sliced(0, at.shape[0], self.group, padded=False, technique=placement.FULL)
+        return cuts.Sliced(0, at.shape[0], self.group, padded=False, technique=cuts.FULL)
 
     def adopt(self, shard: torch.Tensor, parameters: Sequence[nn.Parameter]) -> None:
         """Their rows are copied into `shard`, and are there from now on."""

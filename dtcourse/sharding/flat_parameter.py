@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtcourse.parameters import placement
+from dtcourse.parameters import cuts, placement
 from dtcourse.sharding.gathered_parameters import GatheredParameters, Named, hooks_of
 from dtcourse.sharding.sharded_parameter import Place, ShardedParameter
 
@@ -57,7 +57,7 @@ class FlatParameter(GatheredParameters):
         start = 0
         for name, parameter, holders in named:
             end = start + parameter.numel()
-            inside = placement.placement_of(parameter).without(placement.FULL)
+            inside = placement.placement_of(parameter).without(cuts.FULL)
             trains = parameter.requires_grad
             hooks = hooks_of(parameter)
             at = Place(name, parameter.shape, start, end, holders, trains, inside, hooks)
@@ -104,9 +104,9 @@ class FlatParameter(GatheredParameters):
         parameter.place, parameter.unit_name = at, ""
         return parameter
 
-    def cut(self, at: Place) -> placement.Run:
+    def cut(self, at: Place) -> cuts.Run:
         """A run of the flat's elements."""
-        return placement.Run(at.start, self.shard_numel, at.shape, self.group, self.number)
+        return cuts.Run(at.start, self.shard_numel, at.shape, self.group, self.number)
 
     def make_gradient(self, index: int, run: torch.Tensor) -> torch.Tensor:
         """Shape (n,)."""

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtcourse.parameters import placement
+from dtcourse.parameters import cuts, placement
 from dtcourse.parameters.backward import on_gradient
 from dtcourse.sharding.policies import ShardGroups
 from dtcourse.sharding.sharded_parameter import FreedParameter, Place
@@ -98,7 +98,7 @@ class GatheredParameters(UnsentGradients):
         """Sets `places`, the sizes and `first_elements`."""
         raise NotImplementedError
 
-    def cut(self, at: Place) -> placement.Cut:
+    def cut(self, at: Place) -> cuts.Cut:
         """How a parameter is cut here."""
         raise NotImplementedError
 
@@ -118,7 +118,7 @@ class GatheredParameters(UnsentGradients):
         """Where a parameter's pieces are before it is cut here: of copies of the shards every rank has the same."""
         assert place.inside is not None, "every layout says it"
         replicate = self.shard_groups.replicate
-        copies = [placement.Replicated(replicate, placement.FULL)] if replicate is not None else []
+        copies = [cuts.Replicated(replicate, cuts.FULL)] if replicate is not None else []
         return place.inside.and_then(*copies)
 
     # --- this rank's shard -----------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 
-from dtcourse.parameters.placement import Placement, Sliced
+from dtcourse.parameters.cuts import Sliced
+from dtcourse.parameters.placement import Placement
 from dtcourse.sharding.policies import ShardGroups
 from dtcourse.sharding.sharded_parameter import Place
 from dtcourse.torch_private import strided_shard

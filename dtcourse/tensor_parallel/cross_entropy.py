@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dtcourse.parameters.placement import Sliced
+from dtcourse.parameters.cuts import Sliced
 from dtcourse.parameters.replicas import Group
 
 REDUCTIONS = ("none", "mean", "sum")

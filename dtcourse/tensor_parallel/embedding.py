@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dtcourse.parameters.placement import Sliced
+from dtcourse.parameters.cuts import Sliced
 from dtcourse.parameters.replicas import Group
 from dtcourse.tensor_parallel import mappings
 from dtcourse.tensor_parallel.shards import Sharded

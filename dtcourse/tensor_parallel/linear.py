@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from dtcourse.parameters.placement import Sliced
+from dtcourse.parameters.cuts import Sliced
 from dtcourse.parameters.replicas import Group
 from dtcourse.tensor_parallel import mappings
 from dtcourse.tensor_parallel.shards import Sharded, require_divides

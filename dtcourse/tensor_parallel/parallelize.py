@@ -26,7 +26,8 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from dtcourse.parameters.placement import TENSOR, Replicated, place, placement_of
+from dtcourse.parameters.cuts import TENSOR, Replicated
+from dtcourse.parameters.placement import place, placement_of
 from dtcourse.parameters.replicas import broadcast_model
 from dtcourse.parameters.slices import require_same, require_whole
 from dtcourse.tensor_parallel.random_state import same_on_all_ranks

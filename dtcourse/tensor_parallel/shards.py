@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from dtcourse.parameters import whole
-from dtcourse.parameters.placement import Placement, Sliced, place, placement_of
+from dtcourse.parameters.cuts import Sliced
+from dtcourse.parameters.placement import Placement, place, placement_of
 
 
 class Sharded(nn.Module):

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
-from dtcourse.parameters.placement import Placement, Sliced, place
+from dtcourse.parameters.cuts import Sliced
+from dtcourse.parameters.placement import Placement, place
 from dtcourse.tensor_parallel import mappings
 from dtcourse.tensor_parallel.shards import require_divides
 

@@ -7,8 +7,8 @@ import pytest
 from dtcourse import launch
 from dtcourse.collectives import traffic
 from dtcourse.parameters.clipping import clip_grad_norm
+from dtcourse.parameters.cuts import Run, Sliced
 from dtcourse.parameters.naming import entries
-from dtcourse.parameters.placement import Run, Sliced
 from dtcourse.parameters.whole import full_gradients, full_state_dict
 from dtcourse.sharding.unit import units_in
 from tests.pairs.layouts import EXPERTS, LLAMA, Layout, backward, build

@@ -14,18 +14,9 @@ from torch.distributed.tensor import Replicate, Shard
 from dtcourse import launch
 from dtcourse.checkpoint.local_chunks import LocalChunks
 from dtcourse.parameters import whole
+from dtcourse.parameters.cuts import Copies, Elsewhere, Replicated, Run, Sliced
 from dtcourse.parameters.naming import Entry, entries
-from dtcourse.parameters.placement import (
-    Copies,
-    Elsewhere,
-    Placement,
-    Replicated,
-    Run,
-    Sliced,
-    local,
-    place,
-    placement_of,
-)
+from dtcourse.parameters.placement import Placement, local, place, placement_of
 
 
 def meshed():

@@ -22,7 +22,7 @@ from dtcourse import launch, sharding
 from dtcourse import tensor_parallel as tp
 from dtcourse.data_parallel import DistributedDataParallel, PerParameterDataParallel
 from dtcourse.models import Transformer, TransformerConfig
-from dtcourse.parameters.placement import EXPERT, FULL, TENSOR
+from dtcourse.parameters.cuts import EXPERT, FULL, TENSOR
 from dtcourse.parameters.slices import Slice, slices_of
 from dtcourse.sequence_parallel import parallelize_sequence
 from dtcourse.sharding import ShardedDataParallel, ZeroRedundancyOptimizer

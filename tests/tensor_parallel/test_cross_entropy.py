@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from dtcourse import launch
 from dtcourse.collectives import ring, traffic
-from dtcourse.parameters.placement import Sliced
+from dtcourse.parameters.cuts import Sliced
 from dtcourse.tensor_parallel import cross_entropy, mappings
 from dtcourse.verify import compare
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from dtcourse import launch
 from dtcourse.collectives import autograd, ring, traffic
-from dtcourse.parameters.placement import Sliced
+from dtcourse.parameters.cuts import Sliced
 from dtcourse.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,

@@ -214,9 +214,7 @@ class GatheredParameters(UnsentGradients):
         return self.unsharded
 
     def free_unsharded(self) -> None:
-        """Takes the whole's memory away. The views stay, and autograd's references to them,
-        until it is gathered again.
-        """
+        """Takes the whole's memory away. The views stay, and autograd's references, until it is gathered again."""
         for view in self.views:
             view.__class__ = FreedParameter
         self.unsharded.untyped_storage().resize_(0)

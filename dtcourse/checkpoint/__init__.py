@@ -1,10 +1,18 @@
-"""Checkpoints in parts, whatever cut the model: what each technique that saves and loads on any number of ranks stands
-on.
+"""Checkpoints in parts, whatever cut the model: written on any layout, and read on any other.
+
+    save("runs/10000", model, optimizer)         # on every rank, each writing what it keeps
+    load("runs/10000", model, optimizer)         # on any number of ranks, cut by other techniques, or by none
 
 In the order in which to read them:
 
     local_chunks.py what a rank keeps of a parameter, as chunks of the whole: so any number of ranks can read it
     checksums.py    a damaged byte is found before anything is loaded
+    coverage.py     so is a parameter of which a part is missing, or there twice
     folder.py       written by all ranks together; read all or nothing
     state.py        the optimizer's part: by parameters' names, in PyTorch's own shape
+    parts.py        save and load
 """
+
+from dtcourse.checkpoint.parts import load, save
+
+__all__ = ["load", "save"]

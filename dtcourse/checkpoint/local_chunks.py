@@ -1,9 +1,9 @@
 """What a rank keeps of a parameter, as torch.distributed.checkpoint understands it: chunks of a larger tensor.
 
-It is a run of elements of the parameter in row-major order. Such a run is a part of a row, then whole rows, then a
-part of a row again. Each of the three is a box of the tensor, with an offset and a size: PyTorch's checkpoints call it
-a chunk. So a checkpoint holds parameters in their own shapes, cut as the ranks had them, and any number of ranks can
-read any part of it, as can PyTorch without this course.
+A slice of a slice, along whatever dims, is a box of the parameter, with an offset and a size: PyTorch's checkpoints
+call it a chunk. A run of elements in row-major order is a part of a row, then whole rows, then a part of a row again:
+three of them. So a checkpoint holds parameters in their own shapes, cut as the ranks had them, and any number of ranks
+can read any part of it, as can PyTorch without this course. Padding is in no chunk.
 
     shape (3, 4), elements 2..10:      . . x x      chunk at (0, 2) of size (1, 2)
                                        x x x x      chunk at (1, 0) of size (1, 4)
@@ -26,6 +26,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+from dtcourse.parameters.cuts import Run, Sliced
+from dtcourse.parameters.placement import Placement
 from dtcourse.torch_private import make_subclass
 
 Chunk = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, sizes
@@ -56,24 +58,50 @@ def chunks_of(shape: Sequence[int], start: int, end: int) -> list[Chunk]:
     return found
 
 
-class LocalChunks(torch.Tensor):
-    """A run of a tensor's elements, to be written to or read from a checkpoint.
+def pieces_of(placed: Placement, kept: torch.Tensor) -> list[tuple[tuple[int, ...], torch.Tensor]]:
+    """What a rank keeps of a parameter that was cut so: (where in the whole, a view into `kept`), box by box."""
+    offsets, valid = [0] * len(placed.shape), list(placed.shape)
+    for cut in placed.cuts:
+        if isinstance(cut, Run):  # of a slice with padding, some of it may be in the run
+            found, at = [], 0
+            for where, sizes in chunks_of(cut.shape, *cut.mine):
+                box = kept.reshape(-1)[at : at + prod(sizes)].view(sizes)
+                at += prod(sizes)
+                box = _within(box, [v - w for v, w in zip(valid, where, strict=True)])
+                if box.numel():
+                    found.append((tuple(o + w for o, w in zip(offsets, where, strict=True)), box))
+            return found
+        if isinstance(cut, Sliced):
+            offsets[cut.dim] += cut.start
+            valid[cut.dim] = max(0, min(cut.used, valid[cut.dim] - cut.start))
+    box = _within(kept, valid)
+    return [(tuple(offsets), box)] if box.numel() else []
 
-    shape: of the whole tensor;  start: where the run begins;  run: its elements, shape (n,), which reading fills
+
+def _within(box: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    for dim, size in enumerate(sizes):
+        box = box.narrow(dim, 0, max(0, min(size, box.shape[dim])))
+    return box
+
+
+class LocalChunks(torch.Tensor):
+    """What this rank keeps of a tensor, to be written to or read from a checkpoint.
+
+    shape_of_whole: of the whole tensor;  kept: what is here, which reading fills;  pieces: `pieces_of` it
 
     The three methods with underscores are what torch.distributed.checkpoint asks of a tensor that lies in parts.
     """
 
     shape_of_whole: torch.Size
-    run: torch.Tensor
-    chunks: list[Chunk]
+    kept: torch.Tensor
+    pieces: list[tuple[tuple[int, ...], torch.Tensor]]
 
     @staticmethod
-    def of(shape: Sequence[int], start: int, run: torch.Tensor) -> LocalChunks:
-        """Makes one; it shares the run's memory."""
-        made: LocalChunks = make_subclass(LocalChunks, run.detach())
-        made.shape_of_whole, made.run = torch.Size(shape), run.detach()
-        made.chunks = chunks_of(made.shape_of_whole, start, start + run.numel())
+    def of(placed: Placement, kept: torch.Tensor) -> LocalChunks:
+        """Makes one; it shares the memory of `kept`, which is shaped as the parameter that is placed so."""
+        made: LocalChunks = make_subclass(LocalChunks, kept.detach())
+        made.shape_of_whole, made.kept = placed.shape, kept.detach()
+        made.pieces = pieces_of(placed, made.kept)
         return made
 
     def size(self) -> torch.Size:  # type: ignore[override]
@@ -81,7 +109,7 @@ class LocalChunks(torch.Tensor):
         return self.shape_of_whole
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
-        properties = TensorProperties.create_from_tensor(self.run)
+        properties = TensorProperties.create_from_tensor(self.kept)
         return [
             WriteItem(
                 index=MetadataIndex(name, chunk.offsets),
@@ -95,14 +123,11 @@ class LocalChunks(torch.Tensor):
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         return [
-            ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
-            for offsets, sizes in self.chunks
+            ChunkStorageMetadata(torch.Size(offsets), box.shape) for offsets, box in self.pieces
         ]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        at = 0
-        for offsets, sizes in self.chunks:
+        for offsets, box in self.pieces:
             if index.offset is None or tuple(index.offset) == offsets:
-                return self.run[at : at + prod(sizes)].view(sizes)
-            at += prod(sizes)
+                return box
         raise KeyError(f"this rank keeps no part of the tensor at {index.offset}")

@@ -3,7 +3,8 @@ and all others as every rank has them.
 
 torch.nn.utils.clip_grad_norm_ would see this rank's experts alone: another norm, and another scale, on each rank, and
 the gates and norms that all hold part. Experts' squares are summed over the ranks among which they are given out, not
-over those that hold the same ones; what all hold counts once. One all-reduce of one number an axis.
+over those that hold the same ones; what all hold counts once (parameters/clipping.py). One all-reduce of one number an
+axis.
 """
 
 from __future__ import annotations
@@ -11,11 +12,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dtcourse import device
-from dtcourse.expert_parallel.state import check_no_other_slices, experts_of
-from dtcourse.parameters.grad_norm import Spread, scale_to, total_norm
-from dtcourse.parameters.replicas import Group
-from dtcourse.parameters.slices import require_whole_gradients
+from dtcourse.parameters import clipping
 
 
 def clip_grad_norm(
@@ -26,22 +23,4 @@ def clip_grad_norm(
     As torch.nn.utils.clip_grad_norm_ of the plain model on the whole batch, the same on every rank. All ranks call it,
     after `average_gradients`: before, each rank's gradients are of its own tokens, and so is their norm.
     """
-    check_no_other_slices(model, "expert_parallel.clip_grad_norm")
-    require_whole_gradients(
-        model.named_parameters(),
-        "expert_parallel.clip_grad_norm",
-        "Call average_gradients(model, mesh) alone.",
-    )
-    experts = experts_of(model)
-    here = device.current()
-    # A rank without any gradient takes part in the sums all the same, so every group is there from the start.
-    held: dict[tuple[Group, ...], list[torch.Tensor]] = {(): []}
-    held.update({module.groups: [] for module in experts.values()})
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            held[experts[name].groups if name in experts else ()].append(parameter.grad)
-    spreads = [Spread(gradients, groups, here) for groups, gradients in held.items()]
-    norm = total_norm(spreads, norm_type)
-    every = [gradient for gradients in held.values() for gradient in gradients]
-    scale_to(every, norm, max_norm, error_if_nonfinite)
-    return norm
+    return clipping.clip_grad_norm(model, max_norm, norm_type, error_if_nonfinite)

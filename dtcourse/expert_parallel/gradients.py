@@ -15,17 +15,17 @@ Bytes: an all-reduce of each parameter that a rank holds, on each axis on which 
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from dtcourse.expert_parallel.state import (
-    check_no_other_slices,
-    experts_of,
-    joined,
-    plain_name,
-)
+from dtcourse.parameters import whole
+from dtcourse.parameters.cuts import FULL
+from dtcourse.parameters.naming import entries
+from dtcourse.parameters.placement import local
 
 
 def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -33,27 +33,41 @@ def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
     on all ranks.
 
     mesh: the one of expert_parallel. A parameter without a gradient counts as zero, as others may have one.
+
+    What full sharding has averaged over an axis already is left so: with fully_shard over the data axis, each rank's
+    part of the others' gradients is summed over the expert axis alone, and experts' are divided by its ranks.
     """
-    experts = experts_of(model)
     groups = [mesh.get_group(i) for i in range(mesh.ndim)]
-    for name, p in model.named_parameters():
+    for entry in entries(model):
+        p = entry.parameter
         if not p.requires_grad:
             continue
         if p.grad is None:
-            p.grad = torch.zeros_like(p)
-        for group in groups:
-            if name not in experts or group not in experts[name].groups:
-                dist.all_reduce(p.grad, group=group)
-        p.grad /= mesh.size()
+            p.grad = _zero_gradient(p)
+        mine = local(p.grad)
+        averaged = [
+            set(dist.get_process_group_ranks(c.group))
+            for c in entry.placed.cuts
+            if c.technique == FULL
+        ]
+        left = [
+            g
+            for g in groups
+            if not any(ranks >= set(dist.get_process_group_ranks(g)) for ranks in averaged)
+        ]
+        for group in left:
+            if group not in entry.placed.over:
+                dist.all_reduce(mine, group=group)
+        mine /= prod(map(dist.get_world_size, left))
+
+
+def _zero_gradient(parameter: nn.Parameter) -> Tensor:
+    """A gradient of zeros, of the kind that the parameter's are."""
+    if hasattr(parameter, "make_gradient"):
+        return parameter.make_gradient(torch.zeros_like(local(parameter)))
+    return torch.zeros_like(parameter)
 
 
 def full_gradients(model: nn.Module) -> dict[str, Tensor | None]:
     """The plain model's gradients by its names, on every rank; None where there is none. A collective."""
-    check_no_other_slices(model, "expert_parallel.full_gradients")
-    experts = experts_of(model)
-    return {
-        plain_name(name): None
-        if p.grad is None
-        else joined(p.grad, experts[name].groups if name in experts else ())
-        for name, p in model.named_parameters()
-    }
+    return whole.full_gradients(model)

@@ -31,8 +31,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse.expert_parallel.exchange import combine, dispatch
 from dtcourse.expert_parallel.scope import AllRanks
+from dtcourse.parameters.cuts import EXPERT, Replicated, Sliced
+from dtcourse.parameters.placement import place, placement_of
 from dtcourse.parameters.replicas import Group, broadcast_tensors, check_same_model, named_tensors
-from dtcourse.parameters.slices import EXPERT, mark_slice, require_whole
+from dtcourse.parameters.slices import require_whole
 
 
 class ParallelExperts(nn.Module):
@@ -44,20 +46,25 @@ class ParallelExperts(nn.Module):
 
     def __init__(self, experts: Any, groups: Sequence[Group]) -> None:
         super().__init__()
+        self.names_in_whole = {"mine": ""}
         self.groups, self.num_experts = tuple(groups), experts.num_experts
-        place, ranks = 0, 1
+        position, ranks = 0, 1
         for group in groups:
-            place = place * dist.get_world_size(group) + dist.get_rank(group)
+            position = position * dist.get_world_size(group) + dist.get_rank(group)
             ranks *= dist.get_world_size(group)
         each = self.num_experts // ranks
-        self.first = place * each
+        cuts, left = [], self.num_experts
+        for group in groups:
+            cuts.append(Sliced(0, left, group, technique=EXPERT))
+            left //= dist.get_world_size(group)
+        self.first = position * each
         experts.num_experts = each
         self.mine = experts
         for module in experts.modules():
             for name, whole in list(module.named_parameters(recurse=False)):
                 part = self.rows(whole.detach()).clone()
                 mine = nn.Parameter(part, requires_grad=whole.requires_grad)
-                mark_slice(mine, EXPERT, *self.groups)
+                place(mine, placement_of(whole), *cuts)
                 setattr(module, name, mine)
 
     def rows(self, whole: Tensor) -> Tensor:
@@ -117,6 +124,10 @@ def expert_parallel(
             mixture.scope = AllRanks(groups)
             if hasattr(mixture.gate, "scope"):
                 mixture.gate.scope = mixture.scope
+    for parameter in model.parameters():
+        known = [cut.group for cut in placement_of(parameter).cuts]
+        others = [Replicated(g, EXPERT, partial_gradient=True) for g in groups if g not in known]
+        place(parameter, placement_of(parameter), *others)
     return model
 
 

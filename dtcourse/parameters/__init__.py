@@ -8,7 +8,12 @@ In the order in which to read them:
     reducer.py         the Reducer: gradients into buckets, buckets on their way while backward runs
     unused.py          parameters that the loss does not depend on
     wrapper.py         what all wrappers round a module have in common
-    grad_norm.py       the norm of gradients that are spread over any axes, and clipping by it
-    slices.py          which parameters are slices: techniques that do not compose refuse each other
+    cuts.py            how a technique gives out a parameter over the ranks of an axis
+    placement.py       where each parameter's pieces are, whoever has cut it
+    naming.py          a model's parameters by the names that the whole model has for them
+    whole.py           the whole state and gradients, from pieces and into them
+    grad_norm.py       the norm of gradients that are spread over any axes
+    clipping.py        that of a model's, and clipping by it
+    slices.py          techniques that do not compose refuse each other
     agreement.py       ranks that must all take the same way
 """

@@ -3,8 +3,8 @@
 |g|^p is a sum over all elements. A rank that holds a part of a gradient knows a part of the sum only, so the parts are
 added over the ranks that hold different ones; ranks that hold the same must not be added, or the norm grows by the p-th
 root of their number. So each gradient says over which axes it is spread: a replicated one over none, one of ZeRO over
-the data axis, one of a tensor-parallel layer in FSDP over two. One all-reduce of one number per axis. (Pascanu et al.,
-arXiv 1211.5063, for clipping itself.)
+the data axis, one of a tensor-parallel layer in FSDP over two. One all-reduce per axis, of one number for each set of
+axes that is there. (Pascanu et al., arXiv 1211.5063, for clipping itself.)
 """
 
 from __future__ import annotations
@@ -47,13 +47,15 @@ def total_norm(spreads: Iterable[Spread], norm_type: float = 2.0) -> torch.Tenso
     for spread in spreads:
         held.setdefault(spread.over, []).extend(spread.gradients)
         where[spread.over] = spread.device
-    sums = []
-    for groups, gradients in held.items():
-        part = _sum_of_powers(gradients, norm_type).to(where[groups])
-        for group in groups:  # also on a rank that holds nothing: the others wait for it
-            dist.all_reduce(part, op=op, group=group)  # type: ignore[arg-type]
-        sums.append(part)
-    together = torch.stack([s.to(sums[0].device) for s in sums])
+    sums = {over: _sum_of_powers(held[over], norm_type).to(where[over]) for over in held}
+    for group in dict.fromkeys(group for over in held for group in over):
+        # Also on a rank that holds nothing: the others wait for it.
+        to_sum = [over for over in held if group in over]
+        together = torch.stack([sums[over].to(where[to_sum[0]]) for over in to_sum])
+        dist.all_reduce(together, op=op, group=group)
+        sums.update(zip(to_sum, together, strict=True))
+    every = [*sums.values()] or [torch.zeros((), dtype=torch.double)]
+    together = torch.stack([s.to(every[0].device) for s in every])
     return together.max() if infinite else together.sum().pow(1.0 / norm_type)
 
 

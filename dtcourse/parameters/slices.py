@@ -1,11 +1,12 @@
-"""Which parameters are slices, and of what: so that two techniques that do not compose refuse each other.
-
-A technique that leaves each rank a part of a parameter marks the part. Whoever would take it for the whole asks first:
-a norm, a whole state, a mean over ranks that hold different parts. None of these fails by itself, and all are wrong.
+"""Techniques that do not compose refuse each other: whoever would take a slice for the whole, or different ones for
+copies, asks first.
 
     over ranks that hold      the same part                     different parts
     a mean of gradients       right: data parallelism           refused: `require_same`
-    a norm, a state           once                              by the technique that cut; of another: `require_whole`
+    a cut                     by an outer technique: place      of some techniques refused: `require_whole`
+
+None of these fails by itself, and all are wrong. Where a parameter's pieces are, placement.py knows; norms, states and
+checkpoints are right for all of them.
 
 A gradient may be spread where its parameter is not: ZeRO leaves the mean on its owner alone. That is marked apart, for
 as long as it is so.
@@ -20,11 +21,11 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from dtcourse.parameters.cuts import EXPERT, FULL, OTHER, TENSOR
+from dtcourse.parameters.placement import placement_of
 from dtcourse.plural import plural
-
-TENSOR, EXPERT, FULL = "tensor parallelism", "expert parallelism", "full sharding"
-OTHER = "a DTensor"
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
@@ -38,10 +39,6 @@ class Slice:
 
     technique: str
     over: tuple[dist.ProcessGroup | None, ...]
-
-    def __reduce__(self) -> Any:
-        """Pickled without the groups, which are this process's."""
-        return Slice, (self.technique, ())
 
 
 class SpreadsGradients(Protocol):
@@ -60,24 +57,18 @@ class _Spreader:
         return _Spreader, (None,)
 
 
-def mark_slice(parameter: torch.Tensor, technique: str, *over: dist.ProcessGroup | None) -> None:
-    """Notes that a parameter is a part, and that the ranks of the groups `over` hold different ones.
-
-    Over one rank it is the whole; a sharded one has hooks of its own even so.
-    """
-    over = tuple(g for g in over if technique == FULL or dist.get_world_size(g) > 1)
-    if over:
-        parameter.slice_of = Slice(technique, over)  # type: ignore[attr-defined]
-
-
-def slice_of(parameter: torch.Tensor) -> Slice | None:
-    """What a parameter is a part of, None where it is whole. A DTensor knows it by itself."""
-    marked: Slice | None = getattr(parameter, "slice_of", None)
-    mesh = getattr(parameter, "device_mesh", None)
-    if marked is None and mesh is not None:
-        cut = [i for i, p in enumerate(parameter.placements) if not p.is_replicate()]  # type: ignore[attr-defined]
-        return Slice(OTHER, tuple(mesh.get_group(i) for i in cut)) if cut else None
-    return marked
+def slices_of(parameter: torch.Tensor) -> list[Slice]:
+    """What a parameter is a part of, technique by technique, the innermost first; [] where it is whole."""
+    found: dict[str, list[Any]] = {}
+    if nn.parameter.is_lazy(parameter):  # it has no shape yet, and is nobody's
+        return []
+    for cut in placement_of(parameter).cuts:
+        if cut.differs or cut.technique == FULL:  # which has hooks of its own even over one rank
+            found.setdefault(cut.technique, []).append(cut)
+    return [
+        Slice(technique, tuple(cut.group for cut in cuts if cut.differs))
+        for technique, cuts in found.items()
+    ]
 
 
 def mark_gradients(parameters: Iterable[torch.Tensor], by: SpreadsGradients) -> None:
@@ -97,8 +88,8 @@ def require_whole(
 
     who, why, instead: what asks, what would be wrong, and what to do, as parts of the message
     """
-    cut = [(name, found) for name, p in named if (found := slice_of(p)) is not None]
-    cut = [(name, found) for name, found in cut if found.technique not in besides]
+    besides = tuple(besides)
+    cut = [(n, s) for n, p in named for s in slices_of(p) if s.technique not in besides]
     if cut:
         name, found = cut[0]
         raise ValueError(
@@ -124,17 +115,16 @@ def require_same(named: Named, group: dist.ProcessGroup | None, who: str) -> Non
     """Raises ValueError where ranks of the group hold different parts of a parameter: they are no copies."""
     mine = set(dist.get_process_group_ranks(group))
     for name, parameter in named:
-        found = slice_of(parameter)
-        if found is None:
-            continue
-        for over in found.over:
-            together = sorted(mine & set(dist.get_process_group_ranks(over)))
-            if len(together) > 1:
-                raise ValueError(
-                    f"{who}: {name} is a slice, of {found.technique}, and ranks {_listed(together)} of this group hold "
-                    "different ones, which would become the same. Take the group of ranks that hold the same slices: "
-                    "the data axis of a mesh, init_device_mesh(device, (data, other), mesh_dim_names=...)['data']"
-                )
+        for found in slices_of(parameter):
+            for over in found.over:
+                together = sorted(mine & set(dist.get_process_group_ranks(over)))
+                if len(together) > 1:
+                    raise ValueError(
+                        f"{who}: {name} is a slice, of {found.technique}, and ranks {_listed(together)} of this group "
+                        "hold different ones, which would become the same. Take the group of ranks that hold the same "
+                        "slices: the data axis of a mesh, init_device_mesh(device, (data, other), "
+                        "mesh_dim_names=...)['data']"
+                    )
 
 
 def require_replicas(named: Named, group: dist.ProcessGroup | None, who: str) -> None:

@@ -9,6 +9,7 @@ In the order in which to read them:
     gathered_parameters.py   parameters that are gathered together, and this rank's part of them
     unsent_gradients.py      their gradients, until they are sent
     flat_parameter.py        cut as one run of elements; dtensor_parameters.py: each cut by its rows
+    inner_axes.py      what its DTensors say where tensor or expert parallelism had cut the model before
     unit.py            what is gathered, freed and reduced together (reduction.py); changed.py: parameters that change
     schedule.py        when; progress.py: where each unit is in a step
     sharded_module.py  what a module becomes; hooks.py, policies.py, whole_model.py, replaced.py, refusals.py go with it

@@ -51,6 +51,8 @@ def lay_out_again(unit: Any) -> None:
             f"have changed different parameters of {unit.name} since it was sharded",
             "convert, freeze and unfreeze the same ones",
         )
+    for group in unit.param_groups:
+        group.mark()  # a conversion of a module inside puts other tensors into the objects
     by_name = {name: parameter for name, parameter, _ in named}
     with torch.no_grad():
         renewed = unit.grouped(named)

@@ -3,29 +3,19 @@
     save("runs/10000", model, optimizer)         # on every rank
     load("runs/10000", model, optimizer)         # on any number of ranks, with other units, sharded by another layout
 
-The folder is in PyTorch's own format, with parameters by name and in their own shapes, and the optimizer's state as
-torch.distributed.checkpoint.state_dict has it. So PyTorch's fully_shard, and a plain model, load from it and write it:
-`dcp.load({"model": plain.state_dict()}, checkpoint_id=folder)`.
-
-Loading is all or nothing. Files are held against their checksums, names and shapes against the model's; everything is
-read beside what is there, which takes the memory of one more shard; and only when all of it has come
-on all ranks does it take effect.
+The folder is in PyTorch's own format (checkpoint/parts.py): PyTorch's fully_shard, and a plain model, load from it and
+write it: `dcp.load({"model": plain.state_dict()}, checkpoint_id=folder)`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from dtcourse.checkpoint.folder import open_whole, read, shapes_below, write
-from dtcourse.checkpoint.local_chunks import LocalChunks
-from dtcourse.checkpoint.state import check_groups, groups_in, named_groups, paths
-from dtcourse.parameters.agreement import raise_on_all_ranks
-from dtcourse.sharding.state_dict import Entry, buffers, check_names, entries
+from dtcourse.checkpoint import parts
+from dtcourse.sharding.state_dict import require_sharded
 
 
 def save(
@@ -35,10 +25,7 @@ def save(
 
     A parameter that is in no unit is taken to be the same on all ranks: one of them writes it.
     """
-    state: dict[str, Any] = {"model": {**_parameters(model), **buffers(model)}}
-    if optimizer is not None:
-        state["optimizer"] = _optimizer_state(model, optimizer)
-    write(folder, state)
+    parts.save(folder, require_sharded(model), optimizer)
 
 
 def load(
@@ -49,132 +36,4 @@ def load(
     Raises ValueError on all ranks, and leaves model and optimizer as they were, for a folder without a checkpoint, a
     damaged file, another model's names or shapes, and an optimizer with other parameter groups.
     """
-    metadata = open_whole(folder)
-    stored = shapes_below(metadata, "model.")
-    raise_on_all_ranks(lambda: check_names(model, stored, "the checkpoint", ignore_empty=True))
-    staged: dict[str, Any] = {}
-    for entry in entries(model):
-        for name in entry.names:
-            if entry.shape.numel():
-                staged[f"model.{name}"] = _as_stored(
-                    entry, torch.empty_like(entry.parameter.detach())
-                )
-    for name, buffer in buffers(model).items():
-        staged[f"model.{name}"] = torch.empty_like(buffer)
-    if optimizer is not None:
-        staged.update(raise_on_all_ranks(lambda: _room_for_state(model, optimizer, metadata)))
-
-    def check() -> None:
-        for entry in entries(model):
-            same = [_run(staged[f"model.{n}"]) for n in entry.names if f"model.{n}" in staged]
-            if any(not torch.equal(run, same[0]) for run in same[1:]):
-                raise ValueError(
-                    f"{' and '.join(entry.names)} are one parameter here, and differ in {folder}"
-                )
-        if optimizer is not None:
-            check_groups(named_groups(optimizer, _names(model)), groups_in(staged, metadata))
-
-    read(folder, staged, check)
-    _take_effect(model, optimizer, staged, metadata)
-
-
-# --- what is written -------------------------------------------------------------------------------------------
-
-
-def _as_stored(entry: Entry, run: torch.Tensor) -> torch.Tensor:
-    """`run`, shaped as what this rank keeps of a parameter, as the checkpoint is to have it."""
-    return run if entry.flat is None else LocalChunks.of(entry.shape, entry.start(), run)
-
-
-def _run(stored: Any) -> Any:
-    return stored.run if isinstance(stored, LocalChunks) else stored
-
-
-def _parameters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """This rank's part of each parameter; a tied one under each of its names, as a plain model has it."""
-    return {
-        name: _as_stored(entry, entry.parameter.detach())
-        for entry in entries(model)
-        for name in entry.names
-        if entry.shape.numel()
-    }
-
-
-def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """In the shape of torch.distributed.checkpoint.state_dict: by parameters' names."""
-    state: dict[str, Any] = {}
-    for entry in entries(model):
-        slots = optimizer.state.get(entry.parameter, {})
-        for slot, value in slots.items():
-            if isinstance(value, torch.Tensor) and value.dim() > 0:
-                if value.shape != entry.parameter.shape:
-                    raise ValueError(
-                        f"the optimizer's {slot} of {entry.names[0]} has shape {list(value.shape)}, its shard "
-                        f"{list(entry.parameter.shape)}: only states of a number an element, or of one number, are "
-                        "kept in parts"
-                    )
-                if not entry.shape.numel():
-                    continue
-                value = _as_stored(entry, value)
-            state.setdefault(entry.names[0], {})[slot] = value
-    return {"state": state, "param_groups": named_groups(optimizer, _names(model))}
-
-
-def _names(model: nn.Module) -> dict[torch.Tensor, str]:
-    return {entry.parameter: entry.names[0] for entry in entries(model)}
-
-
-# --- what is read ----------------------------------------------------------------------------------------------
-
-
-def _room_for_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, metadata: Metadata
-) -> dict[str, Any]:
-    if not any(paths(metadata, "param_groups")):
-        raise ValueError(
-            "the checkpoint holds no optimizer: call load without one, or save with it"
-        )
-    by_name = {name: entry for entry in entries(model) for name in entry.names}
-    room: dict[str, Any] = {}
-    for key, _, _ in paths(metadata, "param_groups"):
-        option = metadata.state_dict_metadata[key]
-        room[key] = None
-        if isinstance(option, TensorStorageMetadata):
-            room[key] = torch.empty(option.size, dtype=option.properties.dtype)
-    for key, name, slot in paths(metadata, "state"):
-        if name not in by_name:
-            raise ValueError(
-                f"the checkpoint's optimizer has a state for {name}, which this model has not"
-            )
-        entry, stored = by_name[name], metadata.state_dict_metadata[key]
-        if not isinstance(stored, TensorStorageMetadata):
-            room[key] = None
-        elif stored.size == entry.shape and (slot != "step" or stored.size):
-            run = torch.empty_like(entry.parameter.detach(), dtype=stored.properties.dtype)
-            room[key] = _as_stored(entry, run)
-        else:
-            room[key] = torch.empty(stored.size, dtype=stored.properties.dtype)
-    return room
-
-
-def _take_effect(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    staged: dict[str, Any],
-    metadata: Metadata,
-) -> None:
-    by_name = {name: entry for entry in entries(model) for name in entry.names}
-    with torch.no_grad():
-        for name, entry in by_name.items():
-            if f"model.{name}" in staged:
-                entry.parameter.detach().copy_(_run(staged[f"model.{name}"]))
-        for name, buffer in buffers(model).items():
-            buffer.copy_(staged[f"model.{name}"])
-    if optimizer is None:
-        return
-    optimizer.state.clear()
-    for key, name, slot in paths(metadata, "state"):
-        parameter, value = by_name[name].parameter, staged[key]
-        optimizer.state[parameter][slot] = _run(value)
-    for group, stored in zip(optimizer.param_groups, groups_in(staged, metadata), strict=True):
-        group.update({k: v for k, v in stored.items() if k != "params"})
+    parts.load(folder, require_sharded(model), optimizer)

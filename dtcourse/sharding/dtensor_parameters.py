@@ -22,13 +22,12 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
-from dtcourse.parameters.slices import FULL, mark_slice
-from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
+from dtcourse.parameters import cuts, placement
+from dtcourse.sharding.gathered_parameters import GatheredParameters, Named, hooks_of
+from dtcourse.sharding.inner_axes import in_torchs_words, whole_mesh
 from dtcourse.sharding.sharded_parameter import Place
 from dtcourse.torch_private import dtensor_like, set_local, version_of
 
@@ -56,9 +55,11 @@ class DTensorParameters(GatheredParameters):
 
     def lay_out(self, named: Sequence[Named]) -> None:
         """The whole has the parameters end to end, the parts have their rows, padded."""
-        if self.mesh is None:
-            self.mesh = DeviceMesh.from_group(dist.group.WORLD, self.device.type)  # type: ignore[arg-type]
-        self.placements = [Replicate(), Shard(0)][-self.mesh.ndim :]
+        inside = {
+            name: placement.placement_of(parameter).without(cuts.FULL)
+            for name, parameter, _ in named
+        }
+        self.mesh, self.inner_axes = whole_mesh(self.shard_groups, inside, self.device.type)
         self.places, self.rows = [], []
         in_whole = in_part = self.trained_shard_numel = 0
         for name, parameter, holders in sorted(named, key=lambda item: not item[1].requires_grad):
@@ -66,11 +67,14 @@ class DTensorParameters(GatheredParameters):
                 raise ValueError(
                     f"{name} is a scalar, and has no rows to cut: make it a tensor of shape (1,)"
                 )
-            end, trains = in_whole + parameter.numel(), parameter.requires_grad
-            self.places.append(Place(name, parameter.shape, in_whole, end, holders, trains))
-            each = -(-len(parameter) // self.num_ranks)  # rows for a rank
-            held = min(max(len(parameter) - self.rank * each, 0), each)
-            self.rows.append(Rows(in_part, each * parameter.shape[1:].numel(), held))
+            shape = getattr(parameter, "sharded_shape", parameter.shape)
+            end, trains = in_whole + shape.numel(), parameter.requires_grad
+            hooks = hooks_of(parameter)
+            at = Place(name, shape, in_whole, end, holders, trains, inside[name], hooks)
+            self.places.append(at)
+            each = -(-shape[0] // self.num_ranks)  # rows for a rank
+            held = min(max(shape[0] - self.rank * each, 0), each)
+            self.rows.append(Rows(in_part, each * shape[1:].numel(), held))
             in_whole, in_part = end, in_part + self.rows[-1].length
             if trains:
                 self.trained_shard_numel = max(in_part, 1)  # no message is empty
@@ -127,22 +131,29 @@ class DTensorParameters(GatheredParameters):
 
     def make_parameter(self, index: int, run: torch.Tensor) -> nn.Parameter:
         """A DTensor in the parameter's own shape, as PyTorch's."""
-        place, rows = self.places[index], self._rows_of(index, run)
+        rows, trains = self._rows_of(index, run), self.places[index].trains
+        shape, placements = in_torchs_words(self.places[index], self.shard_groups, self.inner_axes)
         # On meta: of a part on the host, from_local would make a copy on the mesh's device.
         layout = DTensor.from_local(
             rows.to("meta"),
             self.mesh,
-            self.placements,
-            shape=place.shape,
-            stride=torch.empty(place.shape, device="meta").stride(),
+            placements,
+            shape=shape,
+            stride=torch.empty(shape, device="meta").stride(),
         )
-        parameter = nn.Parameter(dtensor_like(layout, rows), requires_grad=place.trains)
-        return self._marked(index, parameter)
-
-    def _marked(self, index: int, parameter: nn.Parameter) -> nn.Parameter:
-        parameter.sharded_name = self.places[index].name  # type: ignore[attr-defined]
-        mark_slice(parameter, FULL, self.group)
+        parameter = nn.Parameter(dtensor_like(layout, rows), requires_grad=trains)
         return parameter
+
+    def mark(self) -> None:
+        """And that it is one of a unit's, of which shape."""
+        super().mark()
+        for at, parameter in zip(self.places, self.sharded, strict=True):
+            known: Any = parameter
+            known.sharded_name, known.sharded_shape = at.name, at.shape
+
+    def cut(self, at: Place) -> cuts.Sliced:
+        """Its rows."""
+        return cuts.Sliced(0, at.shape[0], self.group, padded=False, technique=cuts.FULL)
 
     def adopt(self, shard: torch.Tensor, parameters: Sequence[nn.Parameter]) -> None:
         """Their rows are copied into `shard`, and are there from now on."""
@@ -151,7 +162,6 @@ class DTensorParameters(GatheredParameters):
             rows = self._rows_of(index, shard[a:b])
             rows.copy_(self.local(parameter))
             set_local(parameter, rows)
-            self._marked(index, parameter)  # a conversion puts another tensor into the object
         self.keep(shard, parameters)
 
     def has_changed(self) -> bool:

@@ -16,15 +16,17 @@ Source: Zhao et al., PyTorch FSDP (VLDB 2023, arXiv 2304.11277), section 3.2.1; 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import torch
 from torch import nn
 
-from dtcourse.parameters.slices import FULL, mark_slice
-from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
-from dtcourse.sharding.sharded_parameter import Place, ShardedGradient, ShardedParameter
+from dtcourse.parameters import cuts, placement
+from dtcourse.sharding.gathered_parameters import GatheredParameters, Named, hooks_of
+from dtcourse.sharding.sharded_parameter import Place, ShardedParameter
+
+_numbers = count()  # one for each flat
 
 
 def padded_size(elements: int, ranks: int) -> int:
@@ -51,12 +53,15 @@ class FlatParameter(GatheredParameters):
 
     def lay_out(self, named: Sequence[Named]) -> None:
         """End to end, and padded. The whole is all ranks' parts, one after the other."""
-        self.places = []
+        self.places, self.number = [], next(_numbers)
         start = 0
         for name, parameter, holders in named:
             end = start + parameter.numel()
-            place = Place(name, parameter.shape, start, end, holders, parameter.requires_grad)
-            self.places.append(place)
+            inside = placement.placement_of(parameter).without(cuts.FULL)
+            trains = parameter.requires_grad
+            hooks = hooks_of(parameter)
+            at = Place(name, parameter.shape, start, end, holders, trains, inside, hooks)
+            self.places.append(at)
             start = end
         self.numel = start
         self.unsharded_numel = padded_size(start, self.num_ranks)
@@ -94,19 +99,20 @@ class FlatParameter(GatheredParameters):
 
     def make_parameter(self, index: int, run: torch.Tensor) -> nn.Parameter:
         """Shape (n,), where n may be 0."""
-        place = self.places[index]
-        parameter = ShardedParameter(run, requires_grad=place.trains)
-        parameter.place, parameter.unit_name = place, ""
-        mark_slice(parameter, FULL, self.group)
+        at = self.places[index]
+        parameter = ShardedParameter(run, requires_grad=at.trains)
+        parameter.place, parameter.unit_name = at, ""
         return parameter
+
+    def cut(self, at: Place) -> cuts.Run:
+        """A run of the flat's elements."""
+        return cuts.Run(at.start, self.shard_numel, at.shape, self.group, self.number)
 
     def make_gradient(self, index: int, run: torch.Tensor) -> torch.Tensor:
         """Shape (n,)."""
-        gradient = run.as_subclass(ShardedGradient)
-        # Without the modules: the collector cannot see that a gradient's parameter owns it, and would keep them for it.
-        gradient.place = replace(self.places[index], holders=())
-        gradient.unit_name = self.sharded[index].unit_name  # type: ignore[attr-defined]
-        return gradient
+        parameter = self.sharded[index]
+        assert isinstance(parameter, ShardedParameter), "made above"
+        return parameter.make_gradient(run)
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
         """All that it is."""

@@ -53,12 +53,16 @@ def fully_shard(
     The parameters become DTensors, Shard(0), so torch.nn.utils.clip_grad_norm_, torch.amp.GradScaler, plain optimizers
     and state dicts see the whole ones. In a module's own forward and backward they are plain tensors.
 
+    A model that tensor, sequence or expert parallelism has cut before is sharded over the data axis of their mesh,
+    fully_shard(model, mesh=mesh["data"]), whose ranks hold the same slices. Its DTensors are of both axes then.
+
     Other than PyTorch's: the first rank's values become everyone's, of parameters and buffers alike, and a model on the
     meta device is given memory here, unit by unit, by its modules' reset_parameters. A unit with a module that has none
     stays there, for model.to_empty(device=...) and values of the caller's own. Parameters may be converted, frozen and
     unfrozen later, alike on all ranks: changed.py.
 
-    Raises ValueError for what shard_module refuses, and for a scalar, which has no rows.
+    Raises ValueError for what shard_module refuses, for a scalar, which has no rows, and for slices that several ranks
+    hold (key-value heads), which a DTensor cannot say.
     """
     return shard_module(
         module,
@@ -78,6 +82,12 @@ class FSDPModule(ShardedModule):
         """.to(), .to_empty() and the like are of the shards; the next forward lays them out anew (changed.py)."""
         for unit in units_of(self, recurse):
             unit.reshard()
+
+    def after_conversion(self, recurse: bool) -> None:
+        """The shards are the same ones, of another dtype or elsewhere: what they are pieces of is noted again."""
+        for unit in units_of(self, recurse):
+            for group in unit.param_groups:
+                group.mark()
 
     def state_dict(self, *args: Any, **keywords: Any) -> Any:
         """DTensors by the plain model's names; `full_tensor()` of one is the whole."""

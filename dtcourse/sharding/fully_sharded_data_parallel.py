@@ -27,11 +27,11 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from dtcourse.parameters.grad_norm import Spread, scale_to, total_norm
+from dtcourse.parameters import clipping
 from dtcourse.sharding.flat_parameter import FlatParameter
 from dtcourse.sharding.policies import MixedPrecisionPolicy, OffloadPolicy
 from dtcourse.sharding.sharded_module import ShardedModule, shard_module, units_of
-from dtcourse.sharding.state_dict import check_no_other_slices, load_full_state_dict
+from dtcourse.sharding.state_dict import load_full_state_dict
 
 
 class FullyShardedDataParallel(ShardedModule):
@@ -42,6 +42,8 @@ class FullyShardedDataParallel(ShardedModule):
 
     Other than PyTorch's it returns the module itself, changed in place, not another one around it: names stay the
     plain model's. The first rank's values become everyone's (PyTorch: sync_module_states).
+
+    A model that tensor, sequence or expert parallelism has cut before is sharded over the data axis of their mesh.
 
     Raises ValueError for what shard_module refuses.
     """
@@ -82,22 +84,7 @@ class FullyShardedDataParallel(ShardedModule):
 
         torch's own function sees this rank's part only, and each rank would clip by another norm.
         """
-        check_no_other_slices(self, "clip_grad_norm_")
-        spreads = [
-            Spread(
-                [
-                    p.grad
-                    for group in unit.param_groups
-                    for p in group.sharded
-                    if p.grad is not None
-                ],
-                (unit.shard_groups.shard,),
-                unit.device,
-            )
-            for unit in units_of(self, True)
-        ]
-        norm = total_norm(spreads, norm_type)
-        scale_to([g for s in spreads for g in s.gradients], norm, max_norm, error_if_nonfinite)
+        norm = clipping.clip_grad_norm(self, max_norm, norm_type, error_if_nonfinite)
         return norm.float()
 
     def state_dict(self, *args: Any, **keywords: Any) -> Any:

@@ -19,15 +19,26 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtcourse.parameters import cuts, placement
 from dtcourse.parameters.backward import on_gradient
-from dtcourse.parameters.slices import FULL, mark_slice
 from dtcourse.sharding.policies import ShardGroups
-from dtcourse.sharding.sharded_parameter import FreedParameter
+from dtcourse.sharding.sharded_parameter import FreedParameter, Place
 from dtcourse.sharding.unsent_gradients import UnsentGradients
-from dtcourse.torch_private import as_plain_tensors, own_parameters, version_of
+from dtcourse.torch_private import (
+    as_plain_tensors,
+    hooks_on_gradient,
+    own_parameters,
+    version_of,
+)
 
 Named = tuple[str, nn.Parameter, tuple[tuple[nn.Module, str], ...]]
 """A parameter with its name and the modules and attributes that hold it: several where it is tied."""
+
+
+def hooks_of(parameter: nn.Parameter) -> tuple[Any, ...]:
+    """What is to be called with the gradient of the whole: of one that is sharded already, what was so before."""
+    hooks: tuple[Any, ...] | None = getattr(parameter, "hooks_on_whole", None)
+    return tuple(hooks_on_gradient(parameter)) if hooks is None else hooks
 
 
 class GatheredParameters(UnsentGradients):
@@ -54,7 +65,7 @@ class GatheredParameters(UnsentGradients):
         super().__init__()
         self.num_ranks = dist.get_world_size(shard_groups.shard)
         self.rank = dist.get_rank(shard_groups.shard)
-        self.mesh, self.group = shard_groups.mesh, shard_groups.shard
+        self.shard_groups, self.group = shard_groups, shard_groups.shard
         self.dtype, self.device = named[0][1].dtype, device
         floating = self.dtype.is_floating_point
         self.compute_dtype = (compute_dtype if floating else None) or self.dtype
@@ -70,9 +81,10 @@ class GatheredParameters(UnsentGradients):
             nn.Parameter(same_memory[p.start : p.end].view(p.shape), requires_grad=p.trains)
             for p in self.places
         ]
-        for view, place in zip(self.views, self.places, strict=True):
-            view.place = place  # type: ignore[attr-defined]
-            mark_slice(view, FULL, self.group)
+        for view, at in zip(self.views, self.places, strict=True):
+            view.place = at  # type: ignore[attr-defined]
+            for hook in at.hooks if at.trains else ():
+                view.register_hook(hook)
         self.free_unsharded()
 
     # --- a layout says ----------------------------------------------------------------------------------------
@@ -86,6 +98,10 @@ class GatheredParameters(UnsentGradients):
         """Sets `places`, the sizes and `first_elements`."""
         raise NotImplementedError
 
+    def cut(self, at: Place) -> cuts.Cut:
+        """How a parameter is cut here."""
+        raise NotImplementedError
+
     def make_parameter(self, index: int, run: torch.Tensor) -> nn.Parameter:
         """What the model holds of a parameter, of this rank's `run` of it."""
         raise NotImplementedError
@@ -97,6 +113,13 @@ class GatheredParameters(UnsentGradients):
     def copy_out(self, gathered: torch.Tensor) -> None:
         """All ranks' parts are there: makes them the whole."""
         raise NotImplementedError
+
+    def placed_before(self, place: Place) -> placement.Placement:
+        """Where a parameter's pieces are before it is cut here: of copies of the shards every rank has the same."""
+        assert place.inside is not None, "every layout says it"
+        replicate = self.shard_groups.replicate
+        copies = [cuts.Replicated(replicate, cuts.FULL)] if replicate is not None else []
+        return place.inside.and_then(*copies)
 
     # --- this rank's shard -----------------------------------------------------------------------------------
 
@@ -118,8 +141,16 @@ class GatheredParameters(UnsentGradients):
     def keep(self, shard: torch.Tensor, parameters: Sequence[nn.Parameter]) -> None:
         """This rank's part, and the sharded parameters that lie in it."""
         self.shard, self.sharded = shard, parameters
+        self.mark()
         with torch.no_grad():
             self.addresses = [self.local(p).data_ptr() for p in parameters]
+
+    def mark(self) -> None:
+        """Notes on each sharded parameter where its pieces are; on each view, what is kept of it."""
+        for at, view, parameter in zip(self.places, self.views, self.sharded, strict=True):
+            placement.place(parameter, self.placed_before(at), self.cut(at))
+            parameter.hooks_on_whole = at.hooks  # type: ignore[attr-defined]
+            view.kept, view.placed = parameter, parameter.placed  # type: ignore[attr-defined]
 
     def adopt(self, shard: torch.Tensor, parameters: Sequence[nn.Parameter]) -> None:
         """Makes `shard` this rank's part, of what sharded parameters hold now; they stay, and lie in it from now on."""
@@ -183,9 +214,7 @@ class GatheredParameters(UnsentGradients):
         return self.unsharded
 
     def free_unsharded(self) -> None:
-        """Takes the whole's memory away. The views stay, and autograd's references to them,
-        until it is gathered again.
-        """
+        """Takes the whole's memory away. The views stay, and autograd's references, until it is gathered again."""
         for view in self.views:
             view.__class__ = FreedParameter
         self.unsharded.untyped_storage().resize_(0)

@@ -11,7 +11,7 @@ clip_grad_norm_ and GradScaler, LARS and LAMB would each rank take by its own. A
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dtcourse import nested
+from dtcourse.parameters.placement import Placement
 from dtcourse.torch_private import FOREACH_NORMS, as_plain_tensors
 
 
@@ -33,6 +34,10 @@ class Place:
     holders: tuple[tuple[nn.Module, str], ...]
     """The modules and attributes that hold it: several for a tied parameter."""
     trains: bool = True
+    inside: Placement | None = None
+    """Where it is a piece itself, of an inner technique: whose, and where the others are."""
+    hooks: tuple[Any, ...] = ()
+    """What was registered on its gradient before it was sharded: backward meets the whole one, and calls them there."""
 
 
 # What needs a whole parameter. On a part of one it fails with a message about shapes, or returns a wrong result.
@@ -82,6 +87,14 @@ class ShardedParameter(nn.Parameter):
             if isinstance(result, torch.Tensor) and result.grad_fn is not None:
                 raise RuntimeError(_not_whole(args))
         return result
+
+    def make_gradient(self, run: torch.Tensor) -> ShardedGradient:
+        """A gradient of this parameter, of its elements: shape (n,)."""
+        gradient = run.as_subclass(ShardedGradient)
+        # Without the modules: the collector cannot see that a gradient's parameter owns it, and would keep them for it.
+        gradient.place = replace(self.place, holders=(), hooks=())
+        gradient.unit_name = self.unit_name
+        return gradient
 
     def register_hook(self, hook: Any) -> Any:
         """Refused: what backward meets are the whole parameters."""

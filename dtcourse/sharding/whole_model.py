@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtcourse.parameters.placement import place, placement_of
 from dtcourse.sharding.gathered_parameters import Named
 from dtcourse.sharding.policies import ShardGroups
 from dtcourse.torch_private import own_buffers, own_parameters
@@ -30,6 +31,8 @@ def materialise(
     made = {
         p: nn.Parameter(torch.empty_like(p, device=where), p.requires_grad) for p in empty if first
     }
+    for original, filled in made.items():
+        place(filled, placement_of(original))
     for name, module in modules.items():
         own = [p for p in own_parameters(module).values() if p is not None]
         for attribute, buffer in own_buffers(module).items():

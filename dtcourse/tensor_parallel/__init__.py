@@ -3,7 +3,7 @@
 In the order in which to read them:
 
     mappings.py        between replicated tensors and cut ones: copy, reduce, gather, scatter, and whose loss it is
-    shards.py          which slice of a parameter a rank holds, and how the whole comes back
+    shards.py          modules that hold slices of parameters, and the whole model's state (parameters/placement.py)
     linear.py          layers cut by columns and by rows: a region with one all-reduce each way
     embedding.py       a vocabulary cut by rows, or by columns
     cross_entropy.py   the loss of logits that nobody gathers

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dtcourse.parameters.cuts import Sliced
 from dtcourse.parameters.replicas import Group
-from dtcourse.tensor_parallel.shards import Shard
 
 REDUCTIONS = ("none", "mean", "sum")
 
@@ -47,7 +47,7 @@ def cross_entropy(
     """
     size = dist.get_world_size(group)
     V = logits.shape[-1] * size if num_classes is None else num_classes
-    shard = Shard(0, V, group)
+    shard = Sliced(0, V, group)
     if logits.shape[:-1] != targets.shape:
         raise ValueError(
             f"logits of shape {tuple(logits.shape)} are for targets of shape {tuple(logits.shape[:-1])}; "
@@ -74,7 +74,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, ignored: Tensor, shard: Shard, smoothing: float
+        ctx: Any, logits: Tensor, targets: Tensor, ignored: Tensor, shard: Sliced, smoothing: float
     ) -> Tensor:
         z = logits.to(torch.promote_types(logits.dtype, torch.float32))
         # A rank whose slice is all padding has no largest logit, and takes part all the same.
@@ -124,6 +124,6 @@ class _CrossEntropy(torch.autograd.Function):
         return grad_logits.mul_(grad).to(logits.dtype), None, None, None, None
 
 
-def _all_reduce(x: Tensor, op: Any, shard: Shard) -> None:
+def _all_reduce(x: Tensor, op: Any, shard: Sliced) -> None:
     if dist.get_world_size(shard.group) > 1:
         dist.all_reduce(x, op=op, group=shard.group)

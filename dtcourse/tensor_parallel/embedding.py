@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtcourse.parameters.cuts import Sliced
 from dtcourse.parameters.replicas import Group
 from dtcourse.tensor_parallel import mappings
-from dtcourse.tensor_parallel.shards import Shard, Sharded
+from dtcourse.tensor_parallel.shards import Sharded
 
 
 class VocabParallelEmbedding(Sharded):
@@ -33,7 +34,7 @@ class VocabParallelEmbedding(Sharded):
         self.group = group
         self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
         self.padding_idx = embedding.padding_idx
-        self.shard = Shard(0, embedding.num_embeddings, group)
+        self.shard = Sliced(0, embedding.num_embeddings, group)
         self.weight = self.held("weight", embedding.weight, self.shard)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -76,7 +77,7 @@ class ColumnParallelEmbedding(Sharded):
         self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
         self.padding_idx = embedding.padding_idx
         self.scale_grad_by_freq = embedding.scale_grad_by_freq
-        self.shard = Shard(1, embedding.embedding_dim, group)
+        self.shard = Sliced(1, embedding.embedding_dim, group)
         self.weight = self.held("weight", embedding.weight, self.shard)
 
     def forward(self, tokens: Tensor) -> Tensor:

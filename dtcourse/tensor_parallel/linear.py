@@ -24,9 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from dtcourse.parameters.cuts import Sliced
 from dtcourse.parameters.replicas import Group
 from dtcourse.tensor_parallel import mappings
-from dtcourse.tensor_parallel.shards import Shard, Sharded, require_divides
+from dtcourse.tensor_parallel.shards import Sharded, require_divides
 from dtcourse.torch_private import version_of
 
 
@@ -53,7 +54,7 @@ class ColumnParallelLinear(Sharded):
         super().__init__()
         self.group, self.gather_output = group, gather_output
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.shard = Shard(0, linear.out_features, group, copies)
+        self.shard = Sliced(0, linear.out_features, group, copies)
         self.replicas = replicas if copies > 1 else None
         self.weight = self.held("weight", linear.weight, self.shard)
         has_bias = linear.bias is not None
@@ -104,7 +105,7 @@ class RowParallelLinear(Sharded):
         require_divides(linear.in_features, size, "the inputs of a row-parallel layer")
         self.group, self.input_is_parallel = group, input_is_parallel
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight = self.held("weight", linear.weight, Shard(1, linear.in_features, group))
+        self.weight = self.held("weight", linear.weight, Sliced(1, linear.in_features, group))
         self.bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:

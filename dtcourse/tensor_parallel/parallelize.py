@@ -13,7 +13,8 @@ attention's input three times, once each for query, key and value. Source: Megat
 
 Per rank of p: 1 / p of the weights that the plan names; norms, positions and the biases of row-parallel layers whole.
 Those have equal gradients on all tensor ranks, bit by bit, so their copies stay equal without a message. Data
-parallelism over the other axis of the mesh takes the model as it is: DistributedDataParallel(model, process_group=...).
+parallelism over the other axis of the mesh takes the model as it is: DistributedDataParallel(model, process_group=...),
+or fully_shard(model, mesh=mesh["data"]).
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from dtcourse.parameters.cuts import TENSOR, Replicated
+from dtcourse.parameters.placement import place, placement_of
 from dtcourse.parameters.replicas import broadcast_model
-from dtcourse.parameters.slices import TENSOR, require_same, require_whole
+from dtcourse.parameters.slices import require_same, require_whole
 from dtcourse.tensor_parallel.random_state import same_on_all_ranks
 from dtcourse.tensor_parallel.styles import (
     ColwiseParallel,
@@ -92,6 +95,9 @@ def parallelize(
         for other in others:
             parent, _, last = other.rpartition(".")
             setattr(model.get_submodule(parent), last, model.get_parameter(first))
+    for whole in model.parameters():
+        if all(cut.group != group for cut in placement_of(whole).cuts):
+            place(whole, placement_of(whole), Replicated(group))
     for name, module in model.named_modules():
         module.training = training.get(name, module.training)
     same_on_all_ranks(group, None if src_data_rank is None else 0)

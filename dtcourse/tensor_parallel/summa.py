@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
-from dtcourse.parameters.slices import TENSOR, mark_slice
+from dtcourse.parameters.cuts import Sliced
+from dtcourse.parameters.placement import Placement, place
 from dtcourse.tensor_parallel import mappings
 from dtcourse.tensor_parallel.shards import require_divides
 
@@ -75,12 +76,18 @@ class SummaLinear(nn.Module):
         # W's block (row, column) is the weight's (column, row): torch's nn.Linear holds W transposed.
         block = linear.weight.detach().chunk(grid.q, 0)[grid.column].chunk(grid.q, 1)[grid.row]
         self.weight = nn.Parameter(block.clone(), requires_grad=linear.weight.requires_grad)
-        mark_slice(self.weight, TENSOR, grid.along_column, grid.along_row)
+        place(
+            self.weight,
+            Placement(linear.weight.shape),
+            Sliced(0, linear.out_features, grid.along_row),
+            Sliced(1, linear.in_features, grid.along_column),
+        )
         self.bias: nn.Parameter | None = None
         if linear.bias is not None:  # the same on all ranks of a column
             mine = linear.bias.detach().chunk(grid.q)[grid.column]
             self.bias = nn.Parameter(mine.clone(), requires_grad=linear.bias.requires_grad)
-            mark_slice(self.bias, TENSOR, grid.along_row)
+            along_row = Sliced(0, linear.out_features, grid.along_row)
+            place(self.bias, Placement(linear.bias.shape), along_row)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.weight.shape[1]:

@@ -38,13 +38,18 @@ def stop_workers(batches: Any) -> None:
 
 class AsksBeforeConversion:
     """Put before nn.Module among a class's bases: `before_conversion` hears of .to(), .half()
-    and the like, and may refuse.
+    and the like, and may refuse; `after_conversion` hears that it is over.
     """
 
     def before_conversion(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool) -> None:
         """fn: what each parameter and buffer would be replaced by;  recurse: those of the children too."""
         raise NotImplementedError
 
+    def after_conversion(self, recurse: bool) -> None:
+        """A DTensor is now another one in the same object, and what was noted on it is gone."""
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         self.before_conversion(fn, recurse)
-        return super()._apply(fn, recurse)  # type: ignore[misc]
+        converted = super()._apply(fn, recurse)  # type: ignore[misc]
+        self.after_conversion(recurse)
+        return converted

@@ -29,6 +29,11 @@ def fake_tensors() -> Any:
     return FakeTensorMode()
 
 
+def hooks_on_gradient(tensor: torch.Tensor) -> list[Any]:
+    """What `register_hook` has put on it: functions that see its gradient, and may return another one."""
+    return list((tensor._backward_hooks or {}).values())
+
+
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor that this one is a view of; None where it is none."""
     return tensor._base
@@ -47,6 +52,13 @@ def make_subclass(kind: type, tensor: torch.Tensor) -> Any:
 def dtensor_like(dtensor: Any, local: torch.Tensor) -> Any:
     """A DTensor laid out as `dtensor` is, of another local part; DTensor.from_local would work its layout out anew."""
     return type(dtensor)(local, dtensor._spec, requires_grad=False)
+
+
+def strided_shard(dim: int, split_factor: int) -> Any:
+    """The placement of slices of a dim that an inner axis of the mesh had cut before, into `split_factor` slices."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return _StridedShard(dim, split_factor=split_factor)
 
 
 def set_local(dtensor: Any, local: torch.Tensor) -> None:

@@ -4,8 +4,10 @@ refused, in whichever order the two are applied.
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,16 +15,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from dtcourse import expert_parallel as ep
 from dtcourse import launch, sharding
 from dtcourse import tensor_parallel as tp
 from dtcourse.data_parallel import DistributedDataParallel, PerParameterDataParallel
 from dtcourse.models import Transformer, TransformerConfig
-from dtcourse.parameters.slices import EXPERT, FULL, TENSOR, Slice, slice_of
+from dtcourse.parameters.cuts import EXPERT, FULL, TENSOR
+from dtcourse.parameters.slices import Slice, slices_of
 from dtcourse.sequence_parallel import parallelize_sequence
 from dtcourse.sharding import ShardedDataParallel, ZeroRedundancyOptimizer
-from dtcourse.verify import compare
+from dtcourse.verify import compare, gradients_of
 
 CONFIG = TransformerConfig(vocab=30, n_layers=1, d_model=16, n_heads=4, max_length=8)
 COLWISE = tp.ColwiseParallel(gather_output=True)
@@ -35,6 +39,12 @@ def axes():
 
 def tensor_parallel(mesh):
     model = Transformer(CONFIG).double()
+    return tp.parallelize(model, tp.transformer_plan(model), mesh["other"])
+
+
+def one_kv_head(mesh):
+    config = replace(CONFIG, n_kv_heads=1)
+    model = Transformer(config).double()
     return tp.parallelize(model, tp.transformer_plan(model), mesh["other"])
 
 
@@ -61,24 +71,6 @@ def plan(model):
     return tp.transformer_plan(model)
 
 
-class Halves(nn.Module):
-    """Two layers, of which one is cut one way and the other another, each without hearing of the other."""
-
-    def __init__(self, mesh, shard):
-        super().__init__()
-        self.sharded = shard(nn.Linear(4, 4), mesh=mesh["data"])
-        self.cut = tp.ColumnParallelLinear(nn.Linear(4, 4), mesh["other"].get_group())
-        self.grad_to_all()
-
-    def grad_to_all(self):
-        for p in self.parameters():
-            p.grad = torch.ones_like(p)
-
-
-def halves(shard):
-    return partial(Halves, shard=shard)
-
-
 def on_owners(mesh):
     """ZeRO-2 over the data axis: the gradients are on their owners."""
     model = tensor_parallel(mesh)
@@ -96,17 +88,26 @@ def reduced_to_owners(mesh):
 
 
 REFUSED = {
-    # full sharding and tensor parallelism, either first
-    "fully_shard over tensor": (tensor_parallel, lambda m, x: sharding.fully_shard(m, mesh=x["data"]), "fully_shard"),
-    "flat over tensor": (
+    # full sharding and tensor parallelism
+    "fully_shard over the tensor axis": (
         tensor_parallel,
-        lambda m, x: sharding.FullyShardedDataParallel(m, mesh=x["data"]),
-        "FullyShardedDataParallel",
+        lambda m, x: sharding.fully_shard(m, mesh=x["other"]),
+        r"fully_shard: .*slice, of tensor parallelism, and ranks ([02], [13]|0, 1|2, 3) of this group hold different",
     ),
-    "a block alone": (
+    "flat over all ranks": (
         tensor_parallel,
-        lambda m, x: sharding.fully_shard(m.blocks[0], mesh=x["data"]),
-        "does not compose with tensor parallelism yet.*norms.*DistributedDataParallel",
+        lambda m, x: sharding.FullyShardedDataParallel(m),
+        r"FullyShardedDataParallel: .*data axis of a mesh",
+    ),
+    "a block over the tensor axis": (
+        tensor_parallel,
+        lambda m, x: sharding.fully_shard(m.blocks[0], mesh=x["other"]),
+        "slice, of tensor parallelism",
+    ),
+    "rows of copies": (
+        one_kv_head,
+        lambda m, x: sharding.fully_shard(m, mesh=x["data"]),
+        r"slice that 2 neighbouring ranks hold alike.*Take FullyShardedDataParallel, or at most 1 ranks",
     ),
     "tensor over fully_shard": (
         fully_shard_first,
@@ -118,18 +119,12 @@ REFUSED = {
         lambda m, x: tp.parallelize(m, plan(m), x["other"]),
         "parallelize does not compose with full sharding yet",
     ),
-    "whole state of both": (halves(sharding.fully_shard), lambda m, x: sharding.full_state_dict(m), "full_state_dict"),
-    "gradients of both": (halves(sharding.fully_shard), lambda m, x: sharding.full_gradients(m), "tensor"),
-    "tensor's state of both": (halves(sharding.fully_shard), lambda m, x: tp.full_state_dict(m), "full sharding"),
-    "tensor's gradients of both": (halves(sharding.fully_shard), lambda m, x: tp.full_gradients(m), "full sharding"),
-    "tensor's clip": (halves(sharding.fully_shard), lambda m, x: tp.clip_grad_norm(m, 1.0), "full sharding"),
-    "tensor's clip, flat": (
-        halves(sharding.FullyShardedDataParallel),
-        lambda m, x: tp.clip_grad_norm(m, 1.0),
-        "full sharding",
-    ),
     # full sharding and experts
-    "fully_shard over experts": (experts, lambda m, x: sharding.fully_shard(m, mesh=x["data"]), "expert parallelism"),
+    "fully_shard over the experts' axis": (
+        experts,
+        lambda m, x: sharding.fully_shard(m, mesh=x["other"]),
+        "slice, of expert parallelism",
+    ),
     "experts over fully_shard": (
         lambda x: sharding.fully_shard(Transformer(EXPERTS), mesh=x["data"]),
         lambda m, x: ep.expert_parallel(m, x, "other"),
@@ -188,10 +183,6 @@ REFUSED = {
     # norms and states of others' slices
     "clip after ZeRO-2": (on_owners, lambda m, x: tp.clip_grad_norm(m.module, 1.0), "ZeRO-2.*owner"),
     "clip after reduce_gradients": (reduced_to_owners, lambda m, x: tp.clip_grad_norm(m, 1.0), "reduce_gradients"),
-    "experts' clip of tensor's": (tensor_parallel, lambda m, x: ep.clip_grad_norm(m, 1.0), "tensor parallelism"),
-    "tensor's clip of experts": (experts, lambda m, x: tp.clip_grad_norm(m, 1.0), "expert parallelism"),
-    "experts' state of tensor's": (tensor_parallel, lambda m, x: ep.full_state_dict(m), "tensor parallelism"),
-    "tensor's state of experts": (experts, lambda m, x: tp.full_state_dict(m), "expert parallelism"),
 }  # fmt: skip
 
 
@@ -220,18 +211,61 @@ def test_what_would_be_wrong_in_silence_is_refused_on_every_rank():
             assert re.search(words, said[name], re.S), (name, said[name])
 
 
+class Halves(nn.Module):
+    """Two layers, of which one is cut one way and the other another, each without hearing of the other."""
+
+    def __init__(self, mesh, shard):
+        super().__init__()
+        torch.manual_seed(3)
+        self.sharded, self.cut = nn.Linear(4, 5), nn.Linear(4, 6)
+        if mesh is not None:
+            self.sharded = shard(self.sharded, mesh=mesh["data"])
+            self.cut = tp.ColumnParallelLinear(
+                self.cut, mesh["other"].get_group(), gather_output=True
+            )
+
+    def loss(self, x):
+        return self.sharded(x).pow(2).sum() + self.cut(x).pow(2).sum()
+
+
+def halves(shard):
+    mesh, x = axes(), torch.ones(2, 4)
+    model, plain = Halves(mesh, shard), Halves(None, None)
+    plain.loss(x).backward()
+    model.loss(x).backward()
+    for technique in (sharding, tp, ep):
+        compare(technique.full_state_dict(model), plain.state_dict(), 0.0, "value")
+        compare(technique.full_gradients(model), gradients_of(plain), 1e-6)
+    return [
+        (
+            clip(model, 1e9, kind).item(),
+            nn.utils.clip_grad_norm_(plain.parameters(), 1e9, kind).item(),
+        )
+        for clip in (tp.clip_grad_norm, ep.clip_grad_norm)
+        for kind in (1.0, 2.0, math.inf)
+    ]
+
+
+@pytest.mark.parametrize("shard", [sharding.fully_shard, sharding.FullyShardedDataParallel])
+def test_whoever_asks_gets_the_whole_of_what_others_have_cut(shard):
+    for found in launch(halves, 4, shard):
+        for mine, right in found:
+            assert mine == pytest.approx(right, rel=1e-6)
+
+
 def test_a_sharded_models_clip_sees_slices_that_came_later():
     def later():
         mesh = axes()
         model = flat_first(mesh)
         model.loss(*batch()).backward()
-        layer = nn.Linear(16, 16).double()
-        model.blocks[0].extra = tp.ColumnParallelLinear(layer, mesh["other"].get_group())
-        with pytest.raises(ValueError, match="clip_grad_norm_ does not compose with tensor"):
-            model.clip_grad_norm_(1.0)
-        return True
+        before = model.clip_grad_norm_(1e9).item()
+        layer = tp.ColumnParallelLinear(nn.Linear(16, 16).double(), mesh["other"].get_group())
+        model.blocks[0].extra = layer
+        layer.weight.grad = torch.ones_like(layer.weight)  # 256 ones, half of them on each rank
+        return before, model.clip_grad_norm_(1e9).item()
 
-    assert [*launch(later, 4)] == [True] * 4
+    for before, after in launch(later, 4):
+        assert after == pytest.approx(math.sqrt(before**2 + 256), rel=1e-6)
 
 
 # --- what is right --------------------------------------------------------------------------------------------------
@@ -370,23 +404,29 @@ def marks():
     grid = tp.SummaLinear(nn.Linear(4, 4), mesh)
     moe = experts(mesh)
     expert = dict(moe.named_parameters())["blocks.0.mlp.experts.mine.up"]
-    dtensor = nn.Parameter(torch.distributed.tensor.distribute_tensor(torch.ones(4), mesh["data"]))
-    assert slice_of(pickle.loads(pickle.dumps(column.weight))) == Slice(TENSOR, ())
+    dtensor = nn.Parameter(distribute_tensor(torch.ones(4), mesh["data"]))
+    cut = nn.Parameter(distribute_tensor(torch.ones(4), mesh["data"], [Shard(0)]))
+    assert slices_of(pickle.loads(pickle.dumps(column.weight))) == [Slice(TENSOR, (None,))]
     alone = init_device_mesh("cpu", (4, 1), mesh_dim_names=("data", "other"))["other"].get_group()
+    both = sharding.fully_shard(tensor_parallel(mesh), mesh=mesh["data"])
+    weight, norm = both.blocks[0].mlp.up.weight, both.blocks[0].norm_1.weight
+    data = mesh["data"].get_group()
     return {
-        "column": slice_of(column.bias) == Slice(TENSOR, (group,)),
-        "row's weight": slice_of(row.weight) == Slice(TENSOR, (group,)),
-        "row's bias": slice_of(row.bias) is None,
-        "grid": len(slice_of(grid.weight).over) == 2 and len(slice_of(grid.bias).over) == 1,
-        "expert": slice_of(expert) == Slice(EXPERT, (group,)),
-        "flat": slice_of(next(flat_first(mesh).parameters())).technique == FULL,
-        "rows": slice_of(next(fully_shard_first(mesh).parameters())).technique == FULL,
-        "torch's": slice_of(dtensor),
-        "one rank's": slice_of(tp.ColumnParallelLinear(nn.Linear(4, 4), alone).weight) is None,
+        "column": slices_of(column.bias) == [Slice(TENSOR, (group,))],
+        "row's weight": slices_of(row.weight) == [Slice(TENSOR, (group,))],
+        "row's bias": slices_of(row.bias) == [],
+        "grid": len(slices_of(grid.weight)[0].over) == 2 and len(slices_of(grid.bias)[0].over) == 1,
+        "expert": slices_of(expert) == [Slice(EXPERT, (group,))],
+        "flat": slices_of(next(flat_first(mesh).parameters()))[0].technique == FULL,
+        "rows": slices_of(next(fully_shard_first(mesh).parameters()))[0].technique == FULL,
+        "both": slices_of(weight) == [Slice(TENSOR, (group,)), Slice(FULL, (data,))],
+        "one of both": slices_of(norm) == [Slice(FULL, (data,))],
+        "torch's": slices_of(dtensor) == [],
+        "torch's rows": slices_of(cut)[0].over == (data,),
+        "one rank's": slices_of(tp.ColumnParallelLinear(nn.Linear(4, 4), alone).weight) == [],
     }
 
 
 def test_what_is_a_slice_says_so():
     for found in launch(marks, 4):
-        assert found.pop("torch's") is None, "replicated"
         assert all(found.values()), found

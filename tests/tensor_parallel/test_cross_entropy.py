@@ -11,15 +11,15 @@ import torch.nn.functional as F
 
 from dtcourse import launch
 from dtcourse.collectives import ring, traffic
+from dtcourse.parameters.cuts import Sliced
 from dtcourse.tensor_parallel import cross_entropy, mappings
-from dtcourse.tensor_parallel.shards import Shard
 from dtcourse.verify import compare
 
 
 def both(logits, targets, dtype=torch.double, **options):
     """Loss and gradient of the logits, ours and torch's."""
     V = logits.shape[-1]
-    shard = Shard(0, V)
+    shard = Sliced(0, V)
     mine = logits.narrow(-1, min(shard.start, V), shard.used).to(dtype).requires_grad_()
     whole = logits.clone().to(dtype).requires_grad_()
     ours = cross_entropy(mine, targets, num_classes=V, **options)

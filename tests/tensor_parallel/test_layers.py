@@ -11,6 +11,7 @@ from torch import nn
 
 from dtcourse import launch
 from dtcourse.collectives import autograd, ring, traffic
+from dtcourse.parameters.cuts import Sliced
 from dtcourse.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -18,7 +19,6 @@ from dtcourse.tensor_parallel import (
     mappings,
 )
 from dtcourse.tensor_parallel.linear import SharedInput
-from dtcourse.tensor_parallel.shards import Shard
 from dtcourse.torch_private import TorchDispatchMode
 from dtcourse.verify import compare
 
@@ -86,12 +86,12 @@ def test_mappings_and_whose_loss_it_is(world_size):
 def test_shards_with_padding_and_copies_come_together_again():
     def step():
         whole = numbers(10, 3, requires_grad=False)
-        assert torch.equal(Shard(0, 10).join(Shard(0, 10).cut(whole)), whole)
-        twice = Shard(0, 10, copies=2)
+        assert torch.equal(Sliced(0, 10).join(Sliced(0, 10).cut(whole)), whole)
+        twice = Sliced(0, 10, copies=2)
         assert torch.equal(twice.join(twice.cut(whole)), whole)
-        few = Shard(1, 3)
+        few = Sliced(1, 3)
         assert torch.equal(few.join(few.cut(whole)), whole)
-        return Shard(0, 10).used, Shard(0, 5).used, twice.start, twice.length, few.used
+        return Sliced(0, 10).used, Sliced(0, 5).used, twice.start, twice.length, few.used
 
     assert list(launch(step, 4)) == [
         (3, 2, 0, 5, 1),

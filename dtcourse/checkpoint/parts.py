@@ -1,0 +1,191 @@
+"""A model and its optimizer on disk, each rank writing what it keeps, through torch.distributed.checkpoint.
+
+    save("runs/10000", model, optimizer)         # on every rank
+    load("runs/10000", model, optimizer)         # on any number of ranks, cut by any techniques, or by none
+
+The folder is in PyTorch's own format, with parameters by the whole model's names and in their own shapes, and the
+optimizer's state as torch.distributed.checkpoint.state_dict has it. So PyTorch's fully_shard, and a plain model, load
+from it and write it: `dcp.load({"model": plain.state_dict()}, checkpoint_id=folder)`.
+
+Loading is all or nothing. Files are held against their checksums, names and shapes against the model's, pieces against
+what they are pieces of; everything is read beside what is there, which takes the memory of one more copy of what the
+rank keeps; and only when all of it has come on all ranks does it take effect.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+
+from dtcourse.checkpoint.coverage import check_covered
+from dtcourse.checkpoint.folder import open_whole, read, shapes_below, write
+from dtcourse.checkpoint.local_chunks import LocalChunks
+from dtcourse.checkpoint.state import check_groups, groups_in, named_groups, paths
+from dtcourse.parameters.agreement import raise_on_all_ranks
+from dtcourse.parameters.naming import Entry, buffers, entries
+from dtcourse.parameters.placement import local
+from dtcourse.parameters.whole import check_names
+from dtcourse.torch_private import dtensor_like
+
+
+def save(
+    folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> None:
+    """Writes the model, and the optimizer's state, into a folder that all ranks share. Every rank must call it.
+
+    A parameter that nobody has cut is taken to be the same on all ranks: one of them writes it.
+    """
+    state: dict[str, Any] = {"model": {**_parameters(model), **buffers(model)}}
+    if optimizer is not None:
+        state["optimizer"] = _optimizer_state(model, optimizer)
+    write(folder, state)
+
+
+def load(
+    folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> None:
+    """Reads what `save` wrote, or PyTorch, on any number of ranks, however the model was cut. Every rank must call it.
+
+    Raises ValueError on all ranks, and leaves model and optimizer as they were, for a folder without a checkpoint, a
+    damaged file, another model's names or shapes, pieces that do not cover a parameter or overlap, and an optimizer
+    with other parameter groups.
+    """
+    metadata = open_whole(folder)
+    stored = shapes_below(metadata, "model.")
+    raise_on_all_ranks(lambda: check_names(model, stored, "the checkpoint", ignore_empty=True))
+    staged: dict[str, Any] = {}
+    for entry in entries(model):
+        for name in entry.names:
+            if entry.shape.numel():
+                # Zeros: where there is padding, nothing is read.
+                staged[f"model.{name}"] = _as_stored(
+                    entry, torch.zeros_like(local(entry.parameter))
+                )
+    for name, buffer in buffers(model).items():
+        staged[f"model.{name}"] = torch.empty_like(buffer)
+    if optimizer is not None:
+        staged.update(raise_on_all_ranks(lambda: _room_for_state(model, optimizer, metadata)))
+    raise_on_all_ranks(lambda: check_covered(metadata, staged))
+
+    def check() -> None:
+        for entry in entries(model):
+            same = [_kept(staged[f"model.{n}"]) for n in entry.names if f"model.{n}" in staged]
+            if any(not torch.equal(other, same[0]) for other in same[1:]):
+                raise ValueError(
+                    f"{' and '.join(entry.names)} are one parameter here, and differ in {folder}"
+                )
+        if optimizer is not None:
+            check_groups(named_groups(optimizer, _names(model)), groups_in(staged, metadata))
+
+    read(folder, staged, check)
+    _take_effect(model, optimizer, staged, metadata)
+
+
+# --- what is written -------------------------------------------------------------------------------------------
+
+
+def _as_stored(entry: Entry, kept: torch.Tensor) -> torch.Tensor:
+    """`kept`, shaped as what this rank keeps of a parameter, as the checkpoint is to have it."""
+    return LocalChunks.of(entry.placed, kept) if entry.placed.over else kept
+
+
+def _kept(stored: Any) -> Any:
+    return stored.kept if isinstance(stored, LocalChunks) else stored
+
+
+def _parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    """This rank's part of each parameter; a tied one under each of its names, as a plain model has it."""
+    return {
+        name: _as_stored(entry, local(entry.parameter))
+        for entry in entries(model)
+        for name in entry.names
+        if entry.shape.numel()
+    }
+
+
+def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """In the shape of torch.distributed.checkpoint.state_dict: by parameters' names."""
+    state: dict[str, Any] = {}
+    for entry in entries(model):
+        slots = optimizer.state.get(entry.parameter, {})
+        for slot, value in slots.items():
+            if isinstance(value, torch.Tensor) and value.dim() > 0:
+                if value.shape != entry.parameter.shape:
+                    raise ValueError(
+                        f"the optimizer's {slot} of {entry.names[0]} has shape {list(value.shape)}, its shard "
+                        f"{list(entry.parameter.shape)}: only states of a number per element, or of one number, are "
+                        "kept in parts"
+                    )
+                if not entry.shape.numel():
+                    continue
+                value = _as_stored(entry, local(value))
+            state.setdefault(entry.names[0], {})[slot] = value
+    return {"state": state, "param_groups": named_groups(optimizer, _names(model))}
+
+
+def _names(model: nn.Module) -> dict[torch.Tensor, str]:
+    return {entry.parameter: entry.names[0] for entry in entries(model)}
+
+
+# --- what is read ----------------------------------------------------------------------------------------------
+
+
+def _room_for_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, metadata: Metadata
+) -> dict[str, Any]:
+    if not any(paths(metadata, "param_groups")):
+        raise ValueError(
+            "the checkpoint holds no optimizer: call load without one, or save with it"
+        )
+    by_name = {name: entry for entry in entries(model) for name in entry.names}
+    room: dict[str, Any] = {}
+    for key, _, _ in paths(metadata, "param_groups"):
+        option = metadata.state_dict_metadata[key]
+        room[key] = None
+        if isinstance(option, TensorStorageMetadata):
+            room[key] = torch.empty(option.size, dtype=option.properties.dtype)
+    for key, name, slot in paths(metadata, "state"):
+        if name not in by_name:
+            raise ValueError(
+                f"the checkpoint's optimizer has a state for {name}, which this model has not"
+            )
+        entry, stored = by_name[name], metadata.state_dict_metadata[key]
+        if not isinstance(stored, TensorStorageMetadata):
+            room[key] = None
+        elif stored.size == entry.shape and (slot != "step" or stored.size):
+            kept = torch.zeros_like(local(entry.parameter), dtype=stored.properties.dtype)
+            room[key] = _as_stored(entry, kept)
+        else:
+            room[key] = torch.empty(stored.size, dtype=stored.properties.dtype)
+    return room
+
+
+def _take_effect(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    staged: dict[str, Any],
+    metadata: Metadata,
+) -> None:
+    by_name = {name: entry for entry in entries(model) for name in entry.names}
+    with torch.no_grad():
+        for name, entry in by_name.items():
+            if f"model.{name}" in staged:
+                local(entry.parameter).copy_(_kept(staged[f"model.{name}"]))
+        for name, buffer in buffers(model).items():
+            buffer.copy_(staged[f"model.{name}"])
+    if optimizer is None:
+        return
+    optimizer.state.clear()
+    for key, name, slot in paths(metadata, "state"):
+        parameter, value = by_name[name].parameter, _kept(staged[key])
+        of_an_element = isinstance(value, torch.Tensor) and value.shape == local(parameter).shape
+        if of_an_element and value.dim() and isinstance(parameter, DTensor):
+            value = dtensor_like(parameter, value)
+        optimizer.state[parameter][slot] = value
+    for group, stored in zip(optimizer.param_groups, groups_in(staged, metadata), strict=True):
+        group.update({k: v for k, v in stored.items() if k != "params"})

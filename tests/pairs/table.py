@@ -1,0 +1,104 @@
+"""Which pairs of techniques work, which are refused, and which test proves it. `python -m tests.pairs.table` prints the
+table that CONTRIBUTING holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SHARDED = ("fully_shard", "FullyShardedDataParallel")
+INNER = ("tensor", "sequence", "expert", "full sharding")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """outer is applied to a model that inner has cut.
+
+    proof: works: the test's file and name;  refused: the key in tests/parameters/test_slices.py's REFUSED
+    words: what is said besides
+    """
+
+    outer: str
+    inner: str
+    proof: str
+    works: bool = True
+    words: str = ""
+
+
+EQUAL, SLICES = "tests.pairs.test_equal", "tests.parameters.test_slices"
+PAIRS = [
+    *(
+        Pair(outer, inner, f"{EQUAL}.test_full_sharding_over_{inner}_parallelism", words=words)
+        for outer in SHARDED
+        for inner, words in (
+            (
+                "tensor",
+                "but for heads that two ranks hold" if outer == "fully_shard" else "",
+            ),
+            ("sequence", ""),
+            ("expert", "with average_gradients"),
+        )
+    ),
+    Pair(
+        "DistributedDataParallel",
+        "tensor",
+        f"{SLICES}.test_over_the_data_axis_of_tensor_parallelism_it_is_one_process",
+    ),
+    Pair(
+        "DistributedDataParallel",
+        "sequence",
+        f"{SLICES}.test_over_the_data_axis_of_tensor_parallelism_it_is_one_process",
+    ),
+    Pair(
+        "DistributedDataParallel",
+        "expert",
+        "DDP over experts, data axis",
+        False,
+        "average_gradients does it",
+    ),
+    Pair("DistributedDataParallel", "full sharding", "DDP over full sharding", False, "its hooks do it"),
+    Pair("ZeRO-1", "tensor", f"{SLICES}.test_over_the_data_axis_of_tensor_parallelism_it_is_one_process"),
+    Pair(
+        "ZeRO-1",
+        "expert",
+        f"{SLICES}.test_zero1_over_the_data_axis_of_expert_parallelism_is_one_process",
+        words="with average_gradients",
+    ),
+    Pair("ZeRO-1", "full sharding", "ZeRO-1 over full sharding", False, "states are sharded already"),
+    Pair(
+        "ZeRO-2",
+        "tensor",
+        f"{SLICES}.test_gradients_on_their_owners_over_tensor_parallelism",
+        words="no norm",
+    ),
+    Pair("ZeRO-2", "expert", "ZeRO-2 over experts", False, "one mean is wrong for both"),
+    Pair("expert", "tensor", "experts over tensor", False, "not built yet"),
+    Pair("expert", "full sharding", "experts over fully_shard", False, "experts first"),
+    Pair("tensor", "expert", "tensor over experts", False, "not built yet"),
+    Pair("tensor", "full sharding", "tensor over fully_shard", False, "tensor first"),
+]  # fmt: skip
+
+
+def working(inner: str) -> list[str]:
+    """The outer ones of full sharding that work over it."""
+    return [p.outer for p in PAIRS if p.inner == inner and p.works and p.outer in SHARDED]
+
+
+def table() -> str:
+    """In Markdown."""
+    cells = {(p.outer, p.inner): p for p in PAIRS}
+    lines = [f"| outer \\ inner | {' | '.join(INNER)} |", "| --- " * (len(INNER) + 1) + "|"]
+    for outer in dict.fromkeys(p.outer for p in PAIRS):
+        row = [_words(cells.get((outer, inner))) for inner in INNER]
+        lines.append(f"| {outer} | {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def _words(pair: Pair | None) -> str:
+    if pair is None:
+        return "no test"
+    return ("works" if pair.works else "refused") + (f": {pair.words}" if pair.words else "")
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,59 @@
+"""What norms and whole states of two techniques send: each cut is undone once, and a norm is one message per axis."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtcourse import launch
+from dtcourse.collectives import traffic
+from dtcourse.parameters.clipping import clip_grad_norm
+from dtcourse.parameters.cuts import Run, Sliced
+from dtcourse.parameters.naming import entries
+from dtcourse.parameters.whole import full_gradients, full_state_dict
+from dtcourse.sharding.unit import units_in
+from tests.pairs.layouts import EXPERTS, LLAMA, Layout, backward, build
+
+OUTER = ("fully_shard", "FullyShardedDataParallel")
+BYTES = 8  # of a double
+
+
+def one_step(layout, config):
+    """Elements that all-gathers take from this rank: slices of the inner cut, rows of the outer, flats; parameters."""
+    mesh = layout.mesh()
+    model = layout.apply(build(config), mesh)
+    backward(model, layout, mesh, 0, config)
+    with traffic.phase("norm"):
+        clip_grad_norm(model, 1e9)
+    with traffic.phase("state"):
+        full_state_dict(model)
+    with traffic.phase("gradients"):
+        full_gradients(model)
+    slices = rows = 0
+    for entry in entries(model):
+        *inner, outer = entry.placed.cuts
+        if not isinstance(outer, Run):  # the longest rank's rows, in the shape that they have here
+            rows += outer.length * entry.parameter[:1].to_local().shape[1:].numel()
+        whole = entry.shape
+        for cut in inner:
+            if isinstance(cut, Sliced) and cut.differs:
+                slices += whole.numel() // whole[cut.dim] * cut.length
+    flats = sum(group.shard_numel for unit in units_in(model) for group in unit.param_groups)
+    return slices, rows, flats, len(entries(model))
+
+
+@pytest.mark.parametrize("outer", OUTER)
+@pytest.mark.parametrize(("inner", "config"), [("tensor", LLAMA), ("expert", EXPERTS)])
+def test_each_cut_is_undone_once_and_a_norm_is_a_message_per_axis(outer, inner, config):
+    run = launch(one_step, 4, Layout(outer, inner, (2, 2)), config, backend="ring", record=True)
+    slices, rows, flats, parameters = run[0]
+    # Ring, 2 groups of 2 ranks on each axis: an all-reduce of n sends 2 n per group, an all-gather of n each 2 n.
+    norm = (
+        2 * 2 * (2 + 1) * BYTES
+    )  # on the data axis two numbers, one of which then goes over the other axis
+    assert run.traffic.bytes_sent(phase="norm") == norm
+    assert run.traffic.messages_sent(phase="norm") <= 2 * 4 * 2
+    kept = flats if outer == "FullyShardedDataParallel" else rows
+    gathers = 4 * (kept + slices) * BYTES
+    present = 2 * 2 * parameters * 4 if outer == "FullyShardedDataParallel" else 0
+    assert run.traffic.bytes_sent(phase="state") == gathers + present
+    assert run.traffic.bytes_sent(phase="gradients") <= gathers + present

@@ -1,0 +1,31 @@
+"""The table of pairs in CONTRIBUTING is the one that the tests prove."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from tests.pairs.table import PAIRS, table
+from tests.parameters.test_slices import REFUSED
+
+CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
+
+
+def test_contributing_holds_the_table():
+    text = CONTRIBUTING.read_text()
+    assert table() in text, (
+        f"put this into CONTRIBUTING.md (python -m tests.pairs.table):\n{table()}"
+    )
+
+
+def test_each_row_is_proven():
+    for pair in PAIRS:
+        if pair.works:
+            module, _, name = pair.proof.rpartition(".")
+            assert callable(getattr(importlib.import_module(module), name)), pair
+        else:
+            assert pair.proof in REFUSED, pair
+
+
+def test_no_pair_is_there_twice():
+    assert len({(p.outer, p.inner) for p in PAIRS}) == len(PAIRS)

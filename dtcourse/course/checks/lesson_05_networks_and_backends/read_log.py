@@ -59,10 +59,12 @@ def log_of(kind: str, turn: int) -> tuple[list[str], Diagnosis]:
             order = [(first + i) % gpus for i in range(gpus)]
             ranks = [n * gpus + gpu for gpu in order]
             for i in range(gpus - 1):
+                way = inside(host, order[i])
+                # NCCL's shm.cc prints the channel alone, p2p.cc and net.cc which of its connections, too.
+                name = f"{channel:02d}" if way.startswith("SHM") else f"{channel:02d}/0"
                 write(
                     host, order[i],
-                    f"Channel {channel:02d}/0 : {ranks[i]}[{order[i]}] -> {ranks[i + 1]}[{order[i + 1]}] via "
-                    f"{inside(host, order[i])}",
+                    f"Channel {name} : {ranks[i]}[{order[i]}] -> {ranks[i + 1]}[{order[i + 1]}] via {way}",
                 )  # fmt: skip
             there = (n + 1) % nodes
             hop = f"Channel {channel:02d}/0 : {ranks[-1]}[{order[-1]}] -> {there * gpus + first}[{first}]"

@@ -36,6 +36,7 @@ MUTANTS = [
     ("GPUDirect is not looked at", "Which of its two ends", (('            if not way.endswith("GDRDMA"):', '            if not way.startswith("NET"):'),)),
     ("TCP is a node's fault", "By what do its messages leave a node", (('        return "TCP", None', '        return "TCP", next(iter(by_memory))'),)),
     ("the last line's node", "you say", (("    if tcp:\n", "    without = {node} if without else set()\n    if tcp:\n"),)),
+    ("lines by memory, which name no connection, are not matched", "On which node do hops go by memory", (('r"([^:]+):.* (', 'r"([^:]+):.*Channel \\d+/\\d+ : ('),)),
     ("more by memory, the other way round", "On which node do hops go by memory", (("if len(by_memory[node]) > fewest_by_memory", "if len(by_memory[node]) < max(map(len, by_memory.values()))"),)),
 ]  # fmt: skip
 

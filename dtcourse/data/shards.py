@@ -61,9 +61,9 @@ def write_shards(
 def deal_by_size(sizes: Sequence[float], parts: int) -> list[list[int]]:
     """Shares out things of unlike size: each goes to the part that has least so far, the large ones first.
 
-    Returns the places in `sizes` that each part gets. Things whose sizes differ by less than a quarter of the mean keep
-    their order, so that a shuffled list stays shuffled. (Sorted exactly, this is Graham's rule of 1969: the largest
-    share is at most 4/3 of the best possible one.)
+    Returns the places in `sizes` that each part gets. Sizes are compared in quarters of their mean, rounded, and equal
+    ones keep their order, so that a shuffled list stays shuffled. (Sorted exactly, this is Graham's rule of 1969: the
+    largest share is at most 4/3 of the best possible one.)
     """
     quarter = sum(sizes) / max(1, len(sizes)) / 4 or 1
     dealt: list[list[int]] = [[] for _ in range(parts)]

@@ -60,7 +60,7 @@ def _require_whole_steps(steps: list[list[list[int]]], size: int, words: str) ->
     )
 
 
-@TOKENS.check("each sequence once, one batch a rank and step, never above the budget", points=3)
+@TOKENS.check("each sequence once, one batch per rank and step, never above the budget", points=3)
 def check_tokens(answer: Answer) -> None:
     """The same on every rank, whatever its random state."""
     # a last step that is full by chance in all of them is most unlikely

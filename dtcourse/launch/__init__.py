@@ -1,6 +1,7 @@
 """Ranks from a notebook cell: `launch(step, 4)` runs step() in four fresh processes and brings the results back.
 
-launcher.py       launch(), and use_cluster(): where a notebook's launches go
+launcher.py       launch()
+place.py          use_cluster(): where a notebook's launches go
 options.py        which device and backend; what a user may ask for
 processes.py      the ranks of one launch: started, watched, gone in the end
 server.py         the fork server that makes a rank start in milliseconds
@@ -31,7 +32,8 @@ cluster/          launch(..., cluster="slurm"): the same cell on the nodes of a 
 from dtcourse.launch import magic, reporting, server, template, waiting
 from dtcourse.launch.failures import RankFailure, RankTimeout
 from dtcourse.launch.handle import Cancelled, Handle
-from dtcourse.launch.launcher import launch, shared_folder, use_cluster
+from dtcourse.launch.launcher import launch
+from dtcourse.launch.place import shared_folder, use_cluster
 from dtcourse.launch.reporting import progress, send_message
 from dtcourse.launch.run import Run
 from dtcourse.launch.torchrun import torchrun_command

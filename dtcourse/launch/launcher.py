@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 from dtcourse.emulation.cluster import EmulatedCluster, measured_again
@@ -17,6 +16,7 @@ from dtcourse.launch import (
     failures,
     options,
     output,
+    place,
     rank,
     rendezvous,
     sendable,
@@ -30,9 +30,6 @@ from dtcourse.launch.handle import Handle
 from dtcourse.launch.interrupts import Interrupts, Stop
 from dtcourse.launch.processes import Ranks
 from dtcourse.launch.run import Run
-
-HERE = "here"  # launch(..., cluster=HERE): on this machine, whatever use_cluster said
-_cluster_of_all: str | None = None
 
 T = TypeVar("T")
 
@@ -141,10 +138,7 @@ def launch(
         options.check_arguments(function, launch, args, kwargs)
         limit = options.time_limit(timeout)
         goes_on = options.goes_on(on_failure)
-        if cluster is None and devices is None and network is None:
-            cluster = _cluster_of_all
-        if cluster == HERE:
-            cluster = None
+        cluster = place.of(cluster, emulated=devices is not None or network is not None)
         if cluster is None:
             layout = options.choose(world_size, backend, device, nodes, threads)
         else:
@@ -201,39 +195,6 @@ def launch(
     except BaseException as error:
         failures.hide_our_frames(error)
         raise
-
-
-def use_cluster(cluster: str | None) -> None:
-    """Sends every launch from now on that names no cluster to this one; None: to this machine, as at the start.
-
-    cluster: as launch takes it. ValueError where there is none.
-
-    What is emulated stays on this machine, where it takes the same emulated time. It is what a lesson's CLUSTER
-    parameter does, and so `dtcourse run 06 --cluster slurm`.
-    """
-    global _cluster_of_all
-    if cluster is not None and cluster != HERE:
-        from dtcourse.launch.cluster import remote
-
-        remote.find(cluster)
-        if cluster.endswith(".toml"):  # the notebook may change its folder later
-            cluster = os.path.abspath(cluster)
-    _cluster_of_all = cluster
-
-
-def shared_folder() -> str | None:
-    """A folder whose files all ranks see, for tempfile's `dir`: the cluster's own where use_cluster named one.
-
-    None is tempfile's usual place, which ranks on this machine see.
-
-        with tempfile.TemporaryDirectory(dir=shared_folder()) as folder:
-            launch(write_a_part, 4, folder)
-    """
-    if _cluster_of_all in (None, HERE):
-        return None
-    from dtcourse.launch.cluster import folder, remote
-
-    return str(folder.of_jobs(Path(remote.find(_cluster_of_all).folder)))
 
 
 def _run_here(

@@ -72,6 +72,17 @@ class Output:
             pipe.close()
 
 
+def what_waits(pipe: Connection) -> str:
+    """What has been written to a pipe by now."""
+    text = b""
+    while pipe.poll():
+        data = os.read(pipe.fileno(), 1 << 16)
+        if not data:
+            break
+        text += data
+    return text.decode(errors="replace")
+
+
 def show_line(rank: int, line: str) -> None:
     """Prints one line as it happens."""
     print(f"rank {rank} | {line}", flush=True)

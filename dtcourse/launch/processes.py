@@ -16,7 +16,7 @@ from typing import Any
 
 from dtcourse.launch import deadlock, failures, rank, rank_process, serialization, standby, waiting
 from dtcourse.launch.interrupts import Interrupts
-from dtcourse.launch.output import Output
+from dtcourse.launch.output import Output, what_waits
 from dtcourse.launch.reporting import Bars
 
 GRACE = 0.25  # seconds in which other ranks may still fail by themselves after the first failure
@@ -208,7 +208,7 @@ class Ranks:
         process = self.processes[index]
         process.join(5)
         summary = failures.exit_summary(None if process.is_untold() else process.exitcode)
-        details = self._read_stack(index)
+        details = what_waits(self.members[index].stacks)
         self._fail(failures.Failure(self.first + index, summary, details, time.monotonic()))
 
     def _fail(self, failure: failures.Failure) -> None:
@@ -247,16 +247,7 @@ class Ranks:
             silent -= set(wait(silent, left))
         if asked:
             time.sleep(0.2)
-        return {index: self._read_stack(index) for index in asked}
-
-    def _read_stack(self, index: int) -> str:
-        pipe, text = self.members[index].stacks, b""
-        while pipe.poll():
-            data = os.read(pipe.fileno(), 1 << 16)
-            if not data:
-                break
-            text += data
-        return text.decode(errors="replace")
+        return {index: what_waits(self.members[index].stacks) for index in asked}
 
     def _release(self) -> None:
         """Lets every rank take down its group and leave; reads what it still prints."""

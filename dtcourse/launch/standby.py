@@ -181,13 +181,12 @@ def launching(world_size: int, interrupts: Interrupts) -> Iterator[None]:
 
 
 def expect(world_size: int) -> bool:
-    """Has spares made for a first launch of so many ranks. False where there is no template yet."""
+    """Has spares made for a first launch. False where there is no template yet."""
     with _lock:
-        if _running or not template.refresh():
-            return False
-        _recent.append(world_size)
-        _refill()
-        return True
+        if serves := not _running and template.refresh():
+            _recent.append(world_size)
+            _refill()
+        return serves
 
 
 def members(count: int) -> list[Member]:
@@ -235,8 +234,7 @@ def pids() -> set[int]:
     """The processes that wait for the next launch: the template and the spares."""
     with _lock:
         waiting = {one.pid for one in _spares + _kept if one.process.exitcode is None}
-        found = template.pid()
-        return waiting | ({found} if found else set())
+        return waiting | ({found} if (found := template.pid()) else set())
 
 
 def _forget() -> None:

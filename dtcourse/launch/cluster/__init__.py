@@ -10,6 +10,7 @@ settings.py    cluster.toml: what an instructor writes once
 remote.py      launch(..., cluster=...), from the call to the Run
 call.py        what the agents of a job are asked to do
 folder.py      one job's private folder, and how a file in it is read while somebody writes it
+node_ranks.py  that node's ranks
 presence.py    the notebook is there; and no job of a launch outlives it
 ends.py        signals of Slurm's, and a silent notebook: how a node's part of a job ends early
 agent.py       what runs on a node: one process that imports torch once and splits off that node's ranks

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from dtcourse.launch import options, rank, template
 
@@ -146,3 +147,11 @@ def _digest() -> str:
     for path in sorted(course.rglob("*.py")):
         digest.update(str(path.relative_to(course)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def shifted(answer: Any, seconds: float) -> Any:
+    """An answer whose events are on the notebook's clock. Emulated time is the same everywhere."""
+    if not isinstance(answer, dict) or "events" not in answer or "account" in answer:
+        return answer
+    events = [replace(e, start=e.start + seconds, end=e.end + seconds) for e in answer["events"]]
+    return {**answer, "events": events}

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dtcourse.launch import course_files, options, rank, serialization
+from dtcourse.launch import course_files, options, rank, serialization, waiting
 from dtcourse.launch.cluster import call as words
 from dtcourse.launch.cluster import presence, remote, slurm
 from dtcourse.launch.cluster.call import Hold
@@ -25,6 +25,7 @@ from dtcourse.launch.cluster.record import JobFailed, Record
 from dtcourse.launch.cluster.settings import Settings
 from dtcourse.launch.interrupts import Stop
 from dtcourse.launch.run import Run
+from dtcourse.plural import plural
 
 LOOK = 0.01  # seconds between two looks into the logs of a call, at first
 GOES = 20.0  # seconds in which the nodes must have left a call, or the end of all: then the job is cancelled
@@ -73,7 +74,7 @@ class Allocation:
         asked = replace(settings, minutes=minutes)
         (self.record,) = remote.submit(asked, "allocation", [self.folder], hold)
         self._presence = presence.Presence(self.folder, self.record.job).__enter__()
-        self.job = Job(self.folder, self.record, asked)
+        self.job = _Holding(self.folder, self.record, asked)
 
     def takes(self, settings: Settings, layout: options.Layout) -> bool:
         """Whether such a launch has room in it."""
@@ -162,6 +163,30 @@ class Allocation:
         self._presence.forget()
 
 
+class _Holding(Job):
+    """The job of an allocation, until its nodes take calls."""
+
+    def __init__(self, folder: Path, record: Record, settings: Settings) -> None:
+        super().__init__(folder, record, settings)
+        self.ready: set[int] = set()  # nodes
+
+    def wait_until_ready(self) -> None:
+        """Until all nodes of an allocation take calls. Raises JobFailed where they will not; the job has ended then."""
+        try:
+            with waiting.saying(
+                f"job {self.record.job} waits for {plural(self.layout.nodes, 'node')}"
+            ):
+                self._follow(lambda: len(self.ready) == self.layout.nodes)
+        except BaseException:
+            self.end()
+            raise
+
+    def _on_message(self, node: int, word: str, content: Any) -> None:
+        super()._on_message(node, word, content)
+        if word == words.READY:
+            self.ready.add(node)
+
+
 class _Call(Job):
     """A call on an allocation's nodes, followed like a job."""
 
@@ -175,6 +200,12 @@ class _Call(Job):
     ) -> None:
         super().__init__(folder, record, held.settings, on_line, on_message)
         self.held, self.look = held, LOOK
+        self.left: set[int] = set()  # nodes on which no rank of this call is any more
+
+    def _on_message(self, node: int, word: str, content: Any) -> None:
+        super()._on_message(node, word, content)
+        if word == words.LEFT:
+            self.left.add(node)
 
     def answers(self) -> list[Any]:
         """As Job.answers."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +60,6 @@ class Job(Ending):
         self.signs: dict[int, tuple[int, int]] = {}
         self.results: dict[int, Any] = {}
         self.reported: set[int] = set()  # nodes that have said how their part ended
-        self.ready: set[int] = set()  # of an allocation: nodes that take calls
-        self.left: set[int] = set()  # nodes on which no rank of this call is any more
         self.refusal: str | None = None
         self.failed: list[failures.Failure] = []
         self.timeouts: list[tuple[float, set[int], dict[int, str]]] = []
@@ -89,17 +86,6 @@ class Job(Ending):
 
     def _was_interrupted(self) -> str:
         return f"job {self.record.job} was cancelled"
-
-    def wait_until_ready(self) -> None:
-        """Until all nodes of an allocation take calls. Raises JobFailed where they will not; the job has ended then."""
-        try:
-            with waiting.saying(
-                f"job {self.record.job} waits for {plural(self.layout.nodes, 'node')}"
-            ):
-                self._follow(lambda: len(self.ready) == self.layout.nodes)
-        except BaseException:
-            self.end()
-            raise
 
     def _follow(self, enough: Callable[[], bool]) -> None:
         """Reads the logs until all ranks have answered or `enough()`; raises what has gone wrong."""
@@ -202,14 +188,10 @@ class Job(Ending):
             # Each machine counts its own clock from its own start: events come onto the notebook's.
             offset = content["offset"] - (time.time() - time.monotonic())
             for index, answer in content["answers"].items():
-                self.results[index] = _shifted(answer, offset)
+                self.results[index] = words.shifted(answer, offset)
             self.reported.add(node)
         elif word == words.BEATS:
             self.beats[node] = time.monotonic()
-        elif word == words.READY:
-            self.ready.add(node)
-        elif word == words.LEFT:
-            self.left.add(node)
         elif word == words.REFUSED:
             self.refusal = content
         elif word == words.FAILED:
@@ -233,11 +215,3 @@ class Job(Ending):
                 slurm.cancel(self.record.job)
                 cancelled = time.monotonic()
             time.sleep(0.1)
-
-
-def _shifted(answer: Any, seconds: float) -> Any:
-    """An answer whose events are on the notebook's clock. Emulated time is the same everywhere."""
-    if not isinstance(answer, dict) or "events" not in answer or "account" in answer:
-        return answer
-    events = [replace(e, start=e.start + seconds, end=e.end + seconds) for e in answer["events"]]
-    return {**answer, "events": events}

@@ -13,6 +13,7 @@ from typing import Any
 from dtcourse.launch import options
 from dtcourse.launch.cluster import kubernetes_table
 from dtcourse.launch.cluster.kubernetes_table import Kubernetes
+from dtcourse.launch.cluster.settings_example import EXAMPLE as EXAMPLE
 
 NAME = "cluster.toml"
 VARIABLE = "DTCOURSE_CLUSTER"
@@ -32,8 +33,7 @@ class Settings:
     signal:          the signal that Slurm sends the ranks before the time limit, and how many seconds before, such as
                      "USR2@90" (which None means): a function with a handler for it can save
     keep:            hold the nodes between the launches of a notebook (one job, allocations.py), not one job for each
-    idle_minutes:    without a launch, after which nodes that are held are given back
-    keep_minutes:    for which they are held at most
+    idle_minutes:    without a launch, after which they are given back; keep_minutes: for which they are held at most
     ranks_per_node:  the most ranks of one node; None puts all ranks on as many nodes as launch(nodes=) says
     cpus_per_rank:   CPUs that a rank may use (--cpus-per-task is this times the ranks of a node)
     memory_per_node: GB; None leaves it to the cluster's default
@@ -241,47 +241,3 @@ def _check_signal(settings: Settings) -> None:
         f"{settings.source}: signal is a name ({' or '.join(WARNINGS)}), @ and the seconds before the time limit, such "
         f'as "USR2@90"; got {text!r}. TERM comes at the end in any case, and USR1 asks a rank for its stack'
     )
-
-
-EXAMPLE = """\
-# What dtcourse needs to know of this cluster. Keep it beside the notebooks, in ~/.config/dtcourse/, or name it in
-# the environment variable DTCOURSE_CLUSTER. `dtcourse doctor --cluster slurm` tries it on every node.
-scheduler = "slurm"
-folder = "~/.dtcourse/jobs"     # must be on a file system that all nodes share
-# partition = "gpu"
-# account = "ml-course"
-minutes = 30                    # a job's time limit
-# wait_minutes = 60             # give up when the job has waited so long in the queue
-# keep = true                   # hold the nodes between a notebook's launches: the next one starts at once
-# idle_minutes = 10             # then nodes without a launch are given back
-# keep_minutes = 60             # for which they are held at most
-# signal = "USR2@90"            # sent to the ranks so many seconds before the limit
-# ranks_per_node = 4
-cpus_per_rank = 1
-# memory_per_node = 32          # GB
-gpus_per_node = 0
-# interface = "ib0"             # without it, the interface that leads to the other nodes is found
-# container = "pytorch/pytorch" # needs Slurm's pyxis plugin; python = "python" then, and the course in the image
-# modules = ["cuda/12.8"]
-# setup = ["source /opt/course/bin/activate"]
-# python = "/opt/course/bin/python"
-
-# [options]                     # any other option of sbatch, by its long name
-# qos = "teaching"
-
-# [kubernetes]                  # what `dtcourse kubernetes` needs besides; it takes minutes, wait_minutes,
-#                               # ranks_per_node, cpus_per_rank, memory_per_node, gpus_per_node and interface from above
-# namespace = "ml-course"
-# image = "registry.example/dtcourse:1"
-# user = 1000                   # for an image that would run as root
-# pull_secrets = ["registry"]   # Secrets with the registry's password
-# gpu = "nvidia.com/gpu"        # the resource that stands for a GPU
-# shared_memory = 2             # GB of /dev/shm
-# claims = { "/data" = "course-data:ro", "/checkpoints" = "checkpoints" } # PersistentVolumeClaims
-# node_selector = { pool = "gpu" }
-# tolerations = ["nvidia.com/gpu:NoSchedule"]
-# priority = "teaching"         # a PriorityClass
-# queue = "ml-course"           # Kueue's LocalQueue, where the cluster has Kueue
-# keep_minutes = 1440           # an ended Job and its logs stay so long
-# runtime = "torch-distributed" # Kubeflow's, for --trainjob
-"""

@@ -49,11 +49,8 @@ def start(nodes: int = 2, cpus: int = 4) -> tuple[ThrowawaySlurm | None, str | N
         return None, f"there is no Slurm here: {', '.join(gone)} not found"
     try:
         return ThrowawaySlurm(nodes, cpus).__enter__(), None
-    except (
-        RuntimeError,
-        OSError,
-        KeyError,
-    ) as error:  # KeyError: the user has no name here (getpass)
+    # KeyError: the user has no name here (getpass)
+    except (RuntimeError, OSError, KeyError) as error:
         return None, str(error).splitlines()[0]
 
 
@@ -139,7 +136,6 @@ class ThrowawaySlurm:
                 forgets=self.forgets,
                 misses=self.misses,
                 grace=self.grace,
-                preempted_grace=max(5, self.grace),
                 binds="affinity" if self.binds else "none",
             )
         )

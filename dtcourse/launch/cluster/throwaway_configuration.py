@@ -38,6 +38,6 @@ SlurmdTimeout={misses}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 {nodes}
-PartitionName=all Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime={preempted_grace}
+PartitionName=all Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime={grace}
 PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF
 """

@@ -24,7 +24,7 @@ class Kubernetes:
     tolerations:   taints that the Pods do not mind, as kubectl writes them: key, key=value or key=value:NoSchedule
     priority:      a PriorityClass
     queue:         Kueue's LocalQueue, where the cluster has Kueue
-    keep_minutes:  how long an ended Job and its logs stay; None: until somebody deletes them
+    ttl_minutes:   how long an ended Job and its logs stay; None: until somebody deletes them
     runtime:       Kubeflow's ClusterTrainingRuntime of a TrainJob
     """
 
@@ -39,7 +39,7 @@ class Kubernetes:
     tolerations: list[str] = field(default_factory=list)
     priority: str | None = None
     queue: str | None = None
-    keep_minutes: float | None = 24 * 60
+    ttl_minutes: float | None = 24 * 60
     runtime: str = "torch-distributed"
 
 
@@ -93,9 +93,9 @@ def check(table: Kubernetes, source: str) -> None:
         "priority", table.priority is None or names.is_subdomain(table.priority), names.A_SUBDOMAIN
     )
     require("queue", table.queue is None or names.is_part(table.queue), names.A_PART)
-    kept = table.keep_minutes
+    kept = table.ttl_minutes
     require(
-        "keep_minutes",
+        "ttl_minutes",
         kept is None or (_is_number(kept, int | float) and 0 <= kept < 1e6),
         "a number of minutes",
     )

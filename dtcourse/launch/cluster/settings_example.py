@@ -39,6 +39,6 @@ gpus_per_node = 0
 # tolerations = ["nvidia.com/gpu:NoSchedule"]
 # priority = "teaching"         # a PriorityClass
 # queue = "ml-course"           # Kueue's LocalQueue, where the cluster has Kueue
-# keep_minutes = 1440           # an ended Job and its logs stay so long
+# ttl_minutes = 1440            # an ended Job and its logs stay so long
 # runtime = "torch-distributed" # Kubeflow's, for --trainjob
 """

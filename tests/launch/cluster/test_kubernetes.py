@@ -41,7 +41,7 @@ OLDEST = "1.31"
 TABLE = Kubernetes(
     namespace="ml-course", queue="students", shared_memory=0.5, user=1001, pull_secrets=["registry"],
     claims={"/data": "course-data:ro", "/checkpoints": "kept", "/old": "kept:ro"}, node_selector={"pool": "gpu"},
-    tolerations=["nvidia.com/gpu", "a/b=c:NoExecute"], priority="teaching", keep_minutes=7.5,
+    tolerations=["nvidia.com/gpu", "a/b=c:NoExecute"], priority="teaching", ttl_minutes=7.5,
 )  # fmt: skip
 GPUS = Settings(
     gpus_per_node=8, cpus_per_rank=12, memory_per_node=64, minutes=90, wait_minutes=30, interface="eth0",
@@ -214,7 +214,7 @@ def test_three_clocks():
         == 120 * 60
     )
     assert job["spec"]["ttlSecondsAfterFinished"] == 450
-    patient = manifests.job(planned(base=Settings(kubernetes=Kubernetes(keep_minutes=None))))[
+    patient = manifests.job(planned(base=Settings(kubernetes=Kubernetes(ttl_minutes=None))))[
         "spec"
     ]
     assert patient.keys().isdisjoint({"activeDeadlineSeconds", "ttlSecondsAfterFinished"}), (
@@ -497,7 +497,7 @@ def test_the_example_names_every_setting_of_the_table():
         ("[kubernetes]\ntolerations = ['a:Never']", r"tolerations in \[kubernetes\] is a list of taints"),
         ("[kubernetes]\ntolerations = ['=b']", r"tolerations in \[kubernetes\] is a list of taints"),
         ("[kubernetes]\npriority = 'High'", r"priority in \[kubernetes\] is one or more parts"),
-        ("[kubernetes]\nkeep_minutes = -1", r"keep_minutes in \[kubernetes\] is a number of minutes"),
+        ("[kubernetes]\nttl_minutes = -1", r"ttl_minutes in \[kubernetes\] is a number of minutes"),
     ],
 )  # fmt: skip
 def test_mistakes_in_the_table_are_named(tmp_path, text, says):

@@ -96,8 +96,8 @@ def job(training: Training) -> Manifest:
     if settings.wait_minutes is not None:
         # The Job's own clock runs while its Pods wait for a machine; it stands while Kueue holds the Job back.
         spec["activeDeadlineSeconds"] = round((settings.wait_minutes + settings.minutes) * 60)
-    if table.keep_minutes is not None:
-        spec["ttlSecondsAfterFinished"] = round(table.keep_minutes * 60)
+    if table.ttl_minutes is not None:
+        spec["ttlSecondsAfterFinished"] = round(table.ttl_minutes * 60)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

@@ -214,9 +214,7 @@ def test_three_clocks():
         == 120 * 60
     )
     assert job["spec"]["ttlSecondsAfterFinished"] == 450
-    patient = manifests.job(planned(base=Settings(kubernetes=Kubernetes(ttl_minutes=None))))[
-        "spec"
-    ]
+    patient = manifests.job(planned(base=Settings(kubernetes=Kubernetes(ttl_minutes=None))))["spec"]
     assert patient.keys().isdisjoint({"activeDeadlineSeconds", "ttlSecondsAfterFinished"}), (
         "nobody set a limit"
     )

@@ -6,6 +6,7 @@ reader's is put in: a name for HOST, and with it a port that is free. A command 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -27,11 +28,16 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = [path for kind in ("lessons", "solutions") for path in places.notebooks(kind).values()]
 # Each command once, with one of the places that show it.
 PRINTED = {one.command: one for path in NOTEBOOKS for one in printed(path)}
-OF_TORCHRUN = [text for text in PRINTED if "torchrun" in text or text.startswith("python ")]
+OF_STUDIES = [text for text in PRINTED if text.startswith("python studies/")]
+OF_TORCHRUN = [
+    text
+    for text in PRINTED
+    if ("torchrun" in text or text.startswith("python ")) and text not in OF_STUDIES
+]
 OF_STUDENTS = [text for text in PRINTED if re.fullmatch(r"dtcourse (start|check) \d\d[a-z]?", text)]
 OF_CLUSTER = [text for text in PRINTED if re.match(r"dtcourse (submit|jobs) ", text)]
 BENCH = "dtcourse bench collectives"
-NOT_HERE = {"nvidia-smi topo -m": "nvidia-smi"}
+NOT_HERE = dict.fromkeys(("nvidia-smi topo -m", "nvidia-smi topo -p2p r"), "nvidia-smi")
 
 # What a command prints when it has done its work, by the function or script that it runs. Once, whatever the nodes.
 SAYS = {
@@ -106,7 +112,7 @@ def finish(nodes: list[subprocess.Popen[str]]) -> str:
 @pytest.mark.parametrize("command", PRINTED)
 def test_something_here_runs_it(command):
     one = PRINTED[command]
-    known = [*OF_TORCHRUN, *OF_STUDENTS, *OF_CLUSTER, *NOT_HERE, BENCH]
+    known = [*OF_TORCHRUN, *OF_STUDIES, *OF_STUDENTS, *OF_CLUSTER, *NOT_HERE, BENCH]
     assert command in known, (
         f"{one.notebook.name}, cell {one.cell}, shows `{command}`, and nothing runs it"
     )
@@ -192,6 +198,14 @@ def tasks_of_srun(command: str) -> list[tuple[str, dict[str, str]]]:
         (match[2], common | {"SLURM_PROCID": str(i), "SLURM_NODEID": str(i), "SLURM_LOCALID": "0"})
         for i in range(nodes)
     ]
+
+
+@pytest.mark.parametrize("command", OF_STUDIES)
+def test_a_study_begins_as_printed(course, command):
+    """Its first seconds: whole, it measures for minutes."""
+    finish([shell(course, f"{command} --budget 3")])
+    results = course / shlex.split(command)[-1]
+    assert json.loads(results.read_text())["runs"]
 
 
 # --- the course's own -----------------------------------------------------------------------------------------------

@@ -19,7 +19,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from dtcourse.course.judging import attempts, bubblewrap, limits
@@ -102,15 +104,23 @@ class Sandbox:
             self._start()
 
     def run(self, step: Callable[..., Any], world_size: int, *args: Any, **options: Any) -> Results:
-        """See `framework.Answer.run`. `step` is a module's function: it is sent by its name."""
-        network = options.pop("network", None)
+        """See `framework.Answer.run`. `step` is a module's function, as is one among `args`: sent by its name."""
+        network, devices = options.pop("network", None), options.pop("devices", None)
         options["timeout"] = limits.patience(options.get("timeout", TIMEOUT))
         request = {
             "step": [step.__module__, step.__qualname__],
             "world_size": world_size,
-            "args": plain(list(args)),
+            "args": plain([None if isinstance(one, FunctionType) else one for one in args]),
+            "functions": [
+                [place, one.__module__, one.__qualname__]
+                for place, one in enumerate(args)
+                if isinstance(one, FunctionType)
+            ],
             "options": plain(options),
             "network": network and network.as_data(),
+            "devices": [asdict(one) for one in devices]
+            if isinstance(devices, list)
+            else devices and asdict(devices),
         }
         if not self._defined:
             pieces = [[piece.cell, piece.line, piece.code] for piece in self._pieces]

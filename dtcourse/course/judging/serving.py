@@ -79,14 +79,26 @@ def _reply(replies: int, reply: dict[str, Any]) -> None:
 def _attempt(request: dict[str, Any], functions: dict[str, Any]) -> Results:
     import importlib
 
-    module, name = request["step"]
-    step = getattr(importlib.import_module(module), name)
-    options = dict(request["options"])
+    def named(module: str, name: str) -> Any:
+        return getattr(importlib.import_module(module), name)
+
+    args, options = list(request["args"]), dict(request["options"])
+    for place, module, name in request["functions"]:
+        args[place] = named(module, name)
     if request["network"] is not None:
         from dtcourse.emulation import EmulatedNetwork
 
         options["network"] = EmulatedNetwork.from_data(request["network"])
-    return attempt(step, functions, request["world_size"], tuple(request["args"]), options)
+    if request["devices"] is not None:
+        from dtcourse.emulation import EmulatedDevice
+
+        devices = request["devices"]
+        options["devices"] = (
+            [EmulatedDevice(**one) for one in devices]
+            if isinstance(devices, list)
+            else EmulatedDevice(**devices)
+        )
+    return attempt(named(*request["step"]), functions, request["world_size"], tuple(args), options)
 
 
 def define(pieces: list[Piece], takes: tuple[str, ...]) -> dict[str, Any]:

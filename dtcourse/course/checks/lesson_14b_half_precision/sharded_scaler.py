@@ -120,7 +120,9 @@ _MISSED = (
 )
 _REFUSED = {
     "plain": "all gradients are finite, and the step was skipped. What does each step begin with?",
-    "large sum": "each micro-batch's gradients are finite, and the step was skipped. In which type are they added up?",
+    # Either mistake ends so, and which of the two steps comes first is drawn.
+    "large sum": "each micro-batch's gradients are finite, and the step was skipped. In which type are they added up? "
+    "What does each step begin with?",
 }
 
 

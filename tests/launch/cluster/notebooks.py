@@ -11,7 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 MINUTE = 60.0
+
+
+def own_settings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cluster.toml in this folder, by which all launches of a test go; their jobs lie beside it."""
+    file = folder / "cluster.toml"
+    file.write_text(f'folder = "{folder}/jobs"\nminutes = 10\n')
+    monkeypatch.setenv("DTCOURSE_CLUSTER", str(file))
+    return file
 
 
 def until(condition: Callable[[], Any]) -> Any:

@@ -28,7 +28,7 @@ from dtcourse.launch.cluster import allocations, slurm
 from dtcourse.launch.cluster import held as held_nodes
 from dtcourse.launch.cluster.record import JobFailed
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
-from tests.launch.cluster.notebooks import notebook, queue, until
+from tests.launch.cluster.notebooks import notebook, own_settings, queue, until
 from tests.launch.test_kernel import Kernel
 
 pytestmark = [
@@ -46,9 +46,7 @@ def nodes():
 
 @pytest.fixture(autouse=True)
 def settings(nodes, tmp_path, monkeypatch):
-    file = tmp_path / "cluster.toml"
-    file.write_text(f'folder = "{tmp_path}/jobs"\nminutes = 10\n')
-    monkeypatch.setenv("DTCOURSE_CLUSTER", str(file))
+    file = own_settings(tmp_path, monkeypatch)
     yield file
     cluster.release()
     assert not queue(), "whatever a test holds is given back"

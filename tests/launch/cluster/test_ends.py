@@ -10,7 +10,7 @@ import pytest
 from dtcourse.launch.cluster import batch, jobs, remote, slurm
 from dtcourse.launch.cluster.record import JobFailed
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
-from tests.launch.cluster.notebooks import queue, until
+from tests.launch.cluster.notebooks import own_settings, queue, until
 
 pytestmark = [
     pytest.mark.slurm,
@@ -27,9 +27,7 @@ def cluster():
 
 @pytest.fixture(autouse=True)
 def settings(cluster, tmp_path, monkeypatch):
-    file = tmp_path / "cluster.toml"
-    file.write_text(f'folder = "{tmp_path}/jobs"\nminutes = 10\n')
-    monkeypatch.setenv("DTCOURSE_CLUSTER", str(file))
+    file = own_settings(tmp_path, monkeypatch)
     yield file
     if queue():
         subprocess.run(["scancel", "--signal=KILL", "--user", str(os.getuid())], check=False)

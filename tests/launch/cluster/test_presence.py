@@ -13,7 +13,7 @@ from dtcourse import launch
 from dtcourse.launch import send_message
 from dtcourse.launch.cluster import presence, slurm
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
-from tests.launch.cluster.notebooks import notebook, queue, until
+from tests.launch.cluster.notebooks import notebook, own_settings, queue, until
 
 pytestmark = [
     pytest.mark.slurm,
@@ -30,9 +30,7 @@ def cluster():
 
 @pytest.fixture(autouse=True)
 def settings(cluster, tmp_path, monkeypatch):
-    file = tmp_path / "cluster.toml"
-    file.write_text(f'folder = "{tmp_path}/jobs"\nminutes = 10\n')
-    monkeypatch.setenv("DTCOURSE_CLUSTER", str(file))
+    file = own_settings(tmp_path, monkeypatch)
     yield file
     if queue():
         subprocess.run(["scancel", "--user", str(os.getuid())], check=False)

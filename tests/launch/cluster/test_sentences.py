@@ -18,6 +18,7 @@ from dtcourse.launch.cluster import jobs, slurm
 from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.record import JobFailed
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
+from tests.launch.cluster.notebooks import own_settings
 
 pytestmark = [
     pytest.mark.slurm,
@@ -35,9 +36,7 @@ def cluster():
 @pytest.fixture(autouse=True)
 def settings(cluster, tmp_path, monkeypatch):
     """A cluster.toml for one test, and a home."""
-    file = tmp_path / "cluster.toml"
-    file.write_text(f'folder = "{tmp_path}/jobs"\nminutes = 10\n')
-    monkeypatch.setenv("DTCOURSE_CLUSTER", str(file))
+    file = own_settings(tmp_path, monkeypatch)
     monkeypatch.setenv("HOME", str(tmp_path))
     return file
 

@@ -12,8 +12,9 @@ Biases and normalisation parameters (one-dimensional) take plain SGD without dec
 norms say little. The velocity holds the learning rate, as the paper has it: a change of it acts on what comes, not on
 what is under way (timm and apex multiply later; with a constant one the two are the same).
 
-Memory: one more vector of the parameters' size. A layer's norms are over the whole layer: where weights are sharded
-over ranks, sum the squares over the ranks first, as clipping.py does.
+Memory: one more vector of the parameters' size. A layer's norms are of the whole layer: where a technique has cut it,
+each rank's squares are added up over the ranks that hold different parts, with one all-reduce per axis and kind of norm
+for all layers together. So all ranks call `step`, whether their parts have gradients or not.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from dtcourse.parameters.grad_norm import norms_of_whole
+from dtcourse.parameters.placement import local, placement_of
+
 
 class LARS(Optimizer):
     """SGD with momentum and a trust ratio for each parameter tensor.
 
     trust: eta of the paper, 0.001 there. adapt_one_dimensional: also adapt biases and normalisation parameters.
     """
-
-    needs_whole_parameters = True  # a layer's norm is of all of it: sharding refuses it on parts
 
     def __init__(
         self, params: Iterable[Any], lr: float, momentum: float = 0.9, weight_decay: float = 0.0,
@@ -58,35 +60,48 @@ class LARS(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        adapted = adapted_parameters(self.param_groups)
+        w_norms = dict(zip(adapted, norms_of_whole(adapted, adapted), strict=True))
+        g_norms = norms_of_whole(adapted, [w.grad for w in adapted])
+        norms = {w: (w_norms[w], g) for w, g in zip(adapted, g_norms, strict=True)}
         for group in self.param_groups:
             for w in group["params"]:
                 if w.grad is not None:
-                    self._update(w, w.grad, group)
+                    self._update(w, group, norms.get(w))
         return loss
 
-    def _update(self, w: torch.Tensor, g: torch.Tensor, group: dict[str, Any]) -> None:
-        decay = group["weight_decay"]
+    def _update(
+        self, w: Any, group: dict[str, Any], norms: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> None:
+        decay = group["weight_decay"] if norms is not None else 0.0
         local_lr: float | torch.Tensor = 1.0
-        if w.dim() > 1 or group["adapt_one_dimensional"]:
-            local_lr = trust_ratio(w, g, decay, group["trust"], group["eps"])
-        else:
-            decay = 0.0
-        update = (g + decay * w) * (group["lr"] * local_lr)
-        state = self.state[w]
-        velocity = state.setdefault("momentum_buffer", torch.zeros_like(w))
+        if norms is not None:
+            local_lr = trust_ratio(*norms, decay, group["trust"], group["eps"])
+        mine = local(w)
+        update = (local(w.grad) + decay * mine) * (group["lr"] * local_lr)
+        if "momentum_buffer" not in self.state[w]:
+            self.state[w]["momentum_buffer"] = torch.zeros_like(w)
+        velocity = local(self.state[w]["momentum_buffer"])
         velocity.mul_(group["momentum"]).add_(update)
-        w.sub_(velocity)
+        mine.sub_(velocity)
+
+
+def adapted_parameters(groups: Iterable[dict[str, Any]]) -> list[torch.Tensor]:
+    """Those that get a learning rate of their own: all but biases and normalisation parameters, unless asked for.
+
+    With or without a gradient: what one rank holds no gradient of, another may.
+    """
+    return [
+        w
+        for group in groups
+        for w in group["params"]
+        if len(placement_of(w).shape) > 1 or group["adapt_one_dimensional"]
+    ]
 
 
 def trust_ratio(
-    w: torch.Tensor, g: torch.Tensor, decay: float, trust: float, eps: float = 1e-9
+    w_norm: torch.Tensor, g_norm: torch.Tensor, decay: float, trust: float, eps: float = 1e-9
 ) -> torch.Tensor:
     """Trust * |w| / (|g| + decay * |w|), and 1 where either norm is zero (a layer that starts at zero must move)."""
-    w_norm, g_norm = norm(w), norm(g)
     ratio = trust * w_norm / (g_norm + decay * w_norm + eps)
     return torch.where((w_norm > 0) & (g_norm > 0), ratio, torch.ones_like(ratio))
-
-
-def norm(x: torch.Tensor) -> torch.Tensor:
-    """The 2-norm in float32 at least: in fp16 the norm of a large layer is infinite, that of small gradients 0."""
-    return torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from dtcourse.parameters.placement import local, placement_of
 from dtcourse.parameters.replicas import Group
 
 
@@ -57,6 +58,38 @@ def total_norm(spreads: Iterable[Spread], norm_type: float = 2.0) -> torch.Tenso
     every = [*sums.values()] or [torch.zeros((), dtype=torch.double)]
     together = torch.stack([s.to(every[0].device) for s in every])
     return together.max() if infinite else together.sum().pow(1.0 / norm_type)
+
+
+def norms_of_whole(
+    parameters: Sequence[torch.Tensor], parts: Iterable[torch.Tensor | None]
+) -> list[torch.Tensor]:
+    """The 2-norm of each of several tensors as a whole, of which this rank has what it has of a parameter.
+
+    parameters: where the pieces are, each says of itself (placement.py)
+    parts:      this rank's of each, such as its gradient; None counts as zeros
+
+    Of what no technique has cut, nothing is sent. Of all else one all-reduce per axis, which all ranks call with the
+    same parameters. In float32 at least: in fp16 the norm of a large layer is infinite, that of small gradients 0.
+    """
+    placed = [placement_of(parameter) for parameter in parameters]
+    norms = [_norm(p, part) for p, part in zip(parameters, parts, strict=True)]
+    cut = [i for i, p in enumerate(placed) if p.over]
+    squares = {i: norms[i].double().square() * placed[i].counts for i in cut}
+    for group in dict.fromkeys(group for i in cut for group in placed[i].over):
+        to_sum = [i for i in cut if group in placed[i].over]
+        together = torch.stack([squares[i] for i in to_sum])
+        dist.all_reduce(together, group=group)
+        squares.update(zip(to_sum, together, strict=True))
+    for i in cut:
+        norms[i] = squares[i].sqrt().to(norms[i].dtype)
+    return norms
+
+
+def _norm(parameter: torch.Tensor, part: torch.Tensor | None) -> torch.Tensor:
+    wide = torch.promote_types(parameter.dtype, torch.float32)
+    if part is None:
+        return torch.zeros((), dtype=wide, device=local(parameter).device)
+    return torch.linalg.vector_norm(local(part), dtype=torch.promote_types(part.dtype, wide))
 
 
 def scale_to(

@@ -15,7 +15,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from dtcourse import launch
-from dtcourse.large_batch import LAMB, LARS
 from dtcourse.sharding import FullyShardedDataParallel, full_gradients, fully_shard
 from dtcourse.verify import compare
 
@@ -172,14 +171,6 @@ def stepped(optimizer):
     optimizer.step(lambda: torch.tensor(0.0))
 
 
-def lars(shard):
-    stepped(LARS(backwarded(shard).parameters(), 0.1))
-
-
-def lamb(shard):
-    stepped(LAMB(backwarded(shard).parameters(), 0.1))
-
-
 def lbfgs(shard):
     stepped(torch.optim.LBFGS(backwarded(shard).parameters()))
 
@@ -300,8 +291,6 @@ OF_FLATS = {
     norm_of_a_gradient: r"norm of its gradient would be of the \d elements that this rank keeps",
     norm_of_a_parameter: r"bias \[4\] of 0 is sharded, and linalg_vector_norm of it would be",
     scaled_by_torch: r"dtcourse.memory.GradScaler\(group=...\)",
-    lars: "LARS looks at whole parameters .*ShardedDataParallel",
-    lamb: "LAMB looks at whole parameters",
     lbfgs: "LBFGS looks at whole parameters",
     adafactor: "is sharded, and norm of it would be",
     hook_on_a_part: r"a hook on weight \[4, 2\] of the model would never run",

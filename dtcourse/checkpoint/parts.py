@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from dtcourse.checkpoint.coverage import check_covered
 from dtcourse.checkpoint.folder import open_whole, read, shapes_below, write
 from dtcourse.checkpoint.local_chunks import LocalChunks
-from dtcourse.checkpoint.state import check_groups, groups_in, named_groups, paths
+from dtcourse.checkpoint.state import check_groups, groups_in, keeps_state, named_groups, paths
 from dtcourse.parameters.agreement import raise_on_all_ranks
 from dtcourse.parameters.naming import Entry, buffers, entries
 from dtcourse.parameters.placement import local
@@ -155,6 +155,8 @@ def _room_for_state(
                 f"the checkpoint's optimizer has a state for {name}, which this model has not"
             )
         entry, stored = by_name[name], metadata.state_dict_metadata[key]
+        if not keeps_state(optimizer, entry.parameter):
+            continue
         if not isinstance(stored, TensorStorageMetadata):
             room[key] = None
         elif stored.size == entry.shape and (slot != "step" or stored.size):
@@ -182,10 +184,15 @@ def _take_effect(
         return
     optimizer.state.clear()
     for key, name, slot in paths(metadata, "state"):
-        parameter, value = by_name[name].parameter, _kept(staged[key])
+        parameter = by_name[name].parameter
+        if key not in staged:  # its owner has it
+            continue
+        value = _kept(staged[key])
         of_an_element = isinstance(value, torch.Tensor) and value.shape == local(parameter).shape
         if of_an_element and value.dim() and isinstance(parameter, DTensor):
             value = dtensor_like(parameter, value)
         optimizer.state[parameter][slot] = value
     for group, stored in zip(optimizer.param_groups, groups_in(staged, metadata), strict=True):
         group.update({k: v for k, v in stored.items() if k != "params"})
+    if hasattr(optimizer, "states_changed"):
+        optimizer.states_changed()

@@ -40,6 +40,12 @@ def named_groups(
     ]
 
 
+def keeps_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+    """Whether the optimizer keeps a parameter's state on this rank: ZeRO does so on the owner alone."""
+    owners = optimizer.owners(parameter) if hasattr(optimizer, "owners") else None
+    return owners is None or bool(owners.counts)
+
+
 def groups_in(staged: Mapping[str, Any], metadata: Metadata) -> list[dict[str, Any]]:
     """The parameter groups among what was read."""
     groups: dict[int, dict[str, Any]] = {}

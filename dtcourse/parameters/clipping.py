@@ -1,9 +1,9 @@
 """The norm of the whole model's gradients, and clipping by it, whatever techniques have cut the parameters.
 
 torch.nn.utils.clip_grad_norm_ would see this rank's pieces alone: another norm, and another scale, on each rank, and
-the copies of what all hold part. Here each gradient's powers are summed over the axes on which its parameter is cut
-(placement.py) and over no others; of a slice that several ranks hold the first one's count. One all-reduce per axis, of
-one number for each set of axes that parameters are cut over.
+the copies of what all hold part. Here each gradient's powers are summed over the axes on which it is cut (placement.py)
+and over no others; of a slice that several ranks hold the first one's count, of what is on an owner alone (ZeRO) the
+owner's. One all-reduce per axis, of one number for each set of axes that gradients are cut over.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from dtcourse import device
 from dtcourse.parameters.grad_norm import Spread, scale_to, total_norm
-from dtcourse.parameters.naming import entries
+from dtcourse.parameters.naming import gradients_in
 from dtcourse.parameters.placement import local
-from dtcourse.parameters.slices import require_whole_gradients
 
 
 def clip_grad_norm(
@@ -26,11 +25,10 @@ def clip_grad_norm(
 
     As torch.nn.utils.clip_grad_norm_ of the plain model on the whole batch, the same on every rank. All ranks call it,
     when the gradients are averaged: before, each rank's are of its own part of the batch, and so is their norm.
-    Raises ValueError where gradients are on their owners alone (ZeRO-2).
     """
     norm = grad_norm(model, norm_type)
     scale_to(
-        [local(e.parameter.grad) for e in entries(model) if e.parameter.grad is not None],
+        [local(e.parameter.grad) for e in gradients_in(model) if e.parameter.grad is not None],
         norm,
         max_norm,
         error_if_nonfinite,
@@ -40,22 +38,12 @@ def clip_grad_norm(
 
 def grad_norm(model: nn.Module, norm_type: float = 2.0) -> Tensor:
     """The norm alone: a scalar tensor in float64, the same on every rank. A collective."""
-    _require_averaged(model)
     # A rank without any gradient takes part in the sums all the same, so every axis is there from the start.
     held: dict[tuple[Any, ...], list[Tensor]] = {}
-    for entry in entries(model):
+    for entry in gradients_in(model):
         mine = held.setdefault(entry.placed.over, [])
         if entry.parameter.grad is not None and entry.placed.counts:
             mine.append(local(entry.parameter.grad))
     here = device.current()
     spreads = [Spread(gradients, over, here) for over, gradients in held.items()]
     return total_norm(spreads, norm_type)
-
-
-def _require_averaged(model: nn.Module) -> None:
-    require_whole_gradients(
-        model.named_parameters(),
-        "the norm of all gradients",
-        "Average with DistributedDataParallel over the data axis, which leaves the mean on all; ZeroRedundancy"
-        "Optimizer may share out the step.",
-    )

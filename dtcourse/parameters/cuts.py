@@ -5,6 +5,7 @@
                  same slice (key-value heads that are fewer than the ranks)
     Run          of a flat tensor's elements, in which the parameter is one of several
     Replicated   the same on all ranks of the axis: torch's Replicate()
+    Owners       whole on one rank of the axis, and nothing on the others: gradients and optimizer states of ZeRO
 
 Where a gradient is complete it lies as its parameter does. What is still to be summed over an axis says so:
 Replicated(partial_gradient=True), torch's Partial().
@@ -22,7 +23,7 @@ from torch import Tensor
 from dtcourse.torch_private import all_gather_single
 
 TENSOR, EXPERT, FULL = "tensor parallelism", "expert parallelism", "full sharding"
-OTHER = "a DTensor"
+ZERO, OTHER = "ZeRO", "a DTensor"
 
 Group = dist.ProcessGroup | None
 
@@ -187,6 +188,38 @@ class Replicated:
 
 
 @dataclass(frozen=True)
+class Owners:
+    """Whole on one rank of the group, and nothing on the others.
+
+    rank: of the group: the one that has it
+    """
+
+    rank: int
+    group: Group = None
+    technique: str = ZERO
+
+    @property
+    def differs(self) -> bool:
+        """Whether there are others."""
+        return dist.get_world_size(self.group) > 1
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is here."""
+        return dist.get_rank(self.group) == self.rank
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """All of it on its owner; elsewhere no element, shape (0,)."""
+        return whole if self.counts else whole.new_empty(0)
+
+    def join(self, mine: Tensor) -> Tensor:
+        """The owner's, on every rank. A collective. Of the others' `mine` only shape, dtype and device matter."""
+        whole = mine.contiguous() if self.counts else mine.new_empty(mine.shape)
+        dist.broadcast(whole, group=self.group, group_src=self.rank)
+        return whole
+
+
+@dataclass(frozen=True)
 class Elsewhere:
     """A cut in a process that had other groups: of a parameter that was pickled."""
 
@@ -196,4 +229,4 @@ class Elsewhere:
     counts: bool = True
 
 
-Cut = Sliced | Run | Replicated
+Cut = Sliced | Run | Replicated | Owners

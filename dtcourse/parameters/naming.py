@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from dtcourse.parameters.placement import Placement, placement_of
+from dtcourse.parameters.placement import Placement, gradient_placement_of, placement_of
 from dtcourse.torch_private import is_persistent, own_buffers, own_modules, own_parameters
 
 
@@ -47,6 +47,11 @@ def entries(model: nn.Module) -> list[Entry]:
             entry = found.setdefault(id(parameter), Entry([], parameter, placement_of(parameter)))
             entry.names.append(joined(prefix, name))
     return list(found.values())
+
+
+def gradients_in(model: nn.Module) -> list[Entry]:
+    """All parameters, each with where the pieces of its gradient are."""
+    return [e._replace(placed=gradient_placement_of(e.parameter)) for e in entries(model)]
 
 
 def kept_of(parameter: nn.Parameter) -> nn.Parameter:

@@ -9,19 +9,34 @@ list rides on the parameter (`place`), since techniques do not know each other: 
 needs the whole (states, gradients, norms, checkpoints: whole.py, clipping.py, dtcourse/checkpoint) undoes the cuts from
 the last one back.
 
+A gradient lies as its parameter does, but where ZeRO leaves it on its owner alone: whoever does so is asked then
+(`place_gradients`), since it lasts no longer than the one who does it.
+
 What kinds of cuts there are says cuts.py.
 """
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dtcourse.parameters.cuts import FULL, OTHER, Cut, Elsewhere, Group, Replicated, Run, Sliced
+from dtcourse.parameters.cuts import (
+    FULL,
+    OTHER,
+    Cut,
+    Elsewhere,
+    Group,
+    Owners,
+    Replicated,
+    Run,
+    Sliced,
+)
 
 
 @dataclass(frozen=True)
@@ -102,6 +117,41 @@ def placement_of(parameter: Tensor) -> Placement:
     return Placement(parameter.shape, tuple(cuts))
 
 
+class Shares(Protocol):
+    """What gives whole tensors to owners: ZeRO, gradients or states of the optimizer."""
+
+    def owners(self, parameter: Tensor) -> Owners | None:
+        """Which rank has the parameter's; None where it has none."""
+
+
+class _Asked:
+    """Who leaves a parameter's gradient on its owner, for as long as that one lives; pickled without it."""
+
+    def __init__(self, by: Shares | None) -> None:
+        self.by = weakref.ref(by) if by is not None else lambda: None
+
+    def __reduce__(self) -> Any:
+        return _Asked, (None,)
+
+
+def place_gradients(parameters: Iterable[Tensor], by: Shares) -> None:
+    """Notes that gradients are on owners alone from now on: `by` says on which.
+
+    They may come to be the same on all ranks again: the owner's is right then too.
+    """
+    asked = _Asked(by)
+    for parameter in parameters:
+        parameter.gradient_owners = asked  # type: ignore[attr-defined]
+
+
+def gradient_placement_of(parameter: Tensor) -> Placement:
+    """Where the pieces of a parameter's gradient are, once it is averaged."""
+    placed, asked = placement_of(parameter), getattr(parameter, "gradient_owners", None)
+    by = asked.by() if asked is not None else None
+    owners = by.owners(parameter) if by is not None else None
+    return placed if owners is None else placed.and_then(owners)
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's piece of a parameter or a gradient, as a plain tensor of the same memory."""
     with torch.no_grad():
@@ -115,5 +165,7 @@ def _words(cut: Any) -> str:
     if isinstance(cut, Run):
         first, last = cut.mine
         return f"Run({first}:{last} of {cut.shape.numel()}) over ranks {ranks}"
+    if isinstance(cut, Owners):
+        return f"whole on rank {dist.get_process_group_ranks(cut.group)[cut.rank]} of {ranks}"
     partial = ", its gradient Partial()" if getattr(cut, "partial_gradient", False) else ""
     return f"{cut.placement!r} over ranks {ranks}{partial}"

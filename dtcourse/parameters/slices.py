@@ -7,17 +7,13 @@ copies, asks first.
 
 None of these fails by itself, and all are wrong. Where a parameter's pieces are, placement.py knows; norms, states and
 checkpoints are right for all of them.
-
-A gradient may be spread where its parameter is not: ZeRO leaves the mean on its owner alone. That is marked apart, for
-as long as it is so.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,22 +37,6 @@ class Slice:
     over: tuple[dist.ProcessGroup | None, ...]
 
 
-class SpreadsGradients(Protocol):
-    """What leaves gradients on some ranks alone: says of what kind that is, None while it is not so."""
-
-    gradient_slice: Slice | None
-
-
-class _Spreader:
-    """The object that spreads a parameter's gradient, for as long as it lives; pickled without it."""
-
-    def __init__(self, by: SpreadsGradients | None) -> None:
-        self.by = weakref.ref(by) if by is not None else lambda: None
-
-    def __reduce__(self) -> Any:
-        return _Spreader, (None,)
-
-
 def slices_of(parameter: torch.Tensor) -> list[Slice]:
     """What a parameter is a part of, technique by technique, the innermost first; [] where it is whole."""
     found: dict[str, list[Any]] = {}
@@ -69,13 +49,6 @@ def slices_of(parameter: torch.Tensor) -> list[Slice]:
         Slice(technique, tuple(cut.group for cut in cuts if cut.differs))
         for technique, cuts in found.items()
     ]
-
-
-def mark_gradients(parameters: Iterable[torch.Tensor], by: SpreadsGradients) -> None:
-    """Notes that `by` says from now on whether the parameters' gradients are on some ranks alone."""
-    spreader = _Spreader(by)
-    for parameter in parameters:
-        parameter.gradient_spreader = spreader  # type: ignore[attr-defined]
 
 
 # --- who asks --------------------------------------------------------------------------------------------------------
@@ -96,19 +69,6 @@ def require_whole(
             f"{who} does not compose with {found.technique} yet: {name} is a slice already{_and_others(cut)}, "
             f"{_ranks_of(found)} hold different ones, and {why}. {instead}"
         )
-
-
-def require_whole_gradients(named: Named, who: str, instead: str) -> None:
-    """Raises ValueError where a gradient is on some ranks alone, and `who` would take the others' for none."""
-    for name, parameter in named:
-        spreader = getattr(parameter, "gradient_spreader", None)
-        by = spreader.by() if spreader is not None else None
-        found = by.gradient_slice if by is not None else None
-        if found is not None:
-            raise ValueError(
-                f"{who} does not compose with {found.technique}: the gradient of {name} is on its owner alone, and "
-                f"{_ranks_of(found)} would each go on with a number of its own. {instead}"
-            )
 
 
 def require_same(named: Named, group: dist.ProcessGroup | None, who: str) -> None:

@@ -5,7 +5,7 @@
 
 Each cut of a parameter (placement.py) is undone from the last one back: a gather over its axis gives what the technique
 before had left there. One all-gather per cut and parameter, of its largest piece per rank; the parameters of one flat
-tensor travel together, as the flat does: its padding included.
+tensor travel together, as the flat does: its padding included. What is on its owner alone is broadcast from there.
 Loading checks all names, shapes and dtypes before it changes anything.
 """
 
@@ -20,8 +20,15 @@ from torch import Tensor, nn
 
 from dtcourse import device
 from dtcourse.parameters.agreement import on_any_rank, raise_on_all_ranks
-from dtcourse.parameters.cuts import Elsewhere, Run
-from dtcourse.parameters.naming import Entry, buffers, entries, plain_order, with_extra_state
+from dtcourse.parameters.cuts import Elsewhere, Owners, Run
+from dtcourse.parameters.naming import (
+    Entry,
+    buffers,
+    entries,
+    gradients_in,
+    plain_order,
+    with_extra_state,
+)
 from dtcourse.parameters.placement import local
 from dtcourse.torch_private import all_gather_single
 
@@ -51,7 +58,7 @@ def full_state_dict(model: nn.Module, only_first: bool = False, on_cpu: bool = F
 def full_gradients(model: nn.Module, on_cpu: bool = False) -> dict[str, Tensor | None]:
     """All gradients whole, by the whole model's names, None where there is none; a tied one once. A collective."""
     found = {}
-    for entry, whole in gathered(entries(model), lambda entry: _gradient(entry.parameter)):
+    for entry, whole in gathered(gradients_in(model), lambda entry: _gradient(entry.parameter)):
         found[entry.names[0]] = None if whole is None else _kept(whole, on_cpu)
     return {name: found[name] for name in plain_order(model) if name in found}
 
@@ -90,18 +97,23 @@ def gathered(
 
     piece: this rank's, shaped as what it keeps of the parameter
 
-    Of runs of a flat, a rank that keeps no element may have no piece either: it is asked for.
+    Of runs of a flat, a rank that keeps no element may have no piece either: it is asked for. Owners are asked too.
     """
     flats: dict[Any, list[Entry]] = {}
+    owned: dict[Any, list[Entry]] = {}
     for entry in held:
         last = entry.placed.cuts[-1:]
         if last and isinstance(last[0], Run):
             flats.setdefault((last[0].flat, last[0].group), []).append(entry)
+        elif last and isinstance(last[0], Owners):
+            owned.setdefault(last[0].group, []).append(entry)
         else:
             mine = piece(entry)
             yield entry, None if mine is None else _undone(entry, mine, len(entry.placed.cuts))
-    for of_flat in flats.values():
-        for entry, slice_ in _from_flat(of_flat, piece):
+    undone = [(_from_flat, of_one) for of_one in flats.values()]
+    undone += [(_from_owners, of_one) for of_one in owned.values()]
+    for without_last, of_one in undone:
+        for entry, slice_ in without_last(of_one, piece):
             last_but_one = len(entry.placed.cuts) - 1
             yield entry, None if slice_ is None else _undone(entry, slice_, last_but_one)
 
@@ -141,6 +153,19 @@ def _from_flat(
     for entry, run, exists in zip(held, runs, present, strict=True):
         end = run.start + run.shape.numel()
         yield entry, flat[run.start : end].view(run.shape) if exists else None
+
+
+def _from_owners(
+    held: list[Entry], piece: Callable[[Entry], Tensor | None]
+) -> Iterator[tuple[Entry, Tensor | None]]:
+    """What is whole on one rank of a group each, broadcast one by one where its owner has it."""
+    owners: list[Owners] = [entry.placed.cuts[-1] for entry in held]
+    parts = [piece(entry) for entry in held]
+    here = [o.counts and part is not None for o, part in zip(owners, parts, strict=True)]
+    present = on_any_rank(here, owners[0].group, device.current())
+    for entry, owner, part, exists in zip(held, owners, parts, present, strict=True):
+        room = local(entry.parameter) if part is None else part
+        yield entry, owner.join(room) if exists else None
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor | None:

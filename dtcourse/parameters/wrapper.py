@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -14,6 +14,7 @@ class Wrapper(nn.Module):
 
     module: nn.Module
     require_backward_grad_sync: bool
+    names_in_whole: ClassVar = {"module": ""}  # parameters/naming.py
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

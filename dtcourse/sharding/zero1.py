@@ -25,14 +25,10 @@ from torch.optim import Optimizer
 
 from dtcourse import events
 from dtcourse.parameters.buckets import Bucket
+from dtcourse.parameters.cuts import Owners
+from dtcourse.parameters.placement import place_gradients
 from dtcourse.parameters.replicas import Group, check_same_on_all_ranks
-from dtcourse.parameters.slices import (
-    Slice,
-    mark_gradients,
-    require_replicas,
-    require_same,
-    require_unsharded,
-)
+from dtcourse.parameters.slices import require_replicas, require_same, require_unsharded
 from dtcourse.sharding.exchange import reduce_to_owners, spread_from_owners
 from dtcourse.sharding.optimizer_states import on_cpu, states_of
 from dtcourse.sharding.partition import assign_owners, by_turns, in_buckets
@@ -81,7 +77,6 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._changing: set[torch.Tensor] = set()  # trained now or before: a step may change them
         # What reduce_gradients has left here.
         self._means: dict[torch.Tensor, torch.Tensor | None] = {}
-        self.gradient_slice: Slice | None = None  # while gradients are on their owners alone
         self._local: Optimizer | None = None
         self._consolidated: dict[str, Any] | None = None
 
@@ -116,6 +111,11 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         rank = self.rank if rank is None else rank
         return [p for group in self.param_groups for p in group["params"] if self.owner[p] == rank]
 
+    def owners(self, parameter: torch.Tensor) -> Owners | None:
+        """On which rank of the group its state is, and the mean gradient that reduce_gradients leaves."""
+        rank = self.owner.get(parameter)
+        return None if rank is None else Owners(rank, self.process_group)
+
     # --- one step -------------------------------------------------------------------------------------------
 
     def reduce_gradients(self) -> None:
@@ -137,8 +137,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             )
         trained = {p for p in self.owner if p.requires_grad}
         require_replicas(self._named(self.param_groups), self.process_group, "reduce_gradients")
-        mark_gradients(trained, self)
-        self.gradient_slice = Slice("ZeRO's reduce_gradients", (self.process_group,))
+        place_gradients(trained, self)
         buckets = self._buckets(trained)
         reduce_to_owners(buckets, self.process_group)
         self._means = {p: p.grad for b in buckets if b.owner == self.rank for p in b.parameters()}
@@ -154,7 +153,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         assert self._local is not None, "set by __init__"
         self._check_step()
         self._consolidated = None
-        self._forget_gradients()
+        self._means.clear()
         self._copy_options(self.param_groups, self._local.param_groups)
         if closure is not None:  # there are optimizers whose step takes none
             keywords["closure"] = closure
@@ -168,12 +167,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Lets go of all gradients, or sets them to zero: every rank's own ones."""
-        self._forget_gradients()
-        super().zero_grad(set_to_none)
-
-    def _forget_gradients(self) -> None:
         self._means.clear()
-        self.gradient_slice = None
+        super().zero_grad(set_to_none)
 
     def _buckets(self, chosen: set[torch.Tensor]) -> list[Bucket]:
         buckets: list[Bucket] = []
@@ -232,6 +227,10 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
                 "on all ranks first, after the last step, and state_dict() on that rank alone"
             )
         return self._consolidated
+
+    def states_changed(self) -> None:
+        """Others have put states in place (checkpoint.load): what was consolidated before is old."""
+        self._consolidated = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the whole optimizer's state dict, keeps the own part. From any world size, or from a plain optimizer.

@@ -33,9 +33,11 @@ from dtcourse.parameters.backward import (
     weakly,
 )
 from dtcourse.parameters.buckets import Bucket
+from dtcourse.parameters.cuts import Owners
+from dtcourse.parameters.placement import place_gradients
 from dtcourse.parameters.reducer import Reducer
 from dtcourse.parameters.replicas import broadcast_tensors
-from dtcourse.parameters.slices import Slice, mark_gradients, require_replicas
+from dtcourse.parameters.slices import require_replicas
 from dtcourse.parameters.unused import UsedParameters
 from dtcourse.parameters.wrapper import Wrapper
 from dtcourse.sharding.exchange import Pieces, in_pieces
@@ -55,9 +57,9 @@ class ShardedDataParallel(Wrapper):
 
     Each backward reduces and adds to what the owner has: micro-batches cost one reduction each, and never more memory.
     Backwards inside no_sync() keep whole gradients on each rank (N elements, not N_r) and the next one outside sends
-    their sum: one reduction for all. To clip, add up the squares of all ranks' norms first (large_batch.clipping does,
-    with sharded=model.parameters()): torch's clip_grad_norm_ would take the owner's norm for the whole one, as its
-    GradScaler would take the owner's overflow (memory.GradScaler(group=...) asks all).
+    their sum: one reduction for all. To clip, parameters.clipping.clip_grad_norm(model, max_norm) asks the owners:
+    torch's clip_grad_norm_ would take the owner's norm for the whole one, as its GradScaler would take the owner's
+    overflow (memory.GradScaler(group=...) asks all).
 
     Raises ValueError for another kind of optimizer, one that lacks a parameter, or one of other ranks' making.
     """
@@ -160,10 +162,19 @@ class OwnerReducer(Reducer):
             names, optimizer.process_group, None, assign, used, gradient_as_bucket_view=False
         )
         self.bytes_under_way = 2 * bucket_bytes
-        self.gradient_slice: Slice | None = Slice("ZeRO-2", (self.group,))
-        mark_gradients(self.parameters, self)
+        self.owners_of = optimizer.owners
+        place_gradients(self.parameters, self)
         for parameter in self.parameters:
             parameter.register_hook(partial(weakly(self.before_gradient), parameter))
+
+    def owners(self, parameter: torch.Tensor) -> Owners | None:
+        """On which rank its gradient is. Raises ValueError while it is a sum of this rank's own ones."""
+        if any(p.grad is not None for p in self.local):
+            raise ValueError(
+                "gradients are this rank's own since no_sync(), and not averaged: run the last backward of the step "
+                "outside it before norms, clipping or whole gradients"
+            )
+        return self.owners_of(parameter)
 
     def start_pass(self, unused: Iterable[torch.Tensor] = ()) -> None:
         """Nothing is under way: no bucket has memory."""

@@ -18,8 +18,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from dtcourse import expert_parallel as ep
 from dtcourse import sharding
 from dtcourse import tensor_parallel as tp
+from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.models import Transformer, TransformerConfig
 from dtcourse.parameters.clipping import clip_grad_norm
+from dtcourse.parameters.replicas import broadcast_model
 from dtcourse.parameters.whole import full_gradients, full_state_dict
 from dtcourse.sequence_parallel import parallelize_sequence
 
@@ -89,8 +91,12 @@ def nothing(model: Any, mesh: DeviceMesh) -> None:
 
 
 INNER = {"nothing": nothing, "tensor": tensor, "sequence": sequence, "expert": expert}
+# ZeRO is an optimizer, and what averages gradients for it: Training puts them together.
 OUTER = {
     "nothing": nothing,
+    "ZeRO-1": nothing,
+    "ZeRO-2": nothing,
+    "reduce_gradients": nothing,
     "fully_shard": in_units(sharding.fully_shard),
     "FullyShardedDataParallel": in_units(sharding.FullyShardedDataParallel),
 }
@@ -136,9 +142,54 @@ NORMS = (1.0, 2.0, math.inf)
 MAX_NORM = 0.3
 
 
+SGD = {"lr": 0.3, "momentum": 0.9}
+
+
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    trained = [p for p in model.parameters() if p.requires_grad]
-    return torch.optim.SGD(trained, lr=0.3, momentum=0.9)
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], **SGD)
+
+
+class Training:
+    """A layout's model, its optimizer, and what averages gradients besides the model's own hooks."""
+
+    def __init__(self, layout: Layout, config: TransformerConfig, seed: int) -> None:
+        self.layout, self.config, self.mesh = layout, config, layout.mesh()
+        self.model = layout.apply(build(config, seed), self.mesh)
+        self.wrapped = self.model
+        if layout.outer not in ("ZeRO-1", "ZeRO-2", "reduce_gradients"):
+            self.optimizer = sgd(self.model)
+            return
+        data = self.mesh["data"]
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = sharding.ZeroRedundancyOptimizer(
+            trained, torch.optim.SGD, data.get_group(), **SGD
+        )
+        if layout.outer == "ZeRO-2":
+            self.wrapped = sharding.ShardedDataParallel(
+                self.model, self.optimizer, find_unused_parameters=True
+            )
+        elif layout.outer == "reduce_gradients":
+            broadcast_model(self.model, group=data.get_group())
+        elif layout.inner != "expert":  # average_gradients does it
+            self.wrapped = DistributedDataParallel(
+                self.model, device_mesh=data, find_unused_parameters=True
+            )
+
+    def backward(self, step: int) -> None:
+        """One backward, and the mean over the ranks."""
+        self.optimizer.zero_grad()
+        if self.wrapped is self.model:
+            backward(self.model, self.layout, self.mesh, step, self.config)
+        else:  # its forward is what reduces
+            x, y = (share(self.layout, self.mesh, t) for t in batch(self.config, step))
+            nn.functional.cross_entropy(self.wrapped(x).flatten(0, 1), y.flatten()).backward()
+        if self.layout.outer == "reduce_gradients":
+            self.optimizer.reduce_gradients()
+
+    def step(self, number: int) -> None:
+        self.backward(number)
+        clip_grad_norm(self.wrapped, MAX_NORM)
+        self.optimizer.step()
 
 
 def alone(config: TransformerConfig, steps: int = 3) -> Steps:
@@ -177,15 +228,13 @@ def backward(model: Any, layout: Layout, mesh: DeviceMesh, step: int, config: An
 def together(layout: Layout, config: TransformerConfig, steps: int = 3) -> Steps:
     """The same on this rank of many. Only the first ranks' start is the truth's."""
     logging.disable(logging.WARNING)  # torch's, of two small messages that might be one
-    mesh, found = layout.mesh(), Steps()
-    model = layout.apply(build(config, seed=0 if dist.get_rank() == 0 else 5), mesh)
-    optimizer = sgd(model)
+    training, found = Training(layout, config, seed=0 if dist.get_rank() == 0 else 5), Steps()
+    model = training.wrapped
     for step in range(steps):
-        optimizer.zero_grad()
-        backward(model, layout, mesh, step, config)
+        training.backward(step)
         found.norms.append([clip_grad_norm(model, 1e9, kind).item() for kind in NORMS])
         found.gradients.append(full_gradients(model))
         clip_grad_norm(model, MAX_NORM)
-        optimizer.step()
+        training.optimizer.step()
     found.state = full_state_dict(model)
     return found

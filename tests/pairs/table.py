@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHARDED = ("fully_shard", "FullyShardedDataParallel")
+ZERO = ("ZeRO-1", "ZeRO-2")
 INNER = ("tensor", "sequence", "expert", "full sharding")
 
 
@@ -57,20 +58,17 @@ PAIRS = [
         "average_gradients does it",
     ),
     Pair("DistributedDataParallel", "full sharding", "DDP over full sharding", False, "its hooks do it"),
-    Pair("ZeRO-1", "tensor", f"{SLICES}.test_over_the_data_axis_of_tensor_parallelism_it_is_one_process"),
+    Pair("ZeRO-1", "tensor", f"{EQUAL}.test_zero_over_tensor_parallelism"),
+    Pair("ZeRO-1", "sequence", f"{EQUAL}.test_zero_over_sequence_parallelism"),
     Pair(
         "ZeRO-1",
         "expert",
-        f"{SLICES}.test_zero1_over_the_data_axis_of_expert_parallelism_is_one_process",
+        f"{EQUAL}.test_zero_over_expert_parallelism",
         words="with average_gradients",
     ),
     Pair("ZeRO-1", "full sharding", "ZeRO-1 over full sharding", False, "states are sharded already"),
-    Pair(
-        "ZeRO-2",
-        "tensor",
-        f"{SLICES}.test_gradients_on_their_owners_over_tensor_parallelism",
-        words="no norm",
-    ),
+    Pair("ZeRO-2", "tensor", f"{EQUAL}.test_zero_over_tensor_parallelism"),
+    Pair("ZeRO-2", "sequence", f"{EQUAL}.test_zero_over_sequence_parallelism"),
     Pair("ZeRO-2", "expert", "ZeRO-2 over experts", False, "one mean is wrong for both"),
     Pair("expert", "tensor", "experts over tensor", False, "not built yet"),
     Pair("expert", "full sharding", "experts over fully_shard", False, "experts first"),
@@ -82,6 +80,12 @@ PAIRS = [
 def working(inner: str) -> list[str]:
     """The outer ones of full sharding that work over it."""
     return [p.outer for p in PAIRS if p.inner == inner and p.works and p.outer in SHARDED]
+
+
+def zeros(inner: str) -> list[str]:
+    """Those of ZeRO that work over it; where gradients may go to owners, also by reduce_gradients."""
+    found = [p.outer for p in PAIRS if p.inner == inner and p.works and p.outer in ZERO]
+    return found + (["reduce_gradients"] if "ZeRO-2" in found else [])
 
 
 def table() -> str:

@@ -11,7 +11,7 @@ from dtcourse.parameters.cuts import Run, Sliced
 from dtcourse.parameters.naming import entries
 from dtcourse.parameters.whole import full_gradients, full_state_dict
 from dtcourse.sharding.unit import units_in
-from tests.pairs.layouts import EXPERTS, LLAMA, Layout, backward, build
+from tests.pairs.layouts import EXPERTS, LLAMA, Layout, Training, backward, build
 
 OUTER = ("fully_shard", "FullyShardedDataParallel")
 BYTES = 8  # of a double
@@ -39,6 +39,33 @@ def one_step(layout, config):
                 slices += whole.numel() // whole[cut.dim] * cut.length
     flats = sum(group.shard_numel for unit in units_in(model) for group in unit.param_groups)
     return slices, rows, flats, len(entries(model))
+
+
+def owners_step(layout, config):
+    """Elements of trained parameters' pieces on this rank, and of the slices' whole; parameters that are trained."""
+    training = Training(layout, config, seed=0)
+    training.backward(0)
+    with traffic.phase("norm"):
+        clip_grad_norm(training.model, 1e9)
+    with traffic.phase("gradients"):
+        full_gradients(training.model)
+    held = [e for e in entries(training.model) if e.parameter.grad is not None]
+    pieces = sum(e.parameter.numel() for e in held)
+    cut = sum(e.parameter.numel() for e in held if e.placed.over)
+    return pieces, cut, len([p for p in training.model.parameters() if p.requires_grad])
+
+
+def test_gradients_on_their_owners_are_broadcast_once():
+    run = launch(
+        owners_step, 4, Layout("ZeRO-2", "tensor", (2, 2)), LLAMA, backend="ring", record=True
+    )
+    pieces, cut = (sum(column) for column in list(zip(*run, strict=True))[:2])
+    # An owner sends to one other; then on each of the two ranks of each inner group the slices are gathered.
+    present = 2 * 2 * run[0][2] * 4
+    sent = run.traffic.bytes_sent(phase="gradients")
+    assert sent == (pieces + 2 * cut) * BYTES + present
+    # Sets of axes: inner and data, data alone, and those of frozen parameters: inner, and none.
+    assert run.traffic.bytes_sent(phase="norm") == 2 * 2 * (2 + 2) * BYTES
 
 
 @pytest.mark.parametrize("outer", OUTER)

@@ -16,17 +16,15 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from dtcourse import checkpoint, launch
 from dtcourse.checkpoint import checksums
 from dtcourse.checkpoint.coverage import check_covered
-from dtcourse.parameters.clipping import clip_grad_norm
 from dtcourse.parameters.whole import full_state_dict
 from dtcourse.verify import compare
 from tests.pairs.layouts import (
     EXPERTS,
     GPT2,
     LLAMA,
-    MAX_NORM,
     Layout,
+    Training,
     alone,
-    backward,
     build,
     sgd,
 )
@@ -34,33 +32,30 @@ from tests.pairs.layouts import (
 STEPS = 2
 
 
-def step(model, optimizer, layout, mesh, number, config):
-    optimizer.zero_grad()
-    backward(model, layout, mesh, number, config)
-    clip_grad_norm(model, MAX_NORM)
-    optimizer.step()
-
-
 def write(layout, config, folder):
     """Two steps, saved: the whole state."""
-    mesh = layout.mesh()
-    model = layout.apply(build(config), mesh)
-    optimizer = sgd(model)
+    training = Training(layout, config, seed=0)
     for number in range(STEPS):
-        step(model, optimizer, layout, mesh, number, config)
-    checkpoint.save(folder, model, optimizer)
-    return full_state_dict(model)
+        training.step(number)
+    checkpoint.save(folder, training.wrapped, training.optimizer)
+    return full_state_dict(training.model)
 
 
 def read(layout, config, folder):
     """Into a model that starts elsewhere: the whole state, and what it is after one step more."""
-    mesh = layout.mesh()
-    model = layout.apply(build(config, seed=7), mesh)
-    optimizer = sgd(model)
-    checkpoint.load(folder, model, optimizer)
-    loaded = full_state_dict(model)
-    step(model, optimizer, layout, mesh, STEPS, config)
-    return loaded, full_state_dict(model)
+    training = Training(layout, config, seed=7)
+    optimizer = training.optimizer
+    if layout.outer == "ZeRO-1":  # states of before, which are old after the load
+        training.step(0)
+        optimizer.consolidate_state_dict(to=optimizer.rank)
+    checkpoint.load(folder, training.wrapped, optimizer)
+    if "ZeRO" in layout.outer:
+        assert {*optimizer.state} <= {*optimizer.owned()}, "each rank has the states it owns alone"
+        with pytest.raises(RuntimeError, match="consolidate_state_dict"):
+            optimizer.state_dict()
+    loaded = full_state_dict(training.model)
+    training.step(STEPS)
+    return loaded, full_state_dict(training.model)
 
 
 FULL, FLAT = "fully_shard", "FullyShardedDataParallel"
@@ -71,6 +66,12 @@ WAYS = [
     (LLAMA, Layout("nothing", "tensor", (1, 2)), Layout(FLAT, "tensor", (2, 2))),
     (EXPERTS, Layout(FLAT, "expert", (2, 2)), Layout(FULL, "expert", (2, 2))),
     (EXPERTS, Layout(FULL, "expert", (2, 2)), Layout("nothing", "expert", (1, 4))),
+    (GPT2, Layout("ZeRO-1", "tensor", (2, 2)), Layout(FULL, "sequence", (2, 2))),
+    (GPT2, Layout(FLAT, "tensor", (2, 2)), Layout("ZeRO-2", "nothing", (3, 1))),
+    (LLAMA, Layout("ZeRO-2", "sequence", (2, 2)), Layout("ZeRO-1", "tensor", (3, 2))),
+    (EXPERTS, Layout("ZeRO-1", "expert", (2, 2)), Layout(FULL, "expert", (2, 2))),
+    (EXPERTS, Layout("nothing", "expert", (1, 4)), Layout("ZeRO-1", "expert", (2, 2))),
+    (GPT2, Layout("ZeRO-1", "nothing", (2, 1)), Layout("nothing", "nothing", (1, 1))),
 ]
 
 

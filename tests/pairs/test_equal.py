@@ -12,7 +12,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from dtcourse import launch, sharding
-from dtcourse.parameters.clipping import clip_grad_norm
+from dtcourse.parameters.clipping import clip_grad_norm, grad_norm
+from dtcourse.parameters.cuts import Sliced
+from dtcourse.parameters.placement import placement_of
 from dtcourse.parameters.whole import full_gradients, full_state_dict
 from dtcourse.verify import compare
 from tests.pairs.layouts import (
@@ -23,13 +25,14 @@ from tests.pairs.layouts import (
     NORMS,
     ONE_KV_HEAD,
     Layout,
+    Training,
     alone,
     backward,
     batch,
     build,
     together,
 )
-from tests.pairs.table import SHARDED, working
+from tests.pairs.table import SHARDED, working, zeros
 
 SHAPES = ((2, 2), (3, 2))
 
@@ -42,7 +45,7 @@ def check(layout: Layout, config: Any) -> None:
     for rank, found in enumerate(launch(together, layout.ranks, layout, config)):
         where = f"{layout}, rank {rank}"
         for step, (mine, theirs) in enumerate(zip(found.gradients, right.gradients, strict=True)):
-            if layout.inner == "expert":  # average_gradients makes zeros of none
+            if layout.inner == "expert" or layout.outer == "reduce_gradients":  # zeros of none
                 trained = [n for n, p in build(config).named_parameters() if p.requires_grad]
                 theirs = theirs | {
                     n: torch.zeros_like(mine[n]) for n in trained if theirs[n] is None
@@ -74,6 +77,30 @@ def test_full_sharding_over_sequence_parallelism(outer):
 @pytest.mark.parametrize("outer", working("expert"))
 def test_full_sharding_over_expert_parallelism(outer, shape):
     check(Layout(outer, "expert", shape), EXPERTS)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("outer", zeros("tensor"))
+@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["tied", "grouped"])
+def test_zero_over_tensor_parallelism(outer, shape, config):
+    check(Layout(outer, "tensor", shape), config)
+
+
+@pytest.mark.parametrize("outer", zeros("sequence"))
+def test_zero_over_sequence_parallelism(outer):
+    check(Layout(outer, "sequence", (2, 2)), GPT2)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("outer", zeros("expert"))
+def test_zero_over_expert_parallelism(outer, shape):
+    check(Layout(outer, "expert", shape), EXPERTS)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("outer", ["ZeRO-1", "ZeRO-2", "reduce_gradients"])
+def test_zero_alone(outer, ranks):
+    check(Layout(outer, "nothing", (ranks, 1)), GPT2)
 
 
 def three_axes(outer, shape):
@@ -168,6 +195,33 @@ def one_axis_wrong(layout, config, mistake):
             cuts = tuple(like if c.group == mesh.get_group("inner") else c for c in cuts)
         parameter.placed = type(placed)(placed.shape, cuts)
     return clip_grad_norm(model, 1e9).item()
+
+
+def owners_wrong(layout, config, mistake):
+    training = Training(layout, config, seed=0)
+    training.backward(0)
+    for parameter in training.model.parameters():
+        if mistake == "forgets owners":
+            parameter.gradient_owners = None
+        elif mistake == "takes copies for cut":  # as if each rank of the data axis had another part
+            over = Sliced(0, len(parameter), training.mesh["data"].get_group())
+            parameter.placed = placement_of(parameter).and_then(over)
+    return grad_norm(training.model).item()
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "config", "mistake"),
+    [
+        ("ZeRO-2", "tensor", GPT2, "forgets owners"),
+        ("reduce_gradients", "sequence", GPT2, "forgets owners"),
+        ("ZeRO-1", "tensor", GPT2, "takes copies for cut"),
+        ("ZeRO-1", "expert", EXPERTS, "takes copies for cut"),
+    ],
+)
+def test_owners_too_few_or_too_many_are_seen(outer, inner, config, mistake):
+    right = truth(config).norms[0][1]
+    for wrong in launch(owners_wrong, 4, Layout(outer, inner, (2, 2)), config, mistake):
+        assert not math.isclose(wrong, right, rel_tol=1e-3)
 
 
 @pytest.mark.parametrize("mistake", ["forgets data", "forgets inner", "counts copies"])

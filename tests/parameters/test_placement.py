@@ -14,9 +14,16 @@ from torch.distributed.tensor import Replicate, Shard
 from dtcourse import launch
 from dtcourse.checkpoint.local_chunks import LocalChunks
 from dtcourse.parameters import whole
-from dtcourse.parameters.cuts import Copies, Elsewhere, Replicated, Run, Sliced
+from dtcourse.parameters.cuts import Copies, Elsewhere, Owners, Replicated, Run, Sliced
 from dtcourse.parameters.naming import Entry, entries
-from dtcourse.parameters.placement import Placement, local, place, placement_of
+from dtcourse.parameters.placement import (
+    Placement,
+    gradient_placement_of,
+    local,
+    place,
+    place_gradients,
+    placement_of,
+)
 
 
 def meshed():
@@ -73,6 +80,49 @@ def there_and_back():
                 numbers[tuple(slice(o, o + s) for o, s in zip(offsets, box.shape, strict=True))],
             ), name
     return True
+
+
+class Second:
+    """Has all gradients on the second rank of a group."""
+
+    def __init__(self, group):
+        self.group = group
+
+    def owners(self, parameter):
+        return Owners(1, self.group)
+
+
+def on_owners():
+    """Gradients of rows, whole on one rank of the other axis; one that nobody has; after their owner's end."""
+    mesh = meshed()
+    a, b = mesh["a"].get_group(), mesh["b"].get_group()
+    numbers, found = torch.arange(1.0, 36).view(7, 5), []
+    for name in ("x", "nobody's"):
+        cut = Sliced(0, 7, b)
+        mine = nn.Parameter(cut.cut(numbers))
+        place(mine, Placement(numbers.shape), cut)
+        if name == "x" and dist.get_rank(a) == 1:
+            mine.grad = mine.detach() * 2
+        found.append(mine)
+    by = Second(a)
+    place_gradients(found, by)
+    said = gradient_placement_of(found[0])
+    held = [Entry([str(i)], p, gradient_placement_of(p)) for i, p in enumerate(found)]
+    (_, whole_one), (_, none) = whole.gathered(held, lambda e: e.parameter.grad)
+    assert torch.equal(whole_one, numbers * 2) and none is None
+    assert said.over == (b, a) and said.counts == (dist.get_rank(a) == 1)
+    assert said.cut(numbers).numel() == (20 if said.counts else 0)
+    assert placement_of(found[0]).over == (b,), "the parameter is on all"
+    assert "whole on rank" in str(said)
+    again = pickle.loads(pickle.dumps(found[0]))
+    assert len(gradient_placement_of(again).cuts) == 1
+    del by
+    assert gradient_placement_of(found[0]).over == (b,)
+    return str(said)
+
+
+def test_a_gradient_on_its_owner_is_put_together_on_every_rank():
+    assert "whole on rank 2 of 0, 2 (ZeRO)" in launch(on_owners, 4)[0]
 
 
 def test_any_order_of_cuts_is_undone_and_is_boxes_of_the_whole():

@@ -12,7 +12,6 @@ from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -69,22 +68,6 @@ def zero1(model, group):
 
 def plan(model):
     return tp.transformer_plan(model)
-
-
-def on_owners(mesh):
-    """ZeRO-2 over the data axis: the gradients are on their owners."""
-    model = tensor_parallel(mesh)
-    wrapped = ShardedDataParallel(model, zero1(model, mesh["data"].get_group()))
-    wrapped.module.loss(*batch()).backward()
-    return wrapped
-
-
-def reduced_to_owners(mesh):
-    model = tensor_parallel(mesh)
-    model.loss(*batch()).backward()
-    model.optimizer = zero1(model, mesh["data"].get_group())
-    model.optimizer.reduce_gradients()
-    return model
 
 
 REFUSED = {
@@ -180,9 +163,6 @@ REFUSED = {
         "mesh of two axes",
     ),
     "ZeRO-1 over full sharding": (flat_first, lambda m, x: zero1(m, x["other"].get_group()), "full sharding"),
-    # norms and states of others' slices
-    "clip after ZeRO-2": (on_owners, lambda m, x: tp.clip_grad_norm(m.module, 1.0), "ZeRO-2.*owner"),
-    "clip after reduce_gradients": (reduced_to_owners, lambda m, x: tp.clip_grad_norm(m, 1.0), "reduce_gradients"),
 }  # fmt: skip
 
 
@@ -295,17 +275,6 @@ def ddp_over_tensor(mesh, sequence=False):
     return model, wrapped, sgd(model.parameters())
 
 
-def zero1_over_tensor(mesh):
-    model = tensor_parallel(mesh)
-    wrapped = DistributedDataParallel(model, device_mesh=mesh["data"])
-    group = mesh["data"].get_group()
-    optimizer = ZeroRedundancyOptimizer(
-        model.parameters(), torch.optim.SGD, group, lr=0.2, momentum=0.9
-    )
-    assert 0 < len(optimizer.owned()) < len(list(model.parameters()))
-    return model, wrapped, optimizer
-
-
 def steps_over_tensor(build):
     mesh = axes()
     model, wrapped, optimizer = build(mesh)
@@ -321,74 +290,13 @@ def steps_over_tensor(build):
 
 @pytest.mark.parametrize(
     "build",
-    [ddp_over_tensor, partial(ddp_over_tensor, sequence=True), zero1_over_tensor],
-    ids=["DDP", "DDP and sequence", "ZeRO-1"],
+    [ddp_over_tensor, partial(ddp_over_tensor, sequence=True)],
+    ids=["DDP", "DDP and sequence"],
 )
 def test_over_the_data_axis_of_tensor_parallelism_it_is_one_process(build):
     state, norms = plain_steps(CONFIG)
     assert min(norms) > 0.5, "clipping changes something"
     for found, theirs in launch(steps_over_tensor, 4, build):
-        compare(found, state, 1e-10, "parameter")
-        assert torch.allclose(torch.stack(theirs).double(), torch.stack(norms), rtol=1e-10)
-
-
-def zero2_over_tensor(reduces):
-    """ZeRO-2, or ZeRO-1 that sends gradients to their owners, over the data axis; not clipped."""
-    mesh = axes()
-    model = tensor_parallel(mesh)
-    group = mesh["data"].get_group()
-    optimizer = ZeroRedundancyOptimizer(
-        model.parameters(), torch.optim.SGD, group, lr=0.2, momentum=0.9
-    )
-    wrapped = model if reduces else ShardedDataParallel(model, optimizer)
-    x, y = batch(mesh["data"].get_local_rank())
-    for _ in range(3):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(wrapped(x).flatten(0, 1), y.flatten()).backward()
-        if reduces:
-            optimizer.reduce_gradients()
-        optimizer.step()
-    if reduces:  # its gradients are whole again by other means: norms are no longer refused
-        optimizer.zero_grad()
-        model.loss(*batch()).backward()
-        tp.clip_grad_norm(model, 0.5)
-    return tp.full_state_dict(model)
-
-
-@pytest.mark.parametrize("reduces", [False, True], ids=["ZeRO-2", "reduce_gradients"])
-def test_gradients_on_their_owners_over_tensor_parallelism(reduces):
-    model = Transformer(CONFIG).double()
-    optimizer = sgd(model.parameters())
-    for _ in range(3):
-        optimizer.zero_grad()
-        model.loss(*batch()).backward()
-        optimizer.step()
-    for found in launch(zero2_over_tensor, 4, reduces):
-        compare(found, model.state_dict(), 1e-10, "parameter")
-
-
-def zero1_over_experts():
-    mesh = axes()
-    model = experts(mesh)
-    group = mesh["data"].get_group()
-    optimizer = ZeroRedundancyOptimizer(
-        model.parameters(), torch.optim.SGD, group, lr=0.2, momentum=0.9
-    )
-    x, y = batch(config=EXPERTS)
-    mine = slice(dist.get_rank(), dist.get_rank() + 1)
-    norms = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        model.loss(x[mine], y[mine]).backward()
-        ep.average_gradients(model, mesh)
-        norms.append(ep.clip_grad_norm(model, 0.5))
-        optimizer.step()
-    return ep.full_state_dict(model), norms
-
-
-def test_zero1_over_the_data_axis_of_expert_parallelism_is_one_process():
-    state, norms = plain_steps(EXPERTS)
-    for found, theirs in launch(zero1_over_experts, 4):
         compare(found, state, 1e-10, "parameter")
         assert torch.allclose(torch.stack(theirs).double(), torch.stack(norms), rtol=1e-10)
 

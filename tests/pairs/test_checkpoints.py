@@ -17,6 +17,7 @@ from dtcourse import checkpoint, launch
 from dtcourse.checkpoint import checksums
 from dtcourse.checkpoint.coverage import check_covered
 from dtcourse.parameters.whole import full_state_dict
+from dtcourse.sharding import ShardedDataParallel, ZeroRedundancyOptimizer
 from dtcourse.verify import compare
 from tests.pairs.layouts import (
     EXPERTS,
@@ -85,6 +86,43 @@ def test_saved_on_one_layout_and_loaded_on_another(config, source, target, tmp_p
     for loaded, after in launch(read, target.ranks, target, config, folder):
         compare(loaded, saved, 0.0, "value")
         compare(after, right, 1e-12, "value after another step", norm=2)
+
+
+def adams(folder, save):
+    """ZeRO-2 with AdamW, whose states have a number of steps too: the whole optimizer's state on the first rank."""
+    torch.manual_seed(0 if save else 1)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
+    wrapped = ShardedDataParallel(model, optimizer)
+    if save:
+        wrapped(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        checkpoint.save(folder, wrapped, optimizer)
+    else:
+        checkpoint.load(folder, wrapped, optimizer)
+        assert {*optimizer.state} == {*optimizer.owned()}
+    optimizer.consolidate_state_dict()
+    return optimizer.state_dict() if optimizer.rank == 0 else None
+
+
+def plain_adam(folder):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.2)
+    checkpoint.load(folder, model, optimizer)
+    return optimizer.state_dict()
+
+
+def test_states_on_their_owners_are_saved_by_name_and_loaded_on_their_owners_alone(tmp_path):
+    folder = str(tmp_path / "saved")
+    saved = launch(adams, 2, folder, True)[0]
+    stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    for name in ("0.weight", "0.bias", "1.weight", "1.bias"):
+        assert {f"optimizer.state.{name}.{slot}" for slot in ("exp_avg", "step")} <= stored.keys()
+    for loaded in (launch(adams, 3, folder, False)[0], launch(plain_adam, 1, folder)[0]):
+        assert loaded["state"].keys() == saved["state"].keys() == {0, 1, 2, 3}
+        for number, state in saved["state"].items():
+            compare(loaded["state"][number], state, 0.0, f"state {number}")
+        assert loaded["param_groups"][0]["lr"] == 0.1
 
 
 def test_plain_pytorch_reads_it(tmp_path):

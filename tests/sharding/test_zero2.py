@@ -16,6 +16,8 @@ from dtcourse.collectives import ring, traffic
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.emulation import EmulatedNetwork
 from dtcourse.large_batch.clipping import clip_grad_norm
+from dtcourse.parameters.clipping import grad_norm
+from dtcourse.parameters.whole import full_gradients
 from dtcourse.profiling.memory import held
 from dtcourse.profiling.memory_tracker import MemoryTracker
 from dtcourse.sharding import ShardedDataParallel, ZeroRedundancyOptimizer
@@ -410,6 +412,46 @@ def test_each_pass_takes_as_long_as_its_bytes_at_one_port(world_size):
             assert once * (world_size - 1) / world_size <= seconds <= 1.25 * once
 
 
+# --- norms -------------------------------------------------------------------------------------------------------
+
+
+def norm_of_micro_batches():
+    """Two micro-batches, the first inside no_sync(): norm and whole gradients, the norm after the step, and after
+    the next backward."""
+    wrapped = sgd(CASES["mlp"].build(0))
+    halves, found = [CASES["mlp"].batch(4, seed) for seed in (0, 1)], []
+    for _ in range(2):
+        wrapped.optimizer.zero_grad()
+        x, y = halves[0]
+        with wrapped.no_sync():
+            (CASES["mlp"].loss(wrapped(x), y) / 2).backward()
+        x, y = halves[1]
+        (CASES["mlp"].loss(wrapped(x), y) / 2).backward()
+        found += [grad_norm(wrapped).item(), full_gradients(wrapped)]
+        wrapped.optimizer.step()
+        found.append(grad_norm(wrapped).item())
+    return found
+
+
+def test_norms_after_no_sync_are_of_the_sum_and_stay_after_the_step():
+    case, model, right = CASES["mlp"], CASES["mlp"].build(0), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    for _ in range(2):
+        optimizer.zero_grad()
+        for seed in (0, 1):
+            x, y = case.batch(4, seed)
+            (case.loss(model(x), y) / 2).backward()
+        norm = nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
+        right += [norm, {n: p.grad.clone() for n, p in model.named_parameters()}, norm]
+        optimizer.step()
+    for found in launch(norm_of_micro_batches, 3):
+        for mine, theirs in zip(found, right, strict=True):
+            if isinstance(mine, dict):
+                compare(mine, theirs)
+            else:
+                assert mine == pytest.approx(theirs, rel=1e-5)
+
+
 # --- mistakes ----------------------------------------------------------------------------------------------------
 
 
@@ -426,6 +468,10 @@ def mistake(which):
         wrapped(torch.ones(1, 3))
     if which == "unused":
         model[0](torch.ones(1, 3)).sum().backward()
+    if which == "not averaged":
+        with wrapped.no_sync():
+            wrapped(torch.ones(1, 3)).sum().backward()
+        grad_norm(wrapped)
     if which == "sparse":
         model = nn.ModuleDict({"embed": nn.Embedding(5, 3, sparse=True)})
         wrapped = sgd(model)
@@ -449,6 +495,7 @@ MISTAKES = {
     "replaced": r"1.weight is not among .* build the optimizer and the wrapper again",
     "models": r"rank 0 has parameter 2 of group 0 \[2, 3\] float32, rank 1 has .* \[3, 3\] float32",
     "unused": r"no gradient to 1.weight, 1.bias.*find_unused_parameters",
+    "not averaged": r"gradients are this rank's own since no_sync\(\).*run the last backward of the step outside it",
     "sparse": r"embed.weight has a sparse gradient.*sparse=False",
 }
 

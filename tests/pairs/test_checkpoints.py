@@ -48,7 +48,7 @@ def read(layout, config, folder):
     optimizer = training.optimizer
     if layout.outer == "ZeRO-1":  # states of before, which are old after the load
         training.step(0)
-        optimizer.consolidate_state_dict(to=optimizer.rank)
+        optimizer.consolidate_state_dict()
     checkpoint.load(folder, training.wrapped, optimizer)
     if "ZeRO" in layout.outer:
         assert {*optimizer.state} <= {*optimizer.owned()}, "each rank has the states it owns alone"

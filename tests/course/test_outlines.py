@@ -84,11 +84,11 @@ def test_only_the_exercise_that_is_checked_is_imported():
         import sys
         from dtcourse.course import checking
         wanted = {one.name: one for one in checking.exercises_of("04")}
-        wanted["choose_algorithm"].load()
+        wanted["choose_broadcast"].load()
         print(*sorted(name for name in sys.modules if ".checks.lesson_" in name))
     """
     folder = "dtcourse.course.checks.lesson_04_all_reduce_algorithms"
-    assert alone(code).split() == [folder, f"{folder}.choose_algorithm"]
+    assert alone(code).split() == [folder, f"{folder}.choose_broadcast"]
 
 
 def test_the_judge_computes_in_one_thread_unless_told_otherwise():

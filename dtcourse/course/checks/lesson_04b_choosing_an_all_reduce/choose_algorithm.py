@@ -14,7 +14,7 @@ from dtcourse.plural import plural
 
 CHOOSE = Exercise(
     "choose_algorithm",
-    lesson="04",
+    lesson="04b",
     title="Choose the algorithm by its cost",
     takes=("seconds", "choose", "crossover"),
     target="what the emulated network takes, to 1e-6; 200 choices right; crossovers to 1e-6",

@@ -14,7 +14,7 @@ from dtcourse.plural import plural
 
 RING = Exercise(
     "two_way_ring",
-    lesson="04",
+    lesson="04b",
     title="A ring both ways round, under PyTorch's DDP",
     takes=("two_way_all_reduce", "ring_hook"),
     target="right at 1 to 5 ranks and any length; exactly (p - 1)/p n bytes to each neighbour, in 2 (p - 1) rounds; "

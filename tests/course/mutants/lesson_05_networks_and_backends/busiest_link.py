@@ -2,6 +2,8 @@
 
 _LESSON = """
 def busiest_link(links, flows):
+    import itertools
+
     import networkx
 
     graph = networkx.Graph()

@@ -12,7 +12,7 @@ from dtcourse.emulation import EmulatedNetwork
 
 PLACE = Exercise(
     "place_ranks",
-    lesson="05",
+    lesson="05b",
     title="Place the ranks",
     takes=("place_ranks",),
     target="a step's communication, measured, in at most 1.01 times the best placement's, for 5 machines and jobs of 8 "

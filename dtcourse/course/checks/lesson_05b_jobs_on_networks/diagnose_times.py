@@ -13,7 +13,7 @@ from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
     "diagnose_times",
-    lesson="05",
+    lesson="05b",
     title="Which part is slow?",
     takes=("diagnose_times",),
     target="16 of 16 matrices of 8 to 16 ranks, each time off by up to 5%",

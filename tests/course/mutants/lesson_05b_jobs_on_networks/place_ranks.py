@@ -84,6 +84,8 @@ def place_ranks(rates, pair_bytes, ring_bytes):
         "moves at random that become rarer the dearer they are",
         """
 def place_ranks(rates, pair_bytes, ring_bytes):
+    import math
+
     p = len(rates)
 
     def cost(g):

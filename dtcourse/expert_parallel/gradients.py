@@ -10,22 +10,17 @@ So experts are summed over the W / p ranks that hold them too, all others over a
 Averaging experts over those that hold them, as DistributedDataParallel would, is p times too much; SGD shows it, Adam
 hides it.
 
-Bytes: an all-reduce of each parameter that a rank holds, on each axis on which others hold it.
+Gradients that are summed over the same ranks travel together (parameters/averaging.py). Bytes: an all-reduce of each
+parameter that a rank holds, on each axis on which others hold it.
 """
 
 from __future__ import annotations
 
-from math import prod
-
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse.parameters import whole
-from dtcourse.parameters.cuts import FULL
-from dtcourse.parameters.naming import entries
-from dtcourse.parameters.placement import local
+from dtcourse.parameters.averaging import average
 
 
 def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -37,35 +32,7 @@ def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
     What full sharding has averaged over an axis already is left so: with fully_shard over the data axis, each rank's
     part of the others' gradients is summed over the expert axis alone, and experts' are divided by its ranks.
     """
-    groups = [mesh.get_group(i) for i in range(mesh.ndim)]
-    for entry in entries(model):
-        p = entry.parameter
-        if not p.requires_grad:
-            continue
-        if p.grad is None:
-            p.grad = _zero_gradient(p)
-        mine = local(p.grad)
-        averaged = [
-            set(dist.get_process_group_ranks(c.group))
-            for c in entry.placed.cuts
-            if c.technique == FULL
-        ]
-        left = [
-            g
-            for g in groups
-            if not any(ranks >= set(dist.get_process_group_ranks(g)) for ranks in averaged)
-        ]
-        for group in left:
-            if group not in entry.placed.over:
-                dist.all_reduce(mine, group=group)
-        mine /= prod(map(dist.get_world_size, left))
-
-
-def _zero_gradient(parameter: nn.Parameter) -> Tensor:
-    """A gradient of zeros, of the kind that the parameter's are."""
-    if hasattr(parameter, "make_gradient"):
-        return parameter.make_gradient(torch.zeros_like(local(parameter)))
-    return torch.zeros_like(parameter)
+    average(model, [mesh.get_group(i) for i in range(mesh.ndim)])
 
 
 def full_gradients(model: nn.Module) -> dict[str, Tensor | None]:

@@ -13,6 +13,7 @@ In the order in which to read them:
     naming.py          a model's parameters by the names that the whole model has for them
     whole.py           the whole state and gradients, from pieces and into them
     grad_norm.py       the norm of gradients that are spread over any axes
+    averaging.py       gradients averaged over the axes on which a batch is divided
     clipping.py        that of a model's, and clipping by it
     slices.py          techniques that do not compose refuse each other
     agreement.py       ranks that must all take the same way

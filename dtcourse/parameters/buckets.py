@@ -88,18 +88,25 @@ def assign(
     A bucket holds one dtype on one device. It is closed when it has reached its size, so a parameter larger than a
     bucket gets one of its own.
     """
-    open_lists: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    closed: list[list[torch.Tensor]] = []
-    limit = min(first_bytes, bytes_each)
-    for parameter in parameters:
-        key = (parameter.dtype, parameter.device)
-        members = open_lists.setdefault(key, [])
-        members.append(parameter)
-        if sum(p.numel() * p.element_size() for p in members) >= limit:
-            closed.append(open_lists.pop(key))
-            limit = bytes_each
-    closed += open_lists.values()
+    closed = divided(parameters, first_bytes, bytes_each)
     buckets = [Bucket(i, members, i == len(closed) - 1) for i, members in enumerate(closed)]
     for bucket in buckets:
         bucket.buffer()  # now: no backward waits for its memory
     return buckets
+
+
+def divided(
+    tensors: Sequence[torch.Tensor], first_bytes: int = BYTES, bytes_each: int = BYTES
+) -> list[list[torch.Tensor]]:
+    """What each bucket would hold, without memory for it: in order, those of one dtype and device."""
+    open_lists: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    closed: list[list[torch.Tensor]] = []
+    limit = min(first_bytes, bytes_each)
+    for tensor in tensors:
+        key = (tensor.dtype, tensor.device)
+        members = open_lists.setdefault(key, [])
+        members.append(tensor)
+        if sum(t.numel() * t.element_size() for t in members) >= limit:
+            closed.append(open_lists.pop(key))
+            limit = bytes_each
+    return [*closed, *open_lists.values()]

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtcourse.parameters.backward import on_gradient
 from dtcourse.parameters.replicas import Group, broadcast_model
 from dtcourse.parameters.slices import require_replicas
 
@@ -30,7 +31,7 @@ class PerParameterDataParallel(nn.Module):
         broadcast_model(module, group=group)
         for parameter in module.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._start)
+                on_gradient(parameter, self._start)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """Runs the wrapped module."""

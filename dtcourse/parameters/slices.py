@@ -4,6 +4,7 @@ copies, asks first.
     over ranks that hold      the same part                     different parts
     a mean of gradients       right: data parallelism           refused: `require_same`
     a cut                     by an outer technique: place      of some techniques refused: `require_whole`
+    a second mean             refused: `require_unsharded`, `require_unwrapped`
 
 None of these fails by itself, and all are wrong. Where a parameter's pieces are, placement.py knows; norms, states and
 checkpoints are right for all of them.
@@ -22,6 +23,7 @@ from torch import nn
 from dtcourse.parameters.cuts import EXPERT, FULL, OTHER, TENSOR
 from dtcourse.parameters.placement import placement_of
 from dtcourse.plural import plural
+from dtcourse.torch_private import gradient_hooks
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
@@ -117,6 +119,18 @@ def require_unsharded(named: Named, who: str) -> None:
         "other wrapper or optimizer out.",
         besides=(TENSOR, EXPERT, OTHER),
     )
+
+
+def require_unwrapped(named: Named, who: str) -> None:
+    """Raises ValueError where a wrapper that is alive averages the gradients which `who` will average by itself."""
+    for name, parameter in named:
+        wrappers = [hook.of() for hook in gradient_hooks(parameter) if hasattr(hook, "of")]
+        if any(wrapper is not None for wrapper in wrappers):
+            raise ValueError(
+                f"{who}: the gradient of {name} is averaged by a data-parallel wrapper already. One technique averages "
+                "over a data axis: pass the module without its wrapper, and let go of that first (del wrapper). For "
+                f"copies of a sharded model give {who} a mesh of two axes (replicate, shard)."
+            )
 
 
 def _and_others(cut: list[Any]) -> str:

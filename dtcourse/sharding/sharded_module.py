@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from dtcourse import device
 from dtcourse.parameters.replicas import check_same_on_all_ranks
-from dtcourse.parameters.slices import require_same
+from dtcourse.parameters.slices import require_same, require_unwrapped
 from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
 from dtcourse.sharding.hooks import Hooks
 from dtcourse.sharding.policies import (
@@ -51,7 +51,8 @@ def shard_module(
              cut;  the others: fully_shard's
 
     Raises ValueError for a module that is sharded already, is a container without forward (ModuleList) or holds a
-    parameter of another unit, for models that differ between ranks, slices that do, and a mesh of more than two axes.
+    parameter of another unit, for models that differ between ranks, slices that do, a mesh of more than two axes, and
+    gradients that a wrapper averages.
     """
     if not isinstance(module, nn.Module):
         raise ValueError(f"only a module can be sharded; got {type(module).__name__}")
@@ -70,6 +71,7 @@ def shard_module(
     shard_groups = shard_groups_of(mesh)
     mine = _modules_of_unit(module)
     named = _parameters_of(mine)
+    require_unwrapped([(name, parameter) for name, parameter, _ in named], methods.made_by)
     for group in filter(None, (shard_groups.shard, shard_groups.replicate)):
         held = [(name, parameter) for name, parameter, _ in named]
         require_same(held, group, methods.made_by)

@@ -59,6 +59,10 @@ def flat_first(mesh):
     return sharding.FullyShardedDataParallel(Transformer(CONFIG).double(), mesh=mesh["data"])
 
 
+def wrapped_first(mesh):
+    return DistributedDataParallel(Transformer(CONFIG).double())
+
+
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
@@ -68,6 +72,14 @@ def zero1(model, group):
 
 def plan(model):
     return tp.transformer_plan(model)
+
+
+def on_owners(mesh):
+    """ZeRO-2 over the data axis: the gradients are on their owners."""
+    model = tensor_parallel(mesh)
+    wrapped = ShardedDataParallel(model, zero1(model, mesh["data"].get_group()))
+    wrapped.module.loss(*batch()).backward()
+    return wrapped
 
 
 REFUSED = {
@@ -163,6 +175,28 @@ REFUSED = {
         "mesh of two axes",
     ),
     "ZeRO-1 over full sharding": (flat_first, lambda m, x: zero1(m, x["other"].get_group()), "full sharding"),
+    # two means over one data axis
+    "fully_shard over DDP": (wrapped_first, lambda m, x: sharding.fully_shard(m), "data-parallel wrapper already"),
+    "fully_shard inside DDP": (
+        wrapped_first,
+        lambda m, x: sharding.fully_shard(m.module, mesh=x["data"]),
+        r"fully_shard: the gradient of token_embedding.weight .*let go of that first .*mesh of two axes",
+    ),
+    "flat over DDP": (
+        wrapped_first,
+        lambda m, x: sharding.FullyShardedDataParallel(m),
+        "FullyShardedDataParallel: .*data-parallel wrapper already",
+    ),
+    "fully_shard over one parameter at a time": (
+        lambda x: PerParameterDataParallel(Transformer(CONFIG)),
+        lambda m, x: sharding.fully_shard(m),
+        "data-parallel wrapper already",
+    ),
+    "fully_shard over ZeRO-2": (
+        on_owners,
+        lambda m, x: sharding.fully_shard(m.module, mesh=x["data"]),
+        "data-parallel wrapper already",
+    ),
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from dtcourse.plural import plural
 
 LARS = Exercise(
     "flat_lars",
-    lesson="08",
+    lesson="08b",
     title="LARS on flat shards that cut layers anywhere",
     takes=("flat_lars",),
     target="shards to 1e-12 of one process's on 1 to 4 ranks; one collective call per step, of 16 bytes per matrix and "

@@ -11,7 +11,7 @@ from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 
 DIAGNOSE = Exercise(
     "diagnose_clipping",
-    lesson="08",
+    lesson="08b",
     title="Which run clips wrongly, and since when?",
     takes=("diagnose_clipping",),
     target="40 of 40 runs, of 2 to 4 ranks, drawn anew each time",

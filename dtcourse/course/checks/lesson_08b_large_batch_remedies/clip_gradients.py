@@ -14,7 +14,7 @@ Tensors = list[torch.Tensor]
 
 CLIP = Exercise(
     "clip_gradients",
-    lesson="08",
+    lesson="08b",
     title="Clip what is spread over ranks",
     takes=("clip_gradients",),
     target="norm and gradients to 1e-12 of one process's on 1 to 4 ranks; at most 64 bytes sent by a rank",

@@ -27,7 +27,8 @@ from dtcourse.checkpoint.folder import open_whole, read, shapes_below, write
 from dtcourse.checkpoint.local_chunks import LocalChunks
 from dtcourse.checkpoint.state import check_groups, groups_in, keeps_state, named_groups, paths
 from dtcourse.parameters.agreement import raise_on_all_ranks
-from dtcourse.parameters.naming import Entry, buffers, entries
+from dtcourse.parameters.naming import Entry, buffers, entries, names_in
+from dtcourse.parameters.owners import owners_of
 from dtcourse.parameters.placement import local
 from dtcourse.parameters.whole import check_names
 from dtcourse.torch_private import dtensor_like
@@ -38,7 +39,8 @@ def save(
 ) -> None:
     """Writes the model, and the optimizer's state, into a folder that all ranks share. Every rank must call it.
 
-    A parameter that nobody has cut is taken to be the same on all ranks: one of them writes it.
+    A parameter that nobody has cut is taken to be the same on all ranks: one of them writes it. Of a pipeline, whose
+    ranks own different ones, pass `pipeline.module`.
     """
     state: dict[str, Any] = {"model": {**_parameters(model), **buffers(model)}}
     if optimizer is not None:
@@ -56,7 +58,9 @@ def load(
     with other parameter groups.
     """
     metadata = open_whole(folder)
-    stored = shapes_below(metadata, "model.")
+    owners = owners_of(model)
+    others = owners.names_of_others(names_in(model)) if owners else set()
+    stored = {n: s for n, s in shapes_below(metadata, "model.").items() if n not in others}
     raise_on_all_ranks(lambda: check_names(model, stored, "the checkpoint", ignore_empty=True))
     staged: dict[str, Any] = {}
     for entry in entries(model):
@@ -69,7 +73,10 @@ def load(
     for name, buffer in buffers(model).items():
         staged[f"model.{name}"] = torch.empty_like(buffer)
     if optimizer is not None:
-        staged.update(raise_on_all_ranks(lambda: _room_for_state(model, optimizer, metadata)))
+        staged.update(
+            raise_on_all_ranks(lambda: _room_for_state(model, optimizer, metadata, others))
+        )
+        groups = _groups(model, optimizer)
     raise_on_all_ranks(lambda: check_covered(metadata, staged))
 
     def check() -> None:
@@ -80,7 +87,7 @@ def load(
                     f"{' and '.join(entry.names)} are one parameter here, and differ in {folder}"
                 )
         if optimizer is not None:
-            check_groups(named_groups(optimizer, _names(model)), groups_in(staged, metadata))
+            check_groups(groups, groups_in(staged, metadata))
 
     read(folder, staged, check)
     _take_effect(model, optimizer, staged, metadata)
@@ -111,7 +118,11 @@ def _parameters(model: nn.Module) -> dict[str, torch.Tensor]:
 def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """In the shape of torch.distributed.checkpoint.state_dict: by parameters' names."""
     state: dict[str, Any] = {}
+    owners, names = owners_of(model), _names(model)
+    elsewhere = owners.later() if owners else ()
     for entry in entries(model):
+        if entry.parameter in elsewhere:
+            continue
         slots = optimizer.state.get(entry.parameter, {})
         for slot, value in slots.items():
             if isinstance(value, torch.Tensor) and value.dim() > 0:
@@ -124,25 +135,55 @@ def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
                 if not entry.shape.numel():
                     continue
                 value = _as_stored(entry, local(value))
-            state.setdefault(entry.names[0], {})[slot] = value
-    return {"state": state, "param_groups": named_groups(optimizer, _names(model))}
+            state.setdefault(names[entry.parameter], {})[slot] = value
+    return {"state": state, "param_groups": _groups(model, optimizer)}
 
 
 def _names(model: nn.Module) -> dict[torch.Tensor, str]:
-    return {entry.parameter: entry.names[0] for entry in entries(model)}
+    """What the optimizer's state of each parameter is called, on all ranks that have it."""
+    owners = owners_of(model)
+    return {
+        entry.parameter: owners.first_name(entry.names[0]) if owners else entry.names[0]
+        for entry in entries(model)
+    }
+
+
+def _by_name(model: nn.Module) -> dict[str, Entry]:
+    """Each parameter by all names that a state of it may have."""
+    names = _names(model)
+    return {n: e for e in entries(model) for n in (*e.names, names[e.parameter])}
+
+
+def _groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The optimizer's groups, of all owners' parameters. Where there are owners, a collective.
+
+    Raises ValueError where owners have not as many groups.
+    """
+    owners = owners_of(model)
+    groups = named_groups(optimizer, _names(model))
+    if owners is None:
+        return groups
+    everyones = owners.said_by_all([group["params"] for group in groups])
+    if len({len(theirs) for theirs in everyones}) > 1:
+        raise ValueError(
+            f"the owners' optimizers have {[len(theirs) for theirs in everyones]} parameter groups: build them alike"
+        )
+    for group, params in zip(groups, zip(*everyones, strict=True), strict=True):
+        group["params"] = list(dict.fromkeys(name for theirs in params for name in theirs))
+    return groups
 
 
 # --- what is read ----------------------------------------------------------------------------------------------
 
 
 def _room_for_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, metadata: Metadata
+    model: nn.Module, optimizer: torch.optim.Optimizer, metadata: Metadata, others: set[str]
 ) -> dict[str, Any]:
     if not any(paths(metadata, "param_groups")):
         raise ValueError(
             "the checkpoint holds no optimizer: call load without one, or save with it"
         )
-    by_name = {name: entry for entry in entries(model) for name in entry.names}
+    by_name = _by_name(model)
     room: dict[str, Any] = {}
     for key, _, _ in paths(metadata, "param_groups"):
         option = metadata.state_dict_metadata[key]
@@ -150,6 +191,8 @@ def _room_for_state(
         if isinstance(option, TensorStorageMetadata):
             room[key] = torch.empty(option.size, dtype=option.properties.dtype)
     for key, name, slot in paths(metadata, "state"):
+        if name not in by_name and name in others:
+            continue
         if name not in by_name:
             raise ValueError(
                 f"the checkpoint's optimizer has a state for {name}, which this model has not"
@@ -173,7 +216,7 @@ def _take_effect(
     staged: dict[str, Any],
     metadata: Metadata,
 ) -> None:
-    by_name = {name: entry for entry in entries(model) for name in entry.names}
+    by_name = _by_name(model)
     with torch.no_grad():
         for name, entry in by_name.items():
             if f"model.{name}" in staged:
@@ -185,7 +228,7 @@ def _take_effect(
     optimizer.state.clear()
     for key, name, slot in paths(metadata, "state"):
         parameter = by_name[name].parameter
-        if key not in staged:  # its owner has it
+        if key not in staged:  # another rank has it
             continue
         value = _kept(staged[key])
         of_an_element = isinstance(value, torch.Tensor) and value.shape == local(parameter).shape

@@ -11,6 +11,7 @@ In the order in which to read them:
     cuts.py            how a technique gives out a parameter over the ranks of an axis
     placement.py       where each parameter's pieces are, whoever has cut it
     naming.py          a model's parameters by the names that the whole model has for them
+    owners.py          a model of which each rank has some parameters: a pipeline
     whole.py           the whole state and gradients, from pieces and into them
     grad_norm.py       the norm of gradients that are spread over any axes
     averaging.py       gradients averaged over the axes on which a batch is divided

@@ -3,7 +3,8 @@
 torch.nn.utils.clip_grad_norm_ would see this rank's pieces alone: another norm, and another scale, on each rank, and
 the copies of what all hold part. Here each gradient's powers are summed over the axes on which it is cut (placement.py)
 and over no others; of a slice that several ranks hold the first one's count, of what is on an owner alone (ZeRO) the
-owner's. One all-reduce per axis, of one number for each set of axes that gradients are cut over.
+owner's. One all-reduce per axis, of one number for each set of axes that gradients are cut over; at last one
+number over a pipeline (owners.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from dtcourse import device
 from dtcourse.parameters.grad_norm import Spread, scale_to, total_norm
 from dtcourse.parameters.naming import gradients_in
+from dtcourse.parameters.owners import owners_of
 from dtcourse.parameters.placement import local
 
 
@@ -40,10 +42,13 @@ def grad_norm(model: nn.Module, norm_type: float = 2.0) -> Tensor:
     """The norm alone: a scalar tensor in float64, the same on every rank. A collective."""
     # A rank without any gradient takes part in the sums all the same, so every axis is there from the start.
     held: dict[tuple[Any, ...], list[Tensor]] = {}
+    owners = owners_of(model)
+    elsewhere = owners.later() if owners else ()
     for entry in gradients_in(model):
         mine = held.setdefault(entry.placed.over, [])
-        if entry.parameter.grad is not None and entry.placed.counts:
+        counts = entry.placed.counts and entry.parameter not in elsewhere
+        if entry.parameter.grad is not None and counts:
             mine.append(local(entry.parameter.grad))
     here = device.current()
     spreads = [Spread(gradients, over, here) for over, gradients in held.items()]
-    return total_norm(spreads, norm_type)
+    return total_norm(spreads, norm_type, (owners.group,) if owners else ())

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from dtcourse import device
 from dtcourse.parameters.placement import local, placement_of
 from dtcourse.parameters.replicas import Group
 
@@ -34,10 +35,12 @@ class Spread:
     device: torch.device
 
 
-def total_norm(spreads: Iterable[Spread], norm_type: float = 2.0) -> torch.Tensor:
+def total_norm(
+    spreads: Iterable[Spread], norm_type: float = 2.0, owners: Sequence[Group] = ()
+) -> torch.Tensor:
     """The norm of all gradients together: a scalar tensor in float64, the same on every rank. All ranks call it.
 
-    norm_type: 1, 2, ... or inf
+    norm_type: 1, 2, ... or inf;  owners: groups whose ranks hold gradients of different parameters
     """
     if not norm_type > 0:
         raise ValueError(f"norm_type is above 0, or inf; got {norm_type}")
@@ -57,7 +60,12 @@ def total_norm(spreads: Iterable[Spread], norm_type: float = 2.0) -> torch.Tenso
         sums.update(zip(to_sum, together, strict=True))
     every = [*sums.values()] or [torch.zeros((), dtype=torch.double)]
     together = torch.stack([s.to(every[0].device) for s in every])
-    return together.max() if infinite else together.sum().pow(1.0 / norm_type)
+    total = together.max() if infinite else together.sum()
+    for group in owners:
+        # Of one number, whatever there is on a rank: what its parameters are cut over is not what others' are.
+        total = total.to(device.current())
+        dist.all_reduce(total, op=op, group=group)
+    return total if infinite else total.pow(1.0 / norm_type)
 
 
 def norms_of_whole(

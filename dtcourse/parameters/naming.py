@@ -88,6 +88,12 @@ def with_extra_state(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
+def names_in(model: nn.Module) -> set[str]:
+    """The names of all that this rank has of the whole model's state."""
+    names = {name for entry in entries(model) for name in entry.names}
+    return names | buffers(model).keys() | with_extra_state(model).keys()
+
+
 def plain_order(model: nn.Module) -> list[str]:
     """Names in the order of the plain model's state_dict."""
     return [

@@ -26,9 +26,11 @@ from dtcourse.parameters.naming import (
     buffers,
     entries,
     gradients_in,
+    names_in,
     plain_order,
     with_extra_state,
 )
+from dtcourse.parameters.owners import owners_of
 from dtcourse.parameters.placement import local
 from dtcourse.torch_private import all_gather_single
 
@@ -42,25 +44,31 @@ def full_state_dict(model: nn.Module, only_first: bool = False, on_cpu: bool = F
 
     What no technique has cut is each rank's own.
     """
-    wanted = not only_first or dist.get_rank() == 0
+    wanted, owners = not only_first or dist.get_rank() == 0, owners_of(model)
     state: State = {}
     for entry, whole in gathered(entries(model), lambda entry: local(entry.parameter)):
-        if wanted and whole is not None:
+        if (wanted or owners) and whole is not None:
             state.update(dict.fromkeys(entry.names, _kept(whole, on_cpu)))
-    if not wanted:
+    if not wanted and not owners:
         return {}
     state.update({name: _kept(buffer.detach(), on_cpu) for name, buffer in buffers(model).items()})
     for name, module in with_extra_state(model).items():
         state[name] = module.get_extra_state()
-    return {name: state[name] for name in plain_order(model) if name in state}
+    mine = {name: state[name] for name in plain_order(model) if name in state}
+    if owners is None:
+        return mine
+    return {n: t for n, t in owners.everyones(mine, on_cpu) if wanted}
 
 
 def full_gradients(model: nn.Module, on_cpu: bool = False) -> dict[str, Tensor | None]:
     """All gradients whole, by the whole model's names, None where there is none; a tied one once. A collective."""
-    found = {}
+    found, owners = {}, owners_of(model)
+    elsewhere = owners.later() if owners else ()
     for entry, whole in gathered(gradients_in(model), lambda entry: _gradient(entry.parameter)):
-        found[entry.names[0]] = None if whole is None else _kept(whole, on_cpu)
-    return {name: found[name] for name in plain_order(model) if name in found}
+        if entry.parameter not in elsewhere:
+            found[entry.names[0]] = None if whole is None else _kept(whole, on_cpu)
+    mine = {name: found[name] for name in plain_order(model) if name in found}
+    return dict(owners.everyones(mine, on_cpu)) if owners else mine
 
 
 def load_full_state_dict(
@@ -73,10 +81,21 @@ def load_full_state_dict(
     Raises ValueError, before anything is changed, for names that are missing or unexpected, shapes that differ, and
     tied parameters with two values.
     """
+    owners = owners_of(model)
+    others: set[str] = owners.names_of_others(names_in(model)) if owners else set()
+
+    def check() -> None:
+        if missing := sorted(others - state.keys()):
+            raise ValueError(
+                f"the state is of another model: missing {_some(missing)}. Nothing was loaded."
+            )
+        check_tied(state, owners.tied if owners else ())
+        check_full(model, {name: value for name, value in state.items() if name not in others})
+
     if on_all_ranks:
-        raise_on_all_ranks(lambda: check_full(model, state))
+        raise_on_all_ranks(check)
     else:
-        check_full(model, state)
+        check()
     with torch.no_grad():
         for entry in entries(model):
             mine, whole = local(entry.parameter), state[entry.names[0]]
@@ -185,11 +204,17 @@ def check_full(model: nn.Module, state: Mapping[str, Any]) -> None:
     more = with_extra_state(model)
     found = {n: tuple(getattr(t, "shape", ())) for n, t in state.items() if n not in more}
     check_names(model, found, "the state")
-    for entry in entries(model):
-        for name in entry.names[1:]:
-            if not torch.equal(state[name], state[entry.names[0]]):
+    check_tied(state, [entry.names for entry in entries(model)])
+
+
+def check_tied(state: Mapping[str, Any], tied: Iterable[Iterable[str]]) -> None:
+    """Raises ValueError where names of one parameter have two values in the state."""
+    for names in tied:
+        first, *others = [name for name in names if name in state] or [""]
+        for name in others:
+            if not torch.equal(state[name], state[first]):
                 raise ValueError(
-                    f"{entry.names[0]} and {name} are one parameter here, and differ in the state. Nothing was loaded."
+                    f"{first} and {name} are one parameter here, and differ in the state. Nothing was loaded."
                 )
 
 

@@ -9,7 +9,7 @@ validate.py        is it complete, does it end, does it stay within its memory
 simulate.py        when each action runs: makespan, bubbles, peak memory
 layers.py          a model as a list of layers
 balance.py         which layers go into which stage
-stages.py          a rank's stages of such a list, and which weights they share with others
+stages.py          a rank's stages of such a list, their names in the whole model, and weights they share with others
 split_backward.py  the two halves, for an unchanged model: input now, weights later
 headers.py         what is said of a tensor before it comes
 posting.py         the one order in which all ranks post their messages

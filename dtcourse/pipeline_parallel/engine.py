@@ -17,7 +17,7 @@ Source: Huang et al. 2019, GPipe, 1811.06965; Narayanan et al. 2019, PipeDream; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,11 +25,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtcourse.parameters.placement import local
 from dtcourse.parameters.reducer import Reducer
+from dtcourse.parameters.slices import require_replicas
 from dtcourse.pipeline_parallel.actions import Schedule
 from dtcourse.pipeline_parallel.batch import samples
 from dtcourse.pipeline_parallel.performer import Performer
-from dtcourse.pipeline_parallel.stages import copies_in, sum_over_copies
+from dtcourse.pipeline_parallel.stages import copies_in, lies_in_a_flat, sum_over_copies
 from dtcourse.pipeline_parallel.stages import split as split  # where a pipeline begins
 
 
@@ -51,8 +53,12 @@ class Pipeline(Performer):
               group of those ranks: their gradients are summed. Copies on one rank are the same parameter and need
               nothing. Default: what `split` has found in the model; stages of your own say nothing of it
 
+    What tensor parallelism cuts, it cuts before the model is split; full sharding takes the stages, before they come
+    here. States, gradients and norms of `module` are the whole model's (dtcourse/parameters).
+
     Raises ScheduleError if the schedule cannot be run. Raises ValueError if ranks or stages are not those of the
-    schedule.
+    schedule, for backwards in two halves of stages that are fully sharded, and for a mean over ranks that hold
+    different slices.
     """
 
     def __init__(
@@ -74,7 +80,11 @@ class Pipeline(Performer):
                 "pipeline_parallel.pipedream.PipeDream, which has the optimizer too."
             )
         self.shared = None if shared is None else list(shared)
-        self.copies = copies_in(self.stages, schedule, self.rank)
+        if any(lies_in_a_flat(parameter) for parameter, _ in self.shared or ()):
+            raise ValueError(
+                "shared: parameters that FullyShardedDataParallel has cut lie elsewhere in each stage's flat: take "
+                "fully_shard, or leave `shared` out and let `split` find what is tied"
+            )
         self.reducer: Reducer | None = None
         if data_parallel is not None:
             names = {
@@ -83,6 +93,8 @@ class Pipeline(Performer):
                 for name, parameter in module.named_parameters()
                 if parameter.requires_grad
             }
+            named = [(name, parameter) for parameter, name in names.items()]
+            require_replicas(named, data_parallel, "Pipeline's data_parallel")
             if names:  # none where all is frozen, on all ranks that hold these stages
                 self.reducer = Reducer(names, data_parallel)
 
@@ -106,10 +118,20 @@ class Pipeline(Performer):
             self.reducer.reduce_local()
         return batch.mean_loss()
 
+    def copies(self) -> list[tuple[nn.Parameter, list[int]]]:
+        """What `split` has found to be tied: asked for in each step, since sharding puts others in their place."""
+        return copies_in(self.stages, self.schedule, self.rank)
+
+    def held_before(self) -> Collection[nn.Parameter]:
+        """The parameters of which an earlier rank of the pipeline holds a copy."""
+        if self.shared is None:
+            return super().held_before()
+        return {parameter for parameter, group in self.shared if dist.get_rank(group) > 0}
+
     @contextmanager
     def summing_shared(self) -> Iterator[None]:
         """A step: afterwards all copies of a parameter have the sum of its gradients, beside what they had before."""
-        held = self.copies if self.shared is None else self.shared
+        held = self.copies() if self.shared is None else self.shared
         earlier = {parameter: parameter.grad for parameter, _ in held}
         for parameter in earlier:
             parameter.grad = None
@@ -128,8 +150,8 @@ class Pipeline(Performer):
         and counts 0.
         """
         if self.shared is None:
-            sum_over_copies(self.copies, self.group)
+            sum_over_copies(self.copies(), self.group)
         for parameter, group in self.shared or ():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad, group=group)
+            dist.all_reduce(local(parameter.grad), group=group)

@@ -17,11 +17,13 @@ from torch import fx, nn
 
 from dtcourse.collectives import p2p
 from dtcourse.pipeline_parallel.actions import Schedule
-from dtcourse.pipeline_parallel.stages import tied_parameters
+from dtcourse.pipeline_parallel.stages import names_of, tied_parameters
 
 
 class Embeddings(nn.Module):
     """A decoder's first layer: tokens_BS -> (B, S, D). It is the model's own embeddings and dropout."""
+
+    name_in_whole = ""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -40,6 +42,8 @@ class Embeddings(nn.Module):
 class Head(nn.Module):
     """A decoder's last layer: x_BSD -> logits (B, S, V). It is the model's own norm and output layer."""
 
+    name_in_whole = ""
+
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.norm, self.output = model.norm, model.output
@@ -51,10 +55,12 @@ class Head(nn.Module):
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """The model's layers, with its own parameters: one after the other they compute what the model computes.
 
+    Each says by `name_in_whole` what the model calls it; "" where its parts have names of the model's own.
+
     Raises ValueError for a model that cannot be split, with what to do about it.
     """
     if isinstance(model, nn.Sequential):
-        return list(model)
+        return _named(model)
     parts = ("token_embedding", "position_embedding", "dropout", "blocks", "norm", "output")
     if all(hasattr(model, part) for part in parts):
         if any(hasattr(part, "auxiliary_loss") for part in model.modules()):
@@ -62,8 +68,16 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
                 f"{type(model).__name__} cannot be split: the loss of its experts' gates is made in the blocks, and a "
                 "pipeline's loss is the last stage's alone."
             )
-        return [Embeddings(model), *model.get_submodule("blocks").children(), Head(model)]
+        blocks = model.get_submodule("blocks")
+        return [Embeddings(model), *_named(blocks, "blocks."), Head(model)]
     return _between_borders(model)
+
+
+def _named(container: Any, prefix: str = "") -> list[nn.Module]:
+    """What a Sequential or ModuleList holds, each under its name; one that is there twice under the last."""
+    for name, layer in zip(names_of(container), container, strict=True):
+        layer.name_in_whole = prefix + name
+    return list(container)
 
 
 def shared_parameters(
@@ -127,6 +141,8 @@ def _between_borders(model: nn.Module) -> list[nn.Module]:
         )
     pieces = list(_pieces(model, nodes))
     layers = [_layer(model, before, piece) for before, piece in pieces]
+    for layer in layers:
+        layer.name_in_whole = ""  # type: ignore[assignment]
     if len(layers) < 2:
         raise ValueError(
             f"{name} cannot be split: nowhere between its parameters is there one tensor alone that the rest needs. "

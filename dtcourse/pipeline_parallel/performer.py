@@ -6,7 +6,7 @@ after each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -18,16 +18,22 @@ from torch import nn
 
 from dtcourse import device
 from dtcourse.collectives import p2p
+from dtcourse.parameters.cuts import EXPERT, OTHER, TENSOR
+from dtcourse.parameters.slices import require_whole
 from dtcourse.pipeline_parallel.actions import BACKWARD_WEIGHT, FORWARD, Schedule
 from dtcourse.pipeline_parallel.batch import Batch, Tensors, samples, split_batch
 from dtcourse.pipeline_parallel.messages import Mail
 from dtcourse.pipeline_parallel.recompute import Recompute
+from dtcourse.pipeline_parallel.stages import Held, copies_in
 from dtcourse.pipeline_parallel.validate import validate
 from dtcourse.plural import plural
 
 
 class Performer:
-    """One rank of a pipeline. For the arguments see Pipeline and PipeDream."""
+    """One rank of a pipeline. For the arguments see Pipeline and PipeDream.
+
+    module: this rank's stages; states, gradients and norms of it (dtcourse/parameters) are the whole model's
+    """
 
     def __init__(
         self,
@@ -53,16 +59,24 @@ class Performer:
             )
         self.stages = dict(zip(mine, stages, strict=True))
         self.schedule, self.loss, self.group = schedule, loss, group
+        self.module = Held(self.stages, group, self.held_before)
         self.weigh = weigh
         self.recompute = {s: Recompute(one) for s, one in self.stages.items()} if recompute else {}
         self.numbers = count()
         self.in_halves = {
             (stage, i) for stage, kind, i in schedule.ranks[self.rank] if kind == BACKWARD_WEIGHT
         }
+        if self.in_halves:
+            require_unsharded_halves(self.module)
         here = device_of(stages)
         self.mail = Mail(schedule, group, here)
         self.forward_only = _forwards(schedule)
         self.quiet_mail = Mail(self.forward_only, group, here)
+
+    def held_before(self) -> Collection[nn.Parameter]:
+        """The parameters of which an earlier rank of the pipeline holds a copy."""
+        copies = copies_in(self.stages, self.schedule, self.rank)
+        return {parameter for parameter, ranks in copies if ranks[0] != self.rank}
 
     def call(self, stage: int, i: int, inputs: Tensors) -> Any:
         """What a stage makes of a micro-batch."""
@@ -138,6 +152,17 @@ def device_of(stages: Sequence[nn.Module]) -> torch.device:
         for tensor in (*stage.parameters(), *stage.buffers()):
             return tensor.device
     return device.current()
+
+
+def require_unsharded_halves(model: nn.Module) -> None:
+    """Raises ValueError where a backward in two halves would compute with weights that are freed in between."""
+    require_whole(
+        model.named_parameters(),
+        "A backward in two halves",
+        "the whole weights, and the place of their gradients, are freed after the first half",
+        "Take a schedule of whole backwards (gpipe, one_f_one_b), or leave full sharding out",
+        besides=(TENSOR, EXPERT, OTHER),
+    )
 
 
 def _forwards(schedule: Schedule) -> Schedule:

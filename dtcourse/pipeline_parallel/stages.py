@@ -1,13 +1,15 @@
 """A model's layers as stages: which of them a rank holds, how values pass from one to the next, which weights are tied.
 
 Whoever cuts the model sees all of it, and so which parameters two stages share: a rank sees its own stages alone, and
-trains its own copy. So each stage that `split` makes says what is tied in the whole model.
+trains its own copy. So each stage that `split` makes says what is tied in the whole model, and what its layers are
+called there. `Held`, all stages of a rank, says that the rest of the model is on other ranks: with it states, gradients
+and norms are the whole model's (dtcourse/parameters).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,14 +17,21 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse.collectives import p2p
+from dtcourse.parameters.cuts import Run
+from dtcourse.parameters.naming import Entry, joined, kept_of
+from dtcourse.parameters.owners import ModelOwners
+from dtcourse.parameters.placement import local, placement_of
+from dtcourse.parameters.whole import gathered
 from dtcourse.pipeline_parallel.actions import Schedule
 from dtcourse.plural import plural
+from dtcourse.torch_private import own_modules
 
 
 class Tied(NamedTuple):
-    """A trained parameter that several stages use: by stage, its name there."""
+    """A trained parameter that several stages use: by stage, its name there, and its name in the whole model."""
 
     names: Mapping[int, str]
+    in_whole: Mapping[int, str]
 
 
 class Stage(nn.Sequential):
@@ -30,12 +39,20 @@ class Stage(nn.Sequential):
 
     A layer whose forward takes one argument gets a tuple as it is, as in nn.Sequential.
 
-    tied: of the whole model
+    tied:  of the whole model
+    names: the layers' in the whole model; "" for one whose parts have their names from the model itself. Default: their
+           places here
     """
 
-    def __init__(self, layers: Iterable[nn.Module], tied: Sequence[Tied] = ()) -> None:
+    def __init__(
+        self,
+        layers: Iterable[nn.Module],
+        tied: Sequence[Tied] = (),
+        names: Sequence[str] | None = None,
+    ) -> None:
         super().__init__(*layers)
         self.tied = list(tied)
+        self.names_in_whole = {str(i): name for i, name in enumerate(names or ())}
 
     def forward(self, *values: Any) -> Any:  # type: ignore[override]
         """The last layer's output."""
@@ -73,20 +90,34 @@ def split(
             f"{plural(len(layers), 'layer')} once, in order, and none is empty; got {', '.join(map(str, ranges))}."
         )
     tied = tied_parameters(layers, ranges)
-    return [Stage((layers[i] for i in ranges[s]), tied) for s in schedule.stages_of(rank)]
+    names = names_of(layers)
+    return [
+        Stage((layers[i] for i in ranges[s]), tied, [names[i] for i in ranges[s]])
+        for s in schedule.stages_of(rank)
+    ]
+
+
+def names_of(layers: Sequence[nn.Module] | nn.Sequential | nn.ModuleList) -> list[str]:
+    """What the layers are called in the whole model: what layers_of says, or what their container does."""
+    if isinstance(layers, nn.Module):
+        return list(own_modules(layers))
+    return [getattr(layer, "name_in_whole", str(i)) for i, layer in enumerate(layers)]
 
 
 def tied_parameters(
     layers: Sequence[nn.Module] | nn.Sequential | nn.ModuleList, ranges: Sequence[range]
 ) -> list[Tied]:
     """The trained parameters that more than one stage uses, in the model's order; names as in `split`'s stages."""
-    found: dict[nn.Parameter, dict[int, str]] = {}
+    found: dict[nn.Parameter, tuple[dict[int, str], dict[int, str]]] = {}
+    prefixes = names_of(layers)
     for stage, chosen in enumerate(ranges):
         for place, i in enumerate(chosen):
             for name, parameter in layers[i].named_parameters():
                 if parameter.requires_grad:
-                    found.setdefault(parameter, {}).setdefault(stage, f"{place}.{name}")
-    return [Tied(names) for names in found.values() if len(names) > 1]
+                    here, in_whole = found.setdefault(parameter, ({}, {}))
+                    here.setdefault(stage, f"{place}.{name}")
+                    in_whole.setdefault(stage, joined(prefixes[i], name))
+    return [Tied(*names) for names in found.values() if len(names[0]) > 1]
 
 
 def tied_in(stages: Mapping[int, nn.Module]) -> list[Tied]:
@@ -106,8 +137,29 @@ def copies_in(
         ranks = sorted({schedule.rank_of[stage] for stage in names})
         if rank in ranks and len(ranks) > 1:
             stage = next(stage for stage in names if stage in stages)
-            found.append((stages[stage].get_parameter(names[stage]), ranks))
+            found.append((kept_of(stages[stage].get_parameter(names[stage])), ranks))
     return found
+
+
+class Held(nn.ModuleList):
+    """All stages of a rank, in the model's order, as the part of the whole model that this rank has.
+
+    later: gives the parameters of which an earlier rank of the group holds a copy
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, nn.Module],
+        group: dist.ProcessGroup | None,
+        later: Callable[[], Collection[nn.Parameter]],
+    ) -> None:
+        super().__init__(stages.values())
+        # Stages of the caller's own are the layers of a model that is a sequence of them.
+        self.names_in_whole = {
+            str(i): "" if hasattr(stage, "names_in_whole") else str(number)
+            for i, (number, stage) in enumerate(stages.items())
+        }
+        self.owners = ModelOwners(group, later, [[*t.in_whole.values()] for t in tied_in(stages)])
 
 
 def sum_over_copies(
@@ -120,9 +172,7 @@ def sum_over_copies(
     """
     rank = p2p.rank(group)
     for parameter, (first, *others) in copies:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        total = parameter.grad.contiguous()
+        total = _alike_in_all_stages(parameter)
         if rank != first:
             p2p.send(total, first, group)
             p2p.recv(total, first, group)
@@ -133,7 +183,26 @@ def sum_over_copies(
                 total += one
             for other in others:
                 p2p.send(total, other, group)
-        parameter.grad = total
+        mine = local(parameter.grad)  # type: ignore[arg-type]
+        mine.copy_(placement_of(parameter).cut(total) if lies_in_a_flat(parameter) else total)
+
+
+def lies_in_a_flat(parameter: nn.Parameter) -> bool:
+    """Whether this rank keeps of it a run of a flat tensor, which another stage's flat cuts elsewhere."""
+    return any(isinstance(cut, Run) for cut in placement_of(parameter).cuts)
+
+
+def _alike_in_all_stages(parameter: nn.Parameter) -> torch.Tensor:
+    """What a copy's gradient is added up by: this rank's piece, or all of it where another stage's pieces differ."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    mine = local(parameter.grad)
+    if not lies_in_a_flat(parameter):
+        return mine.contiguous()
+    entry = Entry(["a tied parameter"], parameter, placement_of(parameter))
+    ((_, whole),) = gathered([entry], lambda _: mine)
+    assert whole is not None, "each rank has its piece"
+    return whole.contiguous()
 
 
 def _takes_one(layer: nn.Module) -> bool:

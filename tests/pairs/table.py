@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 SHARDED = ("fully_shard", "FullyShardedDataParallel")
 ZERO = ("ZeRO-1", "ZeRO-2")
-INNER = ("tensor", "sequence", "expert", "full sharding")
+INNER = ("tensor", "sequence", "expert", "full sharding", "pipeline", "split backward")
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Pair:
 
 
 EQUAL, SLICES = "tests.pairs.test_equal", "tests.parameters.test_slices"
+PIPED = "tests.pairs.test_pipelines"
 PAIRS = [
     *(
         Pair(outer, inner, f"{EQUAL}.test_full_sharding_over_{inner}_parallelism", words=words)
@@ -39,6 +40,20 @@ PAIRS = [
             ("sequence", ""),
             ("expert", "with average_gradients"),
         )
+    ),
+    *(Pair(outer, "pipeline", f"{PIPED}.test_full_sharding_over_a_pipeline") for outer in SHARDED),
+    *(
+        Pair(outer, "split backward", f"split backward under {outer}", False, "weights are freed between")
+        for outer in SHARDED
+    ),
+    Pair("ZeRO-1", "pipeline", f"{PIPED}.test_zero1_over_a_pipeline", words="with data_parallel"),
+    Pair("pipeline", "tensor", f"{PIPED}.test_a_pipeline_over_tensor_parallelism"),
+    Pair("pipeline", "expert", "pipeline over experts", False, "gates' losses are made in the blocks"),
+    Pair(
+        "DistributedDataParallel",
+        "pipeline",
+        f"{PIPED}.test_data_parallelism_over_a_pipeline",
+        words="as Pipeline(data_parallel=...)",
     ),
     Pair(
         "DistributedDataParallel",

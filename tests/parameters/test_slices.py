@@ -23,6 +23,7 @@ from dtcourse.data_parallel import DistributedDataParallel, PerParameterDataPara
 from dtcourse.models import Transformer, TransformerConfig
 from dtcourse.parameters.cuts import EXPERT, FULL, TENSOR
 from dtcourse.parameters.slices import Slice, slices_of
+from dtcourse.pipeline_parallel import Pipeline, layers_of, one_f_one_b, split, zb_h1
 from dtcourse.sequence_parallel import parallelize_sequence
 from dtcourse.sharding import ShardedDataParallel, ZeroRedundancyOptimizer
 from dtcourse.verify import compare, gradients_of
@@ -80,6 +81,21 @@ def on_owners(mesh):
     wrapped = ShardedDataParallel(model, zero1(model, mesh["data"].get_group()))
     wrapped.module.loss(*batch()).backward()
     return wrapped
+
+
+def stage_of(shard, mesh):
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    ranges, rank = [range(1), range(1, 2)], mesh["other"].get_local_rank()
+    stages = split(layers, ranges, one_f_one_b(2, 2), rank)
+    return [shard(stage, mesh=mesh["data"]) for stage in stages]
+
+
+fully_sharded_stage = partial(stage_of, sharding.fully_shard)
+flat_stage = partial(stage_of, sharding.FullyShardedDataParallel)
+
+
+def piped(stages, schedule, mesh, over="other", **keywords):
+    return Pipeline(stages, schedule, nn.functional.mse_loss, mesh[over].get_group(), **keywords)
 
 
 REFUSED = {
@@ -196,6 +212,37 @@ REFUSED = {
         on_owners,
         lambda m, x: sharding.fully_shard(m.module, mesh=x["data"]),
         "data-parallel wrapper already",
+    ),
+    # pipelines
+    "split backward under fully_shard": (
+        fully_sharded_stage,
+        lambda m, x: piped(m, zb_h1(2, 2), x),
+        "A backward in two halves does not compose with full sharding.*gpipe, one_f_one_b",
+    ),
+    "split backward under FullyShardedDataParallel": (
+        flat_stage,
+        lambda m, x: piped(m, zb_h1(2, 2), x),
+        "A backward in two halves does not compose with full sharding.*freed after the first half",
+    ),
+    "pipeline over experts": (
+        lambda x: Transformer(EXPERTS),
+        lambda m, x: layers_of(m),
+        "the loss of its experts' gates is made in the blocks",
+    ),
+    "two means over one data axis": (
+        fully_sharded_stage,
+        lambda m, x: piped(m, one_f_one_b(2, 2), x, data_parallel=x["data"].get_group()),
+        "Pipeline's data_parallel does not compose with full sharding",
+    ),
+    "a mean over the tensor axis": (
+        tensor_parallel,
+        lambda m, x: piped([m], one_f_one_b(2, 2), x, "data", data_parallel=x["other"].get_group()),
+        "Pipeline's data_parallel: .*slice, of tensor parallelism",
+    ),
+    "shared pieces of flats": (
+        flat_stage,
+        lambda m, x: piped(m, one_f_one_b(2, 2), x, shared=[(m[0][0].weight, x["other"].get_group())]),
+        "shared: .*lie elsewhere in each stage's flat",
     ),
 }  # fmt: skip
 

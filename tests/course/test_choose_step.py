@@ -1,4 +1,4 @@
-"""Exercise 06-5's best choice is found without the emulator, so ranks on the emulated clock have to agree with it."""
+"""Exercise 06-2's best choice is found without the emulator, so ranks on the emulated clock have to agree with it."""
 
 from __future__ import annotations
 

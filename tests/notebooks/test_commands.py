@@ -42,8 +42,8 @@ NOT_HERE = dict.fromkeys(("nvidia-smi topo -m", "nvidia-smi topo -p2p r"), "nvid
 # What a command prints when it has done its work, by the function or script that it runs. Once, whatever the nodes.
 SAYS = {
     "build/02-token-ring.pkl": r"^\[0, 0, 1, 1\]$",
-    "lessons/scripts/06_data_parallel.py": r"^epoch 1: loss \d\.\d+, \d+ right$",
-    "lessons/scripts/06_single_device.py": r"^epoch 1: loss \d\.\d+, \d+ right$",
+    "lessons/scripts/06b_data_parallel.py": r"^epoch 1: loss \d\.\d+, \d+ right$",
+    "lessons/scripts/06b_single_device.py": r"^epoch 1: loss \d\.\d+, \d+ right$",
 }
 
 
@@ -120,7 +120,7 @@ def test_something_here_runs_it(command):
 
 def test_commands_are_found():
     lessons = {places.number_of(one.notebook.name) for one in PRINTED.values()}
-    assert {"01", "02", "04", "06"} <= lessons and len(OF_TORCHRUN) >= 4 and len(OF_STUDENTS) >= 20
+    assert {"01", "02", "04", "06b"} <= lessons and len(OF_TORCHRUN) >= 4 and len(OF_STUDENTS) >= 20
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The two scripts of lesson 06 are one training: python runs the first, torchrun the second,
+"""The two scripts of lesson 06b are one training: python runs the first, torchrun the second,
 and both print one thing."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def run(command: list[str]) -> list[str]:
 
 @pytest.mark.slow
 def test_the_migrated_script_trains_the_same_model(tmp_path):
-    single, parallel = SCRIPTS / "06_single_device.py", SCRIPTS / "06_data_parallel.py"
+    single, parallel = SCRIPTS / "06b_single_device.py", SCRIPTS / "06b_data_parallel.py"
     alone = run([sys.executable, str(single), "--save", str(tmp_path / "a.pt")])
     torchrun = [
         sys.executable,
@@ -53,7 +53,7 @@ import os, sys
 from pathlib import Path
 import torch.distributed as dist
 sys.path.insert(0, sys.argv.pop())
-script = __import__("06_data_parallel")
+script = __import__("06b_data_parallel")
 script.main(["--epochs", "1"])
 dist.destroy_process_group()
 threads = Path("/proc/self/task").iterdir()

@@ -15,7 +15,7 @@ Tensors = list[torch.Tensor]
 
 ACCUMULATE = Exercise(
     "accumulate_uneven",
-    lesson="06",
+    lesson="06b",
     title="Accumulate uneven micro-batches",
     takes=("accumulate",),
     target="the gradient of the whole batch to 1e-6; exactly one "

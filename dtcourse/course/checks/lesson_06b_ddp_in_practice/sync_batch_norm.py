@@ -14,7 +14,7 @@ Tensors = list[torch.Tensor]
 
 SYNC = Exercise(
     "sync_batch_norm",
-    lesson="06",
+    lesson="06b",
     title="SyncBatchNorm, forward and backward",
     takes=("sync_batch_norm",),
     target="output and gradients to 1e-6 of one process; one collective forward, "

@@ -1,6 +1,6 @@
 """Trains a small convolutional net on handwritten digits, data parallel.
 
-torchrun --standalone --nproc-per-node 2 lessons/scripts/06_data_parallel.py
+torchrun --standalone --nproc-per-node 2 lessons/scripts/06b_data_parallel.py
 """
 
 import argparse

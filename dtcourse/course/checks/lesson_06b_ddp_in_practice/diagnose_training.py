@@ -11,7 +11,7 @@ from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 
 DIAGNOSE = Exercise(
     "diagnose_training",
-    lesson="06",
+    lesson="06b",
     title="Which job is broken, and how?",
     takes=("diagnose_training",),
     target="40 of 40 jobs of 3 to 6 ranks, drawn anew each time",

@@ -1,6 +1,6 @@
 """Trains a small convolutional net on handwritten digits, on one device.
 
-python lessons/scripts/06_single_device.py
+python lessons/scripts/06b_single_device.py
 """
 
 import argparse

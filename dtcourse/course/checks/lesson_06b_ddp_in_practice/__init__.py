@@ -1,0 +1,8 @@
+"""The checks of lesson 06b: uneven micro-batches, SyncBatchNorm both ways, a diagnosis."""
+
+# In the order of the notebook.
+EXERCISES = (
+    "accumulate_uneven",
+    "sync_batch_norm",
+    "diagnose_training",
+)

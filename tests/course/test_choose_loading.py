@@ -1,11 +1,11 @@
-"""Exercise 07-5's best choice is found without the emulator, so both have to agree on every choice."""
+"""Exercise 07b-3's best choice is found without the emulator, so both have to agree on every choice."""
 
 from __future__ import annotations
 
 import pytest
 
 from dtcourse import launch
-from dtcourse.course.checks.lesson_07_data_loading import choose_loading
+from dtcourse.course.checks.lesson_07b_data_stalls import choose_loading
 
 SMALL = [
     (50, 3, 2, 120, 3, 3e-3, 0.5e-3, 2e-3, 1e-3),

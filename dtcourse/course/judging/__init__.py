@@ -6,6 +6,7 @@
     outlines.py    what an exercise says of itself, without its checks, which import torch
     imports.py     what an answer's process imports before it runs
     verdicts.py    what many exercises ask, case by case: a diagnosis, a choice near the best one
+    samples.py     what exercises on reading data ask: each sample once
     trials.py      a decision that is judged by running it: the answer may try some choices of a job
     taking.py      what of a student's notebook an exercise takes: a function and what that needs
     forbidden.py   ready-made answers, which are refused by their text; ready_made.py where they are called

@@ -7,8 +7,8 @@ import random
 from itertools import pairwise
 from typing import Any
 
-from dtcourse.course.checks.lesson_07_data_loading.samples import counted
 from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging.samples import counted
 from dtcourse.plural import plural
 
 RESUME = Exercise(

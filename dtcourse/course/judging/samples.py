@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from dtcourse.course.judging import require
+from dtcourse.course.judging.requirements import require
 
 
 def seeds() -> list[int]:

@@ -12,7 +12,7 @@ from dtcourse.emulation import EmulatedNetwork
 
 CHOOSE = Exercise(
     "choose_loading",
-    lesson="07",
+    lesson="07b",
     title="Choose workers, shards and what to keep",
     takes=("choose_loading",),
     target="on 6 clusters, run on the emulated clock, at most 1.01 times the time of the best of all choices",

@@ -13,7 +13,7 @@ from dtcourse.plural import plural
 
 SHARE = Exercise(
     "share_cache",
-    lesson="07",
+    lesson="07b",
     title="A cache in the memories of all ranks",
     takes=("SharedCache",),
     target="from epoch 2 on, reads of exactly the samples that the ranks' memories together cannot hold; one message "

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from dtcourse.course.checks.lesson_07_data_loading.samples import counted, seeds
 from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging.samples import counted, seeds
 from dtcourse.plural import plural
 
 TOKENS = Exercise(
     "batches_by_tokens",
-    lesson="07",
+    lesson="07b",
     title="As many tokens, not as many sequences",
     takes=("token_batches",),
     target="0 sequences lost or twice; never above the budget; padding at most 3%; waiting at most 1.5% on 4 ranks",

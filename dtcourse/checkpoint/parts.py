@@ -227,10 +227,9 @@ def _take_effect(
         return
     optimizer.state.clear()
     for key, name, slot in paths(metadata, "state"):
-        parameter = by_name[name].parameter
         if key not in staged:  # another rank has it
             continue
-        value = _kept(staged[key])
+        parameter, value = by_name[name].parameter, _kept(staged[key])
         of_an_element = isinstance(value, torch.Tensor) and value.shape == local(parameter).shape
         if of_an_element and value.dim() and isinstance(parameter, DTensor):
             value = dtensor_like(parameter, value)

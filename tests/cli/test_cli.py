@@ -17,7 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 from dtcourse.cli import app, machine, say
-from dtcourse.course import authoring, doctor
+from dtcourse.course import authoring, doctor, topics
 from dtcourse.course import notebook as nbfile
 from dtcourse.course.doctor import Finding
 from dtcourse.course.judging import bubblewrap, framework
@@ -96,7 +96,7 @@ def dtcourse(*words, code=0):
 def test_list_names_minutes_and_needs(course):
     said = dtcourse("list")
     assert "Collectives" in said and "50" in said and "two CPU cores" in said
-    assert "Still to come: 31 lessons" in said
+    assert f"Still to come: {len(topics.syllabus()) - 2} lessons" in said
 
 
 def test_list_and_topics_compute_less_than_torch_alone_and_do_not_load_it():

@@ -600,12 +600,12 @@ def test_the_packages_syllabus_is_the_projects():
     optional_programs.require("shared")
     theirs, mine = yaml.safe_load(shared.read_text(encoding="utf-8")), yaml.safe_load(ours)
     for part, lessons in theirs.items():
-        for lesson, topics in lessons.items():
+        for lesson, wanted in lessons.items():
             number = number_of(lesson)
             divided = [more for more in mine[part] if re.match(rf"{number}[a-z]?-", more)]
             assert lesson in divided
             ours = {topic: text for one in divided for topic, text in mine[part][one].items()}
-            assert topics.items() <= ours.items(), lesson
+            assert wanted.items() <= ours.items(), lesson
 
 
 def test_doctor_says_each_thing_as_it_is_found(monkeypatch, capsys):

@@ -61,9 +61,9 @@ class LARS(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         adapted = adapted_parameters(self.param_groups)
-        w_norms = dict(zip(adapted, norms_of_whole(adapted, adapted), strict=True))
-        g_norms = norms_of_whole(adapted, [w.grad for w in adapted])
-        norms = {w: (w_norms[w], g) for w, g in zip(adapted, g_norms, strict=True)}
+        w_norms = norms_of_whole(adapted, adapted)
+        g_norms = norms_of_whole(adapted, (w.grad for w in adapted))
+        norms = dict(zip(adapted, zip(w_norms, g_norms, strict=True), strict=True))
         for group in self.param_groups:
             for w in group["params"]:
                 if w.grad is not None:

@@ -10,8 +10,9 @@ axes that is there. (Pascanu et al., arXiv 1211.5063, for clipping itself.)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,8 @@ import torch.distributed as dist
 from dtcourse import device
 from dtcourse.parameters.placement import local, placement_of
 from dtcourse.parameters.replicas import Group
+
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,7 @@ def total_norm(
         held.setdefault(spread.over, []).extend(spread.gradients)
         where[spread.over] = spread.device
     sums = {over: _sum_of_powers(held[over], norm_type).to(where[over]) for over in held}
-    for group in dict.fromkeys(group for over in held for group in over):
-        # Also on a rank that holds nothing: the others wait for it.
-        to_sum = [over for over in held if group in over]
-        together = torch.stack([sums[over].to(where[to_sum[0]]) for over in to_sum])
-        dist.all_reduce(together, op=op, group=group)
-        sums.update(zip(to_sum, together, strict=True))
+    _reduce_over(sums, {over: over for over in held}, op)
     every = [*sums.values()] or [torch.zeros((), dtype=torch.double)]
     together = torch.stack([s.to(every[0].device) for s in every])
     total = together.max() if infinite else together.sum()
@@ -83,14 +81,25 @@ def norms_of_whole(
     norms = [_norm(p, part) for p, part in zip(parameters, parts, strict=True)]
     cut = [i for i, p in enumerate(placed) if p.over]
     squares = {i: norms[i].double().square() * placed[i].counts for i in cut}
-    for group in dict.fromkeys(group for i in cut for group in placed[i].over):
-        to_sum = [i for i in cut if group in placed[i].over]
-        together = torch.stack([squares[i] for i in to_sum])
-        dist.all_reduce(together, group=group)
-        squares.update(zip(to_sum, together, strict=True))
+    _reduce_over(squares, {i: placed[i].over for i in cut}, dist.ReduceOp.SUM)
     for i in cut:
         norms[i] = squares[i].sqrt().to(norms[i].dtype)
     return norms
+
+
+def _reduce_over(
+    numbers: dict[K, torch.Tensor], groups: Mapping[K, tuple[Group, ...]], op: Any
+) -> None:
+    """Reduces each number over its groups, in place: one all-reduce per group, of all numbers that have it.
+
+    Also on a rank that holds nothing: the others wait for it.
+    """
+    for group in dict.fromkeys(group for key in numbers for group in groups[key]):
+        keys = [key for key in numbers if group in groups[key]]
+        together = torch.stack([numbers[key].to(numbers[keys[0]].device) for key in keys])
+        dist.all_reduce(together, op=op, group=group)
+        for key, number in zip(keys, together, strict=True):
+            numbers[key] = number.to(numbers[key].device)
 
 
 def _norm(parameter: torch.Tensor, part: torch.Tensor | None) -> torch.Tensor:

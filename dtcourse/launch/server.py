@@ -19,8 +19,9 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing import connection, forkserver, resource_tracker, spawn, util
 from typing import Any
 
 from dtcourse.launch import again
@@ -91,7 +92,8 @@ def _ensure_running() -> None:
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.environ.update(quiet)
     try:
-        _server.ensure_running()
+        if not _is_running():
+            _start(_begin_anew)
     finally:
         for name, value in before.items():
             if value is None:
@@ -101,6 +103,64 @@ def _ensure_running() -> None:
         if decided is None:
             multiprocessing.set_start_method(None, force=True)
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+
+
+def _is_running() -> bool:
+    """Whether there is a server. What is known of one that has ended is forgotten."""
+    if _server._forkserver_pid is None:
+        return False
+    if not os.waitpid(_server._forkserver_pid, os.WNOHANG)[0]:
+        return True
+    os.close(_server._forkserver_alive_fd)
+    _server._forkserver_address = _server._forkserver_alive_fd = _server._forkserver_pid = None
+    return False
+
+
+def _start(begin: Callable[[int, int], int]) -> None:
+    """Makes the process that `begin` starts the server: it gets a listening socket and the end of a pipe on which it
+    sees that nobody needs it any more, and returns the process id.
+    """
+    address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        if not util.is_abstract_socket_namespace(address):
+            os.chmod(address, 0o600)
+        listener.listen()
+        alive, ours = os.pipe()
+        try:
+            pid = begin(listener.fileno(), alive)
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(alive)
+    _server._forkserver_address, _server._forkserver_pid = address, pid
+    _server._forkserver_alive_fd = ours
+
+
+# The collector would find nothing in a quarter of the time. What is loaded is put out of its sight, or a rank's first
+# full collection would write to every object, and so copy all pages that the ranks share.
+_SERVE = """
+import gc, importlib
+gc.disable()
+for name in {modules!r}:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass
+gc.freeze()
+gc.enable()
+from multiprocessing.forkserver import main
+main({listener}, {alive}, [])
+"""
+
+
+def _begin_anew(listener: int, alive: int) -> int:
+    """A new Python, as multiprocessing starts its own."""
+    text = _SERVE.format(modules=[*PRELOAD, *_further], listener=listener, alive=alive)
+    flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    python = spawn.get_executable()
+    return util.spawnv_passfds(python, [python, *flags, "-c", text], [listener, alive])  # type: ignore
 
 
 def start_within(modules: list[str] = PRELOAD) -> None:
@@ -116,7 +176,7 @@ def start_within(modules: list[str] = PRELOAD) -> None:
     load(modules)
     with _asking:
         if _server._forkserver_alive_fd is None and len(os.listdir("/proc/self/task")) == 1:
-            _split_off_server()
+            _start(_split_off_server)
             return
     start_early()
 
@@ -154,26 +214,20 @@ def is_copy() -> bool:
     return _copy is not None and _copy == _server._forkserver_pid
 
 
-def _split_off_server() -> None:
+def _split_off_server(listener: int, alive: int) -> int:
+    """A copy of this process."""
     global _copy
-    address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen()
-        alive, ours = os.pipe()
-        masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # see _ensure_running
-        again.freeze()
-        if (pid := os.fork()) == 0:
-            try:
-                _close_all_but({0, 1, 2, listener.fileno(), alive})
-                forkserver.main(listener.fileno(), alive, [])
-            finally:
-                os._exit(0)
-        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-        os.close(alive)
-    _server._forkserver_address, _server._forkserver_pid = address, pid
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # see _ensure_running
+    again.freeze()
+    if (pid := os.fork()) == 0:
+        try:
+            _close_all_but({0, 1, 2, listener, alive})
+            forkserver.main(listener, alive, [])
+        finally:
+            os._exit(0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, masked)
     _copy = pid
-    _server._forkserver_alive_fd = ours
+    return pid
 
 
 def _close_all_but(kept: set[int]) -> None:

@@ -9,6 +9,7 @@ shared_links.py      an algorithm's rounds on such graphs: what it costs that me
 cluster.py           nodes of GPUs and network cards, and what NCCL uses of their links
 nccl.py              NCCL's own model: latency and share of the bandwidth, by algorithm and protocol
 cluster_collectives.py  from both, how long a collective takes on a cluster: where lessons take such numbers from
+rank_order.py        which axis of a mesh goes inside the node
 mesh_layouts.py      which dim of each tensor lies along which axis of a mesh, in three notations
 mesh_traffic.py      the collectives that follow from that
 states.py            bytes of parameters, gradients and optimizer states, for each precision and ZeRO stage

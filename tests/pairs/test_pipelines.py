@@ -89,9 +89,15 @@ def test_zero1_over_a_pipeline(schedule):
     check(Piped("ZeRO-1", schedule), GPT2)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("how", ["ZeRO-2", "reduce_gradients"])
+def test_zero2_over_a_pipeline(how, schedule):
+    check(Piped(how, schedule), GPT2)
+
+
 @pytest.mark.parametrize("shape", LARGE, ids=["2 x 3", "3 x 2"])
 @pytest.mark.parametrize(
-    "other", [*SHARDED, "tensor", "sequence", "expert", "data_parallel", "ZeRO-1"]
+    "other", [*SHARDED, "tensor", "sequence", "expert", "data_parallel", "ZeRO-1", "ZeRO-2"]
 )
 def test_six_ranks(other, shape):
     if other == "sequence" and shape[0] == 3:
@@ -116,7 +122,8 @@ WAYS = [
     (None, Piped("FullyShardedDataParallel", "1F1B")),
     (Piped("FullyShardedDataParallel", "GPipe"), Piped("tensor", "1F1B")),
     (Piped("tensor", "1F1B"), Piped("fully_shard", "1F1B", (2, 3))),
-    (Piped("sequence", "interleaved"), Piped("ZeRO-1", "1F1B", (3, 2))),
+    (Piped("sequence", "interleaved"), Piped("ZeRO-2", "1F1B", (3, 2))),
+    (Piped("ZeRO-2", "interleaved"), Piped("ZeRO-1", "GPipe", (2, 3))),
     (Piped("ZeRO-1", "1F1B"), None),
     (Piped("expert", "1F1B", (2, 3)), Piped("expert", "interleaved")),
     (Piped("expert", "interleaved"), None),

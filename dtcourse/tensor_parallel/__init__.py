@@ -8,6 +8,7 @@ In the order in which to read them:
     embedding.py       a vocabulary cut by rows, or by columns
     cross_entropy.py   the loss of logits that nobody gathers
     random_state.py    which ranks draw the same random numbers
+    experts.py         experts of a mixture, each one's matrices cut as those of an MLP
     styles.py          how attention heads, MLPs, embeddings are cut, and what does not divide
     prepare.py         inputs and outputs of a module, laid out as its neighbours need them
     parallelize.py     parallelize: all of that for an unchanged model, by a plan
@@ -18,6 +19,7 @@ In the order in which to read them:
 from dtcourse.tensor_parallel.clipping import clip_grad_norm
 from dtcourse.tensor_parallel.cross_entropy import cross_entropy
 from dtcourse.tensor_parallel.embedding import ColumnParallelEmbedding, VocabParallelEmbedding
+from dtcourse.tensor_parallel.experts import TensorParallelExperts
 from dtcourse.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from dtcourse.tensor_parallel.parallelize import parallelize, transformer_plan
 from dtcourse.tensor_parallel.prepare import (
@@ -33,6 +35,7 @@ from dtcourse.tensor_parallel.shards import (
 )
 from dtcourse.tensor_parallel.styles import (
     ColwiseParallel,
+    ExpertsParallel,
     HeadwiseParallel,
     RegionParallel,
     RowwiseParallel,
@@ -44,6 +47,7 @@ __all__ = [
     "ColumnParallelEmbedding",
     "ColumnParallelLinear",
     "ColwiseParallel",
+    "ExpertsParallel",
     "HeadwiseParallel",
     "PrepareModuleInput",
     "PrepareModuleInputOutput",
@@ -53,6 +57,7 @@ __all__ = [
     "RowwiseParallel",
     "SplitDropoutParallel",
     "SummaLinear",
+    "TensorParallelExperts",
     "VocabParallelEmbedding",
     "clip_grad_norm",
     "cross_entropy",

@@ -17,6 +17,7 @@ from dtcourse.tensor_parallel.embedding import (
     VocabParallelEmbedding,
     require_plain,
 )
+from dtcourse.tensor_parallel.experts import EXPERT_DIMS, REGION, TensorParallelExperts
 from dtcourse.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, SharedInput
 from dtcourse.tensor_parallel.random_state import SplitDropout
 from dtcourse.tensor_parallel.shards import divisors, require_divides
@@ -118,6 +119,38 @@ class RegionParallel:
 
 
 @dataclass(frozen=True)
+class ExpertsParallel:
+    """The experts of a mixture (models.Experts): the matrices of each are a parallel region, all experts' in one.
+
+    Before expert_parallel gives the experts out over another axis, or after.
+    """
+
+    def check(self, module: nn.Module, name: str, size: int) -> None:
+        for part, inner in _inner(module):
+            return self.check(inner, f"{name}.{part}", size)
+        missing = [a for a in (*REGION, "up", "down", "num_experts") if not hasattr(module, a)]
+        if missing:
+            raise ValueError(
+                f"ExpertsParallel is for experts with {', '.join(REGION)}, up and down, as models.Experts; {name}, a "
+                f"{type(module).__name__}, has no {', '.join(missing)}"
+            )
+        width = module.get_parameter("up").shape[2]
+        require_divides(width, size, f"the width of the experts of {name}")
+
+    def cuts(self, module: nn.Module) -> dict[str, int]:
+        for part, inner in _inner(module):
+            return {f"{part}.{name}": dim for name, dim in self.cuts(inner).items()}
+        held = {name for name, _ in module.named_parameters()}
+        return {name: dim for name, dim in EXPERT_DIMS.items() if name in held}
+
+    def apply(self, module: nn.Module, group: Group) -> nn.Module:
+        for part, inner in _inner(module):
+            setattr(module, part, self.apply(inner, group))
+            return module
+        return TensorParallelExperts(module, group)
+
+
+@dataclass(frozen=True)
 class HeadwiseParallel:
     """Attention with `query`, `key`, `value`, `output` and `d_head`: each rank has some of the heads.
 
@@ -210,6 +243,12 @@ def require(module: nn.Module, name: str, kinds: tuple[type, ...], style: str) -
 
 def _inside(layers: dict[str, dict[str, int]]) -> dict[str, int]:
     return {f"{layer}.{name}": dim for layer, cut in layers.items() for name, dim in cut.items()}
+
+
+def _inner(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The module that another technique has put this one around, where it has: in the whole model both are one."""
+    renamed: dict[str, str] = getattr(module, "names_in_whole", {})
+    return [(child, getattr(module, child)) for child, name in renamed.items() if not name]
 
 
 def _child(module: nn.Module, part: str, name: str) -> nn.Module:

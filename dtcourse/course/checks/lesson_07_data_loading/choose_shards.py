@@ -1,4 +1,4 @@
-"""How large a shard, how many readers, how large a buffer: an epoch is read on the emulated clock, and its mixing counted."""
+"""How large a shard, how many readers, how large a buffer? An epoch is read on the emulated clock; mixing is counted."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CHOOSE = Exercise(
     lesson="07",
     title="Choose shards, readers and a buffer",
     takes=("choose_shards",),
-    target="in 6 cases an epoch in at most 1.01 times the time of the best choice that fits and mixes; at most 12 of 72 "
-    "choices tried",
+    target="in 6 cases an epoch in at most 1.01 times the time of the best choice that fits and mixes; at most 12 of "
+    "72 choices tried",
     forbidden=("dtcourse.data", "dtcourse.emulation", "dtcourse.simulator"),
 )
 
@@ -75,7 +75,7 @@ def _shares(size: int, buffer: int, rank: int) -> float:
 def epoch(
     choice: tuple[int, int, int], latency: float, link: float, compute: float
 ) -> tuple[float, float, float]:
-    """On each rank: an epoch. Its seconds, the most samples held at once, and the share of a batch's most common class."""
+    """On each rank: an epoch. Its seconds, the most samples held, the share of a batch's most common class."""
     import torch.distributed as dist
 
     from dtcourse import data, emulation

@@ -104,8 +104,7 @@ def contract(left: Layout, right: Layout, out: Sequence[str]) -> Layout:
     which they have different dims that are not in the other, or two partial sums multiplied.
     """
     partial = set(left.partial | right.partial)
-    for axis in {*left.axes, *right.axes, *partial} - {None}:
-        assert axis is not None, "taken out above"
+    for axis in [axis for axis in {*left.axes, *right.axes, *partial} if axis is not None]:
         _require_product(left, right, axis)
         summed = left.along(axis) or right.along(axis)
         if summed is not None and summed not in out:

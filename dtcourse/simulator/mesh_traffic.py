@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dtcourse.simulator.collective_cost import BUS_FACTORS
 from dtcourse.simulator.mesh_layouts import Layout, Mesh, Sizes, by_rules, contract
 
 # What makes less first, then what keeps the size, then what makes more.
@@ -90,13 +91,8 @@ def _change(now: Layout, want: Layout, axis: str) -> tuple[str, str, Layout] | N
 
 def sent(kind: str, held: float, ranks: int) -> float:
     """Bytes that each rank sends. held: its bytes before the collective."""
-    factors = {
-        "all_reduce": 2 * (ranks - 1) / ranks,
-        "reduce_scatter": (ranks - 1) / ranks,
-        "all_to_all": (ranks - 1) / ranks,
-        "all_gather": ranks - 1,
-    }
-    return factors[kind] * held
+    whole = held * ranks if kind == "all_gather" else held
+    return whole * BUS_FACTORS[kind](ranks)
 
 
 @dataclass(frozen=True)

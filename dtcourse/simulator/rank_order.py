@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,6 +36,10 @@ class Use:
     times: int = 1
 
 
+class UnevenGroups(ValueError):
+    """An axis whose groups have unlike shares of their nodes: no one cluster stands for them all."""
+
+
 def groups(sizes: Mapping[str, int], axis: str) -> list[list[int]]:
     """The ranks of each group of an axis; sizes: of each axis, in the mesh's order."""
     ranks = torch.arange(math.prod(sizes.values())).view(*sizes.values())
@@ -43,17 +49,15 @@ def groups(sizes: Mapping[str, int], axis: str) -> list[list[int]]:
 def spread(sizes: Mapping[str, int], axis: str, gpus: int) -> tuple[int, int]:
     """(nodes that a group of this axis lies on, its ranks in each of these) for nodes of `gpus` GPUs.
 
-    Raises ValueError where a group has not equally many ranks in each of its nodes.
+    Raises UnevenGroups where a group has not equally many ranks in each of its nodes.
     """
     found = set()
     for group in groups(sizes, axis):
-        counts = {
-            node: sum(rank // gpus == node for rank in group) for node in {r // gpus for r in group}
-        }
+        counts = Counter(rank // gpus for rank in group)
         found |= {(len(counts), count) for count in counts.values()}
     if len(found) > 1:
         named = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise ValueError(
+        raise UnevenGroups(
             f"axes {named} on nodes of {gpus}: groups of {axis} do not lie alike on their nodes; "
             "choose sizes of which some product, from the last axis on, is the node's"
         )
@@ -83,7 +87,6 @@ def seconds(cluster: Cluster, sizes: Mapping[str, int], uses: Sequence[Use]) -> 
         )
     found = dict.fromkeys(sizes, 0.0)
     for use in uses:
-        _place(sizes, use.axis)
         where = part_of(cluster, sizes, use.axis)
         found[use.axis] += use.times * predict(where, use.collective, use.nbytes).seconds
     return found
@@ -95,13 +98,9 @@ def orders(
     """Seconds of a step's messages for every order of the axes, the fastest first; what lies unevenly is left out."""
     found = {}
     for order in itertools.permutations(sizes):
-        try:
-            found[order] = sum(
-                seconds(cluster, {name: sizes[name] for name in order}, uses).values()
-            )
-        except ValueError:
-            if math.prod(sizes.values()) != cluster.ranks or any(u.axis not in sizes for u in uses):
-                raise
+        ordered = {name: sizes[name] for name in order}
+        with suppress(UnevenGroups):
+            found[order] = sum(seconds(cluster, ordered, uses).values())
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 

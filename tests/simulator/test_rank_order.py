@@ -129,3 +129,12 @@ def test_what_cannot_be():
         spread({"a": 3, "b": 4}, "b", 6)
     with pytest.raises(ValueError, match="a 3 x b 4 = 12 ranks"):
         orders(cluster, {"a": 3, "b": 4}, [])
+    with pytest.raises(ValueError, match="got 'gossip'"):
+        orders(cluster, {"pp": 2, "tp": 8}, [Use("pp", "gossip", 1.0)])
+
+
+def test_orders_that_lie_unevenly_are_left_out():
+    """12 ranks on nodes of 6: four of them next to each other would lie on two nodes, three do not."""
+    cluster = Cluster.of("H100", nodes=2, gpus=6)
+    uses = [Use("a", "all_reduce", 1e6), Use("b", "all_reduce", 1e6)]
+    assert list(orders(cluster, {"a": 3, "b": 4}, uses)) == [("b", "a")]

@@ -187,6 +187,8 @@ def test_what_has_no_room_gets_a_job_of_its_own():
         thread.join(120)
         assert job_of(go[0]) == held.record.job
         assert beside != held.record.job != job_of(on_nodes(where, 2, nodes=2))
+    # Nobody gives back a job of a launch's own: it ends by itself, a moment after its ranks' answers have come.
+    until(lambda: not queue())
 
 
 def test_nodes_without_a_launch_are_given_back_and_the_next_one_asks_anew(settings):

@@ -27,6 +27,7 @@ from dtcourse.pipeline_parallel.actions import (
     Schedule,
     needed_by,
 )
+from dtcourse.pipeline_parallel.auxiliary import AuxiliaryLosses
 from dtcourse.pipeline_parallel.messages import Mail
 from dtcourse.pipeline_parallel.recompute import Before, Recompute
 from dtcourse.pipeline_parallel.split_backward import DelayedWeightGradients
@@ -63,6 +64,7 @@ class Batch:
     targets:   by micro-batch; nothing on ranks without the last stage
     weights:   by micro-batch, the part of its loss in what is differentiated
     in_halves: the stages and micro-batches whose backward has two halves
+    auxiliary: the losses that this rank's stages make themselves
     recompute: by stage, where forwards keep their input only and are run once more before their backward
     number:    how many came before it: for those who look at the timeline
     """
@@ -74,6 +76,7 @@ class Batch:
     targets: Sequence[Any]
     weights: Sequence[float]
     in_halves: set[tuple[int, int]]
+    auxiliary: AuxiliaryLosses
     recompute: Mapping[int, Recompute] = field(default_factory=dict)
     training: bool = True
     number: int = 0
@@ -146,11 +149,14 @@ class Batch:
             kept.later.compute()
 
     def run(self, stage: int, i: int, inputs: Tensors) -> Tensors:
-        """The stage, and after the last one the loss."""
+        """The stage, and after the last one the loss. The sum of the stages' own losses goes last."""
+        inputs, earlier = self.auxiliary.come_with(stage, inputs)
         y = self.call(stage, i, inputs)
         if stage < self.schedule.num_stages - 1:
-            return as_tensors(y, f"Stage {stage} returns")
-        loss = self.loss(y, self.targets[i]) * self.weights[i]
+            made = as_tensors(y, f"Stage {stage} returns")
+            return (*made, *self.auxiliary.go_with(stage, earlier, made))
+        loss = self.loss(y, self.targets[i])
+        loss = sum(self.auxiliary.go_with(stage, earlier, (loss,)), start=loss) * self.weights[i]
         self.losses[i] = loss.detach()
         return (loss,)
 

@@ -63,11 +63,6 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
         return _named(model)
     parts = ("token_embedding", "position_embedding", "dropout", "blocks", "norm", "output")
     if all(hasattr(model, part) for part in parts):
-        if any(hasattr(part, "auxiliary_loss") for part in model.modules()):
-            raise ValueError(
-                f"{type(model).__name__} cannot be split: the loss of its experts' gates is made in the blocks, and a "
-                "pipeline's loss is the last stage's alone."
-            )
         blocks = model.get_submodule("blocks")
         return [Embeddings(model), *_named(blocks, "blocks."), Head(model)]
     return _between_borders(model)

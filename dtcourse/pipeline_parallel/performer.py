@@ -21,6 +21,7 @@ from dtcourse.collectives import p2p
 from dtcourse.parameters.cuts import EXPERT, OTHER, TENSOR
 from dtcourse.parameters.slices import require_whole
 from dtcourse.pipeline_parallel.actions import BACKWARD_WEIGHT, FORWARD, Schedule
+from dtcourse.pipeline_parallel.auxiliary import AuxiliaryLosses
 from dtcourse.pipeline_parallel.batch import Batch, Tensors, samples, split_batch
 from dtcourse.pipeline_parallel.messages import Mail
 from dtcourse.pipeline_parallel.recompute import Recompute
@@ -60,6 +61,7 @@ class Performer:
         self.stages = dict(zip(mine, stages, strict=True))
         self.schedule, self.loss, self.group = schedule, loss, group
         self.module = Held(self.stages, group, self.held_before)
+        self.auxiliary = AuxiliaryLosses(self.stages)
         self.weigh = weigh
         self.recompute = {s: Recompute(one) for s, one in self.stages.items()} if recompute else {}
         self.numbers = count()
@@ -104,6 +106,7 @@ class Performer:
             targets=targets,
             weights=weights,
             in_halves=self.in_halves,
+            auxiliary=self.auxiliary,
             recompute=self.recompute,
             training=training,
             number=next(self.numbers),

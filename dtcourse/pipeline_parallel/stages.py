@@ -23,6 +23,7 @@ from dtcourse.parameters.owners import ModelOwners
 from dtcourse.parameters.placement import local, placement_of
 from dtcourse.parameters.whole import gathered
 from dtcourse.pipeline_parallel.actions import Schedule
+from dtcourse.pipeline_parallel.auxiliary import first_stage
 from dtcourse.plural import plural
 from dtcourse.torch_private import own_modules
 
@@ -42,6 +43,7 @@ class Stage(nn.Sequential):
     tied:  of the whole model
     names: the layers' in the whole model; "" for one whose parts have their names from the model itself. Default: their
            places here
+    first_loss: the first stage of the whole model that makes a loss of its own (auxiliary.py)
     """
 
     def __init__(
@@ -49,9 +51,10 @@ class Stage(nn.Sequential):
         layers: Iterable[nn.Module],
         tied: Sequence[Tied] = (),
         names: Sequence[str] | None = None,
+        first_loss: int | None = None,
     ) -> None:
         super().__init__(*layers)
-        self.tied = list(tied)
+        self.tied, self.first_loss = list(tied), first_loss
         self.names_in_whole = {str(i): name for i, name in enumerate(names or ())}
 
     def forward(self, *values: Any) -> Any:  # type: ignore[override]
@@ -90,9 +93,9 @@ def split(
             f"{plural(len(layers), 'layer')} once, in order, and none is empty; got {', '.join(map(str, ranges))}."
         )
     tied = tied_parameters(layers, ranges)
-    names = names_of(layers)
+    names, first_loss = names_of(layers), first_stage(layers, ranges)
     return [
-        Stage((layers[i] for i in ranges[s]), tied, [names[i] for i in ranges[s]])
+        Stage((layers[i] for i in ranges[s]), tied, [names[i] for i in ranges[s]], first_loss)
         for s in schedule.stages_of(rank)
     ]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,61 +14,113 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dtcourse import checkpoint, sharding
-from dtcourse.models import TransformerConfig
+from dtcourse.expert_parallel import average_gradients, expert_parallel
+from dtcourse.models import MoE, Transformer, TransformerConfig
 from dtcourse.parameters.clipping import clip_grad_norm
 from dtcourse.parameters.whole import full_gradients, full_state_dict
-from dtcourse.pipeline_parallel import Pipeline, Stage, gpipe, layers_of, one_f_one_b, split
-from tests.pairs.layouts import MAX_NORM, NORMS, Steps, batch, build, sgd, tensor
+from dtcourse.pipeline_parallel import (
+    Pipeline,
+    Stage,
+    gpipe,
+    interleaved_1f1b,
+    layers_of,
+    one_f_one_b,
+    split,
+)
+from tests.pairs import layouts
+from tests.pairs.layouts import MAX_NORM, NORMS, Steps, batch, sgd
 
 MICRO_BATCHES = 3
-SCHEDULES = {"GPipe": gpipe, "1F1B": one_f_one_b}
+SCHEDULES = {
+    "GPipe": gpipe,
+    "1F1B": one_f_one_b,
+    "interleaved": lambda ranks, m: interleaved_1f1b(ranks, m, 2),
+}
+SHARDED = ("fully_shard", "FullyShardedDataParallel")
+ZERO = ("ZeRO-1", "ZeRO-2", "reduce_gradients")
+# 6 experts are as many for each of 2 and of 3 ranks; their gates' losses count about as much as the main one.
+EXPERTS = replace(layouts.EXPERTS, experts=6, balancing=0.7)
+
+# 2 and 3 tensor ranks share 6 heads; tied, and a vocabulary that divides by neither.
+SIX_HEADS = replace(layouts.GPT2, d_model=12, n_heads=6)
+
+
+def build(config: TransformerConfig, seed: int = 0) -> Transformer:
+    """As layouts.build, with a z-loss where there are gates."""
+    model = layouts.build(config, seed)
+    for part in model.modules():
+        if isinstance(part, MoE):
+            part.z = 0.2
+    return model
 
 
 @dataclass(frozen=True)
 class Piped:
-    """A pipeline of two stages. other: what else is done, over the axis beside that of the pipeline."""
+    """other: what else is done, over the axis beside that of the pipeline.
+
+    shape: ranks on the axes (other, pipe)
+    """
 
     other: str
     schedule: str
+    shape: tuple[int, int] = (2, 2)
+
+    @property
+    def ranks(self) -> int:
+        return math.prod(self.shape)
 
     def mesh(self) -> DeviceMesh:
-        return init_device_mesh("cpu", (2, 2), mesh_dim_names=("other", "pipe"))
+        return init_device_mesh("cpu", self.shape, mesh_dim_names=("other", "pipe"))
 
     def pipeline(self, config: TransformerConfig, mesh: DeviceMesh, seed: int = 0) -> Pipeline:
         """The first rank's start of the other axis is the truth's, where the technique sees to it."""
-        sharded = self.other in ("fully_shard", "FullyShardedDataParallel")
-        first = mesh["other"].get_local_rank() == 0 or not sharded
+        sees_to_it = self.other in (*SHARDED, "expert", "ZeRO-2")
+        first = mesh["other"].get_local_rank() == 0 or not sees_to_it
         model = build(config, seed=seed if first else seed + 5)
-        if self.other == "tensor":
-            tensor(model, {"inner": mesh["other"]})  # type: ignore[arg-type]
-        schedule = SCHEDULES[self.schedule](2, MICRO_BATCHES)
+        if self.other in ("tensor", "sequence"):
+            layouts.INNER[self.other](model, {"inner": mesh["other"]})  # type: ignore[arg-type]
+        if self.other == "expert":
+            expert_parallel(model, mesh["other"])
+        schedule = SCHEDULES[self.schedule](self.shape[1], MICRO_BATCHES)
         layers = layers_of(model)
-        half = len(layers) // 2
-        ranges = [range(half), range(half, len(layers))]
-        stages = split(layers, ranges, schedule, mesh["pipe"].get_local_rank())
-        if sharded:
+        numbers = torch.arange(len(layers)).tensor_split(schedule.num_stages)
+        ranges = [range(int(n[0]), int(n[-1]) + 1) for n in numbers]
+        stages: list[Any] = split(layers, ranges, schedule, mesh["pipe"].get_local_rank())
+        if self.other in SHARDED:
             shard = getattr(sharding, self.other)
             for stage in stages:
                 shard_stage(shard, stage, mesh["other"])
+        if self.other == "ZeRO-2":
+            optimizer = zero(stages, mesh)
+            stages = [
+                sharding.ShardedDataParallel(one, optimizer, find_unused_parameters=True)
+                for one in stages
+            ]
         replicas = mesh.get_group("other") if self.other in ("data_parallel", "ZeRO-1") else None
-        group = mesh.get_group("pipe")
-        return Pipeline(stages, schedule, loss, group, data_parallel=replicas)
+        return Pipeline(stages, schedule, loss, mesh.get_group("pipe"), data_parallel=replicas)
 
-    def optimizer(self, model: nn.Module, mesh: DeviceMesh) -> torch.optim.Optimizer:
-        """SGD; of ZeRO-1 each rank of the other axis steps for a share of its stage's parameters."""
-        if self.other != "ZeRO-1":
-            return sgd(model)
-        trained = [p for p in model.parameters() if p.requires_grad]
-        group = mesh.get_group("other")
-        return sharding.ZeroRedundancyOptimizer(
-            trained, torch.optim.SGD, group, lr=0.3, momentum=0.9
-        )
+    def optimizer(self, pipeline: Pipeline, mesh: DeviceMesh) -> torch.optim.Optimizer:
+        """SGD; of ZeRO each rank of the other axis steps for a share of its stages' parameters."""
+        if self.other == "ZeRO-2":
+            return next(iter(pipeline.module)).optimizer  # type: ignore[return-value]
+        return zero(pipeline.module, mesh) if self.other in ZERO else sgd(pipeline.module)
 
     def batch(self, config: Any, mesh: DeviceMesh, step: int) -> list[torch.Tensor]:
         """This rank's part: tensor ranks share one."""
-        parts = 1 if self.other == "tensor" else 2
+        parts = 1 if self.other in ("tensor", "sequence") else self.shape[0]
         mine = mesh["other"].get_local_rank() % parts
         return [t.chunk(parts)[mine] for t in batch(config, step)]
+
+    def __str__(self) -> str:
+        return f"{self.other} x {self.schedule}, {self.shape[0]} x {self.shape[1]}"
+
+
+def zero(stages: Iterable[nn.Module], mesh: DeviceMesh) -> sharding.ZeroRedundancyOptimizer:
+    """Of all stages of a rank, over the other axis."""
+    trained = [p for stage in stages for p in stage.parameters() if p.requires_grad]
+    return sharding.ZeroRedundancyOptimizer(
+        list(dict.fromkeys(trained)), torch.optim.SGD, mesh.get_group("other"), **layouts.SGD
+    )
 
 
 def shard_stage(shard: Any, stage: Stage, mesh: DeviceMesh) -> None:
@@ -79,16 +133,35 @@ def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
-def together(layout: Piped, config: TransformerConfig, steps: int = 3) -> Steps:
-    """Training on this rank of four, clipped by the 2-norm."""
+@dataclass
+class PipedSteps(Steps):
+    """losses: what each step returned, None but on the last stage's ranks."""
+
+    losses: list[float | None] = field(default_factory=list)
+
+
+def one_backward(
+    pipeline: Pipeline, optimizer: Any, layout: Piped, mesh: DeviceMesh, step: int, config: Any
+) -> float | None:
+    """All micro-batches of a step, and the mean over the other axis."""
+    optimizer.zero_grad()
+    value = pipeline.step(*layout.batch(config, mesh, step))
+    if layout.other == "expert":
+        average_gradients(pipeline.module, mesh["other"])
+    if layout.other == "reduce_gradients":
+        optimizer.reduce_gradients()
+    return value
+
+
+def together(layout: Piped, config: TransformerConfig, steps: int = 3) -> PipedSteps:
+    """Training on this rank of many, clipped by the 2-norm."""
     logging.disable(logging.WARNING)
-    mesh, found = layout.mesh(), Steps()
+    mesh, found = layout.mesh(), PipedSteps()
     pipeline = layout.pipeline(config, mesh)
     model = pipeline.module
-    optimizer = layout.optimizer(model, mesh)
+    optimizer = layout.optimizer(pipeline, mesh)
     for step in range(steps):
-        optimizer.zero_grad()
-        pipeline.step(*layout.batch(config, mesh, step))
+        found.losses.append(one_backward(pipeline, optimizer, layout, mesh, step, config))
         found.norms.append([clip_grad_norm(model, 1e9, kind).item() for kind in NORMS])
         found.gradients.append(full_gradients(model))
         clip_grad_norm(model, MAX_NORM)
@@ -100,8 +173,7 @@ def together(layout: Piped, config: TransformerConfig, steps: int = 3) -> Steps:
 def take_step(
     pipeline: Pipeline, optimizer: Any, layout: Piped, mesh: DeviceMesh, step: int, config: Any
 ) -> None:
-    optimizer.zero_grad()
-    pipeline.step(*layout.batch(config, mesh, step))
+    one_backward(pipeline, optimizer, layout, mesh, step, config)
     clip_grad_norm(pipeline.module, MAX_NORM)
     optimizer.step()
 
@@ -110,7 +182,7 @@ def write(layout: Piped, config: TransformerConfig, folder: str, steps: int) -> 
     """Some steps, saved: the whole state."""
     mesh = layout.mesh()
     pipeline = layout.pipeline(config, mesh)
-    optimizer = layout.optimizer(pipeline.module, mesh)
+    optimizer = layout.optimizer(pipeline, mesh)
     for step in range(steps):
         take_step(pipeline, optimizer, layout, mesh, step, config)
     checkpoint.save(folder, pipeline.module, optimizer)
@@ -121,36 +193,8 @@ def read(layout: Piped, config: TransformerConfig, folder: str, steps: int) -> A
     """Into a model that starts elsewhere: the whole state, and what it is after one step more."""
     mesh = layout.mesh()
     pipeline = layout.pipeline(config, mesh, seed=7)
-    optimizer = layout.optimizer(pipeline.module, mesh)
+    optimizer = layout.optimizer(pipeline, mesh)
     checkpoint.load(folder, pipeline.module, optimizer)
     loaded = full_state_dict(pipeline.module)
     take_step(pipeline, optimizer, layout, mesh, steps, config)
     return loaded, full_state_dict(pipeline.module)
-
-
-def write_alone(config: TransformerConfig, folder: str, steps: int) -> Any:
-    """The same in one process, without the layer that nobody uses."""
-    model = build(config)
-    del model.unused
-    optimizer = sgd(model)
-    for step in range(steps):
-        step_alone(model, optimizer, config, step)
-    checkpoint.save(folder, model, optimizer)
-    return full_state_dict(model)
-
-
-def read_alone(config: TransformerConfig, folder: str, steps: int) -> Any:
-    model = build(config, seed=7)
-    del model.unused
-    optimizer = sgd(model)
-    checkpoint.load(folder, model, optimizer)
-    loaded = full_state_dict(model)
-    step_alone(model, optimizer, config, steps)
-    return loaded, full_state_dict(model)
-
-
-def step_alone(model: Any, optimizer: Any, config: TransformerConfig, step: int) -> None:
-    optimizer.zero_grad()
-    model.loss(*batch(config, step)).backward()
-    nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
-    optimizer.step()

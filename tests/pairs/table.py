@@ -48,7 +48,8 @@ PAIRS = [
     ),
     Pair("ZeRO-1", "pipeline", f"{PIPED}.test_zero1_over_a_pipeline", words="with data_parallel"),
     Pair("pipeline", "tensor", f"{PIPED}.test_a_pipeline_over_tensor_parallelism"),
-    Pair("pipeline", "expert", "pipeline over experts", False, "gates' losses are made in the blocks"),
+    Pair("pipeline", "sequence", f"{PIPED}.test_a_pipeline_over_sequence_parallelism"),
+    Pair("pipeline", "expert", f"{PIPED}.test_a_pipeline_over_experts", words="with average_gradients"),
     Pair(
         "DistributedDataParallel",
         "pipeline",

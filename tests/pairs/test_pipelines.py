@@ -10,11 +10,21 @@ import pytest
 from dtcourse import launch
 from dtcourse.parameters.clipping import clip_grad_norm
 from dtcourse.verify import compare
-from tests.pairs.layouts import GPT2, LLAMA, alone
-from tests.pairs.pipelines import SCHEDULES, Piped, read, read_alone, together, write, write_alone
-from tests.pairs.table import SHARDED
+from tests.pairs.layouts import GPT2, LLAMA
+from tests.pairs.micro_batches import alone, read_alone, write_alone
+from tests.pairs.pipelines import (
+    EXPERTS,
+    SCHEDULES,
+    SHARDED,
+    SIX_HEADS,
+    Piped,
+    read,
+    together,
+    write,
+)
 
 truth = functools.cache(alone)
+LARGE = [(2, 3), (3, 2)]  # ranks on the axes (other, pipe)
 
 
 def used(by_name):
@@ -22,28 +32,51 @@ def used(by_name):
     return {name: value for name, value in by_name.items() if not name.startswith("unused.")}
 
 
+def truth_of(layout, config):
+    """Where there are experts, a micro-batch is of all ranks."""
+    return truth(config, layout.shape[0]) if layout.other == "expert" else truth(config)
+
+
 def check(layout, config):
-    right = truth(config)
-    for rank, found in enumerate(launch(together, 4, layout, config)):
+    right, ranks = truth_of(layout, config), launch(together, layout.ranks, layout, config)
+    for rank, found in enumerate(ranks):
         where = f"{layout}, rank {rank}"
         for step, (mine, theirs) in enumerate(zip(found.gradients, right.gradients, strict=True)):
             compare(mine, used(theirs), 1e-12, f"{where}, step {step}: gradient", norm=2)
         for mine, theirs in zip(found.norms, right.norms, strict=True):
             assert mine == pytest.approx(theirs, rel=1e-12), where
         compare(found.state, used(right.state), 1e-12, f"{where}: value", norm=2)
+    for step, theirs in enumerate(right.losses):  # the mean of those who have other samples
+        mine = [found.losses[step] for found in ranks if found.losses[step] is not None]
+        assert sum(mine) / len(mine) == pytest.approx(theirs, rel=1e-12), (layout, step)
 
 
-@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["tied", "grouped"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+BOTH = pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+TIED_OR_GROUPED = pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["tied", "grouped"])
+
+
+@TIED_OR_GROUPED
+@BOTH
 @pytest.mark.parametrize("outer", SHARDED)
 def test_full_sharding_over_a_pipeline(outer, schedule, config):
     check(Piped(outer, schedule), config)
 
 
-@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["tied", "grouped"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@TIED_OR_GROUPED
+@BOTH
 def test_a_pipeline_over_tensor_parallelism(schedule, config):
     check(Piped("tensor", schedule), config)
+
+
+@TIED_OR_GROUPED
+@BOTH
+def test_a_pipeline_over_sequence_parallelism(schedule, config):
+    check(Piped("sequence", schedule), config)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_pipeline_over_experts(schedule):
+    check(Piped("expert", schedule), EXPERTS)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -51,9 +84,20 @@ def test_data_parallelism_over_a_pipeline(schedule):
     check(Piped("data_parallel", schedule), GPT2)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@BOTH
 def test_zero1_over_a_pipeline(schedule):
     check(Piped("ZeRO-1", schedule), GPT2)
+
+
+@pytest.mark.parametrize("shape", LARGE, ids=["2 x 3", "3 x 2"])
+@pytest.mark.parametrize(
+    "other", [*SHARDED, "tensor", "sequence", "expert", "data_parallel", "ZeRO-1"]
+)
+def test_six_ranks(other, shape):
+    if other == "sequence" and shape[0] == 3:
+        pytest.skip("8 tokens are not as many for each of 3 ranks")
+    config = {"expert": EXPERTS, "tensor": SIX_HEADS}.get(other, GPT2)
+    check(Piped(other, "1F1B", shape), config)
 
 
 # --- saved on one layout and loaded on another ------------------------------------------------------------------------
@@ -61,30 +105,35 @@ def test_zero1_over_a_pipeline(schedule):
 STEPS = 2
 
 
-def saved_by(source, config, folder):
+def saved_by(source, config, folder, parts):
     if source is None:
-        return launch(write_alone, 1, config, folder, STEPS)[0]
-    return launch(write, 4, source, config, folder, STEPS)[0]
+        return launch(write_alone, 1, config, folder, STEPS, parts)[0]
+    return launch(write, source.ranks, source, config, folder, STEPS)[0]
 
 
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        (Piped("fully_shard", "1F1B"), None),
-        (None, Piped("FullyShardedDataParallel", "1F1B")),
-        (Piped("FullyShardedDataParallel", "GPipe"), Piped("tensor", "1F1B")),
-        (Piped("tensor", "1F1B"), Piped("fully_shard", "1F1B")),
-    ],
-    ids=str,
-)
+WAYS = [
+    (Piped("fully_shard", "1F1B"), None),
+    (None, Piped("FullyShardedDataParallel", "1F1B")),
+    (Piped("FullyShardedDataParallel", "GPipe"), Piped("tensor", "1F1B")),
+    (Piped("tensor", "1F1B"), Piped("fully_shard", "1F1B", (2, 3))),
+    (Piped("sequence", "interleaved"), Piped("ZeRO-1", "1F1B", (3, 2))),
+    (Piped("ZeRO-1", "1F1B"), None),
+    (Piped("expert", "1F1B", (2, 3)), Piped("expert", "interleaved")),
+    (Piped("expert", "interleaved"), None),
+    (None, Piped("expert", "GPipe")),
+]
+
+
+@pytest.mark.parametrize(("source", "target"), WAYS, ids=[f"{a} to {b}" for a, b in WAYS])
 def test_saved_on_one_layout_and_loaded_on_another(source, target, tmp_path):
-    folder = str(tmp_path / "saved")
-    saved = saved_by(source, GPT2, folder)
-    right = used(alone(GPT2, STEPS + 1).state)
+    folder, among = str(tmp_path / "saved"), [one for one in (source, target) if one is not None]
+    config, parts = (EXPERTS, 2) if among[0].other == "expert" else (GPT2, 1)
+    saved = saved_by(source, config, folder, parts)
+    right = used(truth(config, parts, STEPS + 1).state)
     if target is None:
-        found = launch(read_alone, 1, GPT2, folder, STEPS)
+        found = launch(read_alone, 1, config, folder, STEPS, parts)
     else:
-        found = launch(read, 4, target, GPT2, folder, STEPS)
+        found = launch(read, target.ranks, target, config, folder, STEPS)
     for loaded, after in found:
         compare(loaded, saved, 0.0, "value")
         compare(after, right, 1e-12, "value after another step", norm=2)

@@ -23,7 +23,7 @@ from dtcourse.data_parallel import DistributedDataParallel, PerParameterDataPara
 from dtcourse.models import Transformer, TransformerConfig
 from dtcourse.parameters.cuts import EXPERT, FULL, TENSOR
 from dtcourse.parameters.slices import Slice, slices_of
-from dtcourse.pipeline_parallel import Pipeline, layers_of, one_f_one_b, split, zb_h1
+from dtcourse.pipeline_parallel import Pipeline, one_f_one_b, split, zb_h1
 from dtcourse.sequence_parallel import parallelize_sequence
 from dtcourse.sharding import ShardedDataParallel, ZeroRedundancyOptimizer
 from dtcourse.verify import compare, gradients_of
@@ -224,10 +224,10 @@ REFUSED = {
         lambda m, x: piped(m, zb_h1(2, 2), x),
         "A backward in two halves does not compose with full sharding.*freed after the first half",
     ),
-    "pipeline over experts": (
-        lambda x: Transformer(EXPERTS),
-        lambda m, x: layers_of(m),
-        "the loss of its experts' gates is made in the blocks",
+    "experts in stages of one's own": (
+        experts,
+        lambda m, x: piped([m.blocks], one_f_one_b(2, 2), x),
+        "Stage [01] makes a loss of its own.*Let `split` make the stages",
     ),
     "two means over one data axis": (
         fully_sharded_stage,

@@ -99,7 +99,6 @@ class Early(FunctionalDropout):
     ("model", "says"),
     [
         (Early(), "it returns an earlier tensor, not the one tensor that it makes last"),
-        (Transformer(TransformerConfig(experts=2, top_k=1)), "the loss of its experts' gates"),
         (TwoInputs(), r"TwoInputs cannot be split: it takes several inputs \(x, y\)\. Write it as"),
         (Decides(), "Decides cannot be split: its forward cannot be followed .*control flow"),
         (FunctionalDropout(), "dropout would stay in training .*nn.Dropout"),

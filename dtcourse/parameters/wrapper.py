@@ -37,3 +37,10 @@ class Wrapper(nn.Module):
         if state_dict and all(name.startswith("module.") for name in state_dict):
             state_dict = {name.removeprefix("module."): value for name, value in state_dict.items()}
         return self.module.load_state_dict(state_dict, *args, **keywords)
+
+
+def unwrapped(module: Any) -> Any:
+    """A module without the wrappers that data-parallel techniques have put round it."""
+    while isinstance(module, Wrapper):
+        module = module.module
+    return module

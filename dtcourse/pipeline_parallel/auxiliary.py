@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtcourse.parameters.wrapper import Wrapper
+from dtcourse.parameters.wrapper import unwrapped
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -48,7 +48,7 @@ class AuxiliaryLosses:
     """
 
     def __init__(self, stages: Mapping[int, nn.Module]) -> None:
-        found = {stage: _inner(module) for stage, module in stages.items()}
+        found = {stage: unwrapped(module) for stage, module in stages.items()}
         self.first: int | None = None
         self.makers = {stage: makers(module) for stage, module in found.items()}
         for stage, module in found.items():
@@ -84,10 +84,3 @@ class AuxiliaryLosses:
         if not losses:
             return (made[0].new_zeros((), dtype=torch.promote_types(made[0].dtype, torch.float32)),)
         return (sum(losses[1:], start=losses[0]),)
-
-
-def _inner(module: Any) -> Any:
-    """A stage without what a data-parallel technique has put round it."""
-    while isinstance(module, Wrapper):
-        module = module.module
-    return module

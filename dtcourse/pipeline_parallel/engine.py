@@ -27,11 +27,16 @@ from torch import nn
 
 from dtcourse.parameters.placement import local
 from dtcourse.parameters.reducer import Reducer
-from dtcourse.parameters.slices import require_replicas
+from dtcourse.parameters.slices import require_replicas, require_unwrapped
 from dtcourse.pipeline_parallel.actions import Schedule
 from dtcourse.pipeline_parallel.batch import samples
 from dtcourse.pipeline_parallel.performer import Performer
-from dtcourse.pipeline_parallel.stages import copies_in, lies_in_a_flat, sum_over_copies
+from dtcourse.pipeline_parallel.stages import (
+    copies_in,
+    gradient_owner,
+    lies_in_a_flat,
+    sum_over_copies,
+)
 from dtcourse.pipeline_parallel.stages import split as split  # where a pipeline begins
 
 
@@ -53,8 +58,11 @@ class Pipeline(Performer):
               group of those ranks: their gradients are summed. Copies on one rank are the same parameter and need
               nothing. Default: what `split` has found in the model; stages of your own say nothing of it
 
-    What tensor parallelism cuts, it cuts before the model is split; full sharding takes the stages, before they come
-    here. States, gradients and norms of `module` are the whole model's (dtcourse/parameters).
+    What tensor, sequence and expert parallelism cut, they cut before the model is split; full sharding takes the
+    stages, before they come here, and so does ZeRO-2: ShardedDataParallel(stage, optimizer), with one optimizer for all
+    stages of the rank, sends gradients to their owners after each micro-batch. optimizer.reduce_gradients() after the
+    step sends them once, and they are whole until then. States, gradients and norms of `module` are the whole model's
+    (dtcourse/parameters).
 
     Raises ScheduleError if the schedule cannot be run. Raises ValueError if ranks or stages are not those of the
     schedule, for backwards in two halves of stages that are fully sharded, and for a mean over ranks that hold
@@ -85,6 +93,11 @@ class Pipeline(Performer):
                 "shared: parameters that FullyShardedDataParallel has cut lie elsewhere in each stage's flat: take "
                 "fully_shard, or leave `shared` out and let `split` find what is tied"
             )
+        if any(gradient_owner(parameter) for parameter, _ in self.shared or ()):
+            raise ValueError(
+                "shared: ZeRO-2 leaves a gradient on one replica, and on another one of each stage: leave `shared` out "
+                "and let `split` find what is tied"
+            )
         self.reducer: Reducer | None = None
         if data_parallel is not None:
             names = {
@@ -95,6 +108,7 @@ class Pipeline(Performer):
             }
             named = [(name, parameter) for parameter, name in names.items()]
             require_replicas(named, data_parallel, "Pipeline's data_parallel")
+            require_unwrapped(named, "Pipeline's data_parallel")
             if names:  # none where all is frozen, on all ranks that hold these stages
                 self.reducer = Reducer(names, data_parallel)
 

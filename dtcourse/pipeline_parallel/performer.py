@@ -20,6 +20,7 @@ from dtcourse import device
 from dtcourse.collectives import p2p
 from dtcourse.parameters.cuts import EXPERT, OTHER, TENSOR
 from dtcourse.parameters.slices import require_whole
+from dtcourse.parameters.wrapper import Wrapper
 from dtcourse.pipeline_parallel.actions import BACKWARD_WEIGHT, FORWARD, Schedule
 from dtcourse.pipeline_parallel.auxiliary import AuxiliaryLosses
 from dtcourse.pipeline_parallel.batch import Batch, Tensors, samples, split_batch
@@ -70,6 +71,7 @@ class Performer:
         }
         if self.in_halves:
             require_unsharded_halves(self.module)
+            require_unwrapped_halves(stages)
         here = device_of(stages)
         self.mail = Mail(schedule, group, here)
         self.forward_only = _forwards(schedule)
@@ -166,6 +168,17 @@ def require_unsharded_halves(model: nn.Module) -> None:
         "Take a schedule of whole backwards (gpipe, one_f_one_b), or leave full sharding out",
         besides=(TENSOR, EXPERT, OTHER),
     )
+
+
+def require_unwrapped_halves(stages: Sequence[nn.Module]) -> None:
+    """Raises ValueError where each part of a backward in two halves would be taken for all of a step's gradients."""
+    wrappers = [type(stage).__name__ for stage in stages if isinstance(stage, Wrapper)]
+    if wrappers:
+        raise ValueError(
+            f"A backward in two halves is many small ones, and {wrappers[0]} reduces the gradients of each: "
+            "take a schedule of whole backwards (gpipe, one_f_one_b), or leave the wrapper out and call "
+            "optimizer.reduce_gradients() after the step"
+        )
 
 
 def _forwards(schedule: Schedule) -> Schedule:

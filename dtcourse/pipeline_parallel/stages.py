@@ -17,15 +17,16 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse.collectives import p2p
-from dtcourse.parameters.cuts import Run
+from dtcourse.parameters.cuts import Owners, Run
 from dtcourse.parameters.naming import Entry, joined, kept_of
 from dtcourse.parameters.owners import ModelOwners
-from dtcourse.parameters.placement import local, placement_of
+from dtcourse.parameters.placement import gradient_placement_of, local, placement_of
 from dtcourse.parameters.whole import gathered
+from dtcourse.parameters.wrapper import unwrapped
 from dtcourse.pipeline_parallel.actions import Schedule
 from dtcourse.pipeline_parallel.auxiliary import first_stage
 from dtcourse.plural import plural
-from dtcourse.torch_private import own_modules
+from dtcourse.torch_private import gradient_hooks, own_modules
 
 
 class Tied(NamedTuple):
@@ -125,7 +126,8 @@ def tied_parameters(
 
 def tied_in(stages: Mapping[int, nn.Module]) -> list[Tied]:
     """What a rank's stages say of ties in the whole model; nothing where `split` has not made them."""
-    return next((list(one.tied) for one in stages.values() if isinstance(one, Stage)), [])
+    inner = map(unwrapped, stages.values())
+    return next((list(one.tied) for one in inner if isinstance(one, Stage)), [])
 
 
 def copies_in(
@@ -140,7 +142,8 @@ def copies_in(
         ranks = sorted({schedule.rank_of[stage] for stage in names})
         if rank in ranks and len(ranks) > 1:
             stage = next(stage for stage in names if stage in stages)
-            found.append((kept_of(stages[stage].get_parameter(names[stage])), ranks))
+            held = unwrapped(stages[stage]).get_parameter(names[stage])
+            found.append((kept_of(held), ranks))
     return found
 
 
@@ -159,7 +162,7 @@ class Held(nn.ModuleList):
         super().__init__(stages.values())
         # Stages of the caller's own are the layers of a model that is a sequence of them.
         self.names_in_whole = {
-            str(i): "" if hasattr(stage, "names_in_whole") else str(number)
+            str(i): "" if hasattr(unwrapped(stage), "names_in_whole") else str(number)
             for i, (number, stage) in enumerate(stages.items())
         }
         self.owners = ModelOwners(group, later, [[*t.in_whole.values()] for t in tied_in(stages)])
@@ -186,8 +189,7 @@ def sum_over_copies(
                 total += one
             for other in others:
                 p2p.send(total, other, group)
-        mine = local(parameter.grad)  # type: ignore[arg-type]
-        mine.copy_(placement_of(parameter).cut(total) if lies_in_a_flat(parameter) else total)
+        _keep_of(parameter, total)
 
 
 def lies_in_a_flat(parameter: nn.Parameter) -> bool:
@@ -195,17 +197,40 @@ def lies_in_a_flat(parameter: nn.Parameter) -> bool:
     return any(isinstance(cut, Run) for cut in placement_of(parameter).cuts)
 
 
+def gradient_owner(parameter: nn.Parameter) -> Owners | None:
+    """Which of its replicas has its gradient, where backward leaves it on one (ZeRO-2): in each stage another one.
+
+    Where reduce_gradients has done so in an earlier step, this step's are whole until it is called again.
+    """
+    wrappers = [hook.of() for hook in gradient_hooks(parameter) if hasattr(hook, "of")]
+    if not any(hasattr(wrapper, "owners") for wrapper in wrappers):
+        return None
+    last = gradient_placement_of(parameter).cuts[-1:]
+    return last[0] if last and isinstance(last[0], Owners) else None
+
+
 def _alike_in_all_stages(parameter: nn.Parameter) -> torch.Tensor:
     """What a copy's gradient is added up by: this rank's piece, or all of it where another stage's pieces differ."""
-    if parameter.grad is None:
+    owner, placed = gradient_owner(parameter), placement_of(parameter)
+    if parameter.grad is None and (owner is None or owner.counts):
         parameter.grad = torch.zeros_like(parameter)
-    mine = local(parameter.grad)
-    if not lies_in_a_flat(parameter):
-        return mine.contiguous()
-    entry = Entry(["a tied parameter"], parameter, placement_of(parameter))
-    ((_, whole),) = gathered([entry], lambda _: mine)
-    assert whole is not None, "each rank has its piece"
+    grad = None if parameter.grad is None else local(parameter.grad)
+    if owner is None and not lies_in_a_flat(parameter):
+        assert grad is not None, "made above"
+        return grad.contiguous()
+    if owner is not None:
+        placed = placed.and_then(owner)
+    ((_, whole),) = gathered([Entry(["a tied parameter"], parameter, placed)], lambda _: grad)
+    assert whole is not None, "each rank, or the owner, has its piece"
     return whole.contiguous()
+
+
+def _keep_of(parameter: nn.Parameter, total: torch.Tensor) -> None:
+    """This rank's piece of the sum, where its gradient is."""
+    if parameter.grad is None:  # another rank has it
+        return
+    in_flat = gradient_owner(parameter) is None and lies_in_a_flat(parameter)
+    local(parameter.grad).copy_(placement_of(parameter).cut(total) if in_flat else total)
 
 
 def _takes_one(layer: nn.Module) -> bool:

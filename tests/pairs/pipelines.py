@@ -43,6 +43,8 @@ EXPERTS = replace(layouts.EXPERTS, experts=6, balancing=0.7)
 
 # 2 and 3 tensor ranks share 6 heads; tied, and a vocabulary that divides by neither.
 SIX_HEADS = replace(layouts.GPT2, d_model=12, n_heads=6)
+# The tied weight's gradient has its owner on one replica of the first stage and on the other of the last.
+TWO_OWNERS = replace(layouts.GPT2, max_length=32)
 
 
 def build(config: TransformerConfig, seed: int = 0) -> Transformer:

@@ -47,6 +47,11 @@ PAIRS = [
         for outer in SHARDED
     ),
     Pair("ZeRO-1", "pipeline", f"{PIPED}.test_zero1_over_a_pipeline", words="with data_parallel"),
+    Pair("ZeRO-2", "pipeline", f"{PIPED}.test_zero2_over_a_pipeline"),
+    *(
+        Pair(outer, "split backward", f"split backward under {outer}", False, "each part would be reduced by itself")
+        for outer in ("ZeRO-2", "DistributedDataParallel")
+    ),
     Pair("pipeline", "tensor", f"{PIPED}.test_a_pipeline_over_tensor_parallelism"),
     Pair("pipeline", "sequence", f"{PIPED}.test_a_pipeline_over_sequence_parallelism"),
     Pair("pipeline", "expert", f"{PIPED}.test_a_pipeline_over_experts", words="with average_gradients"),

@@ -8,15 +8,19 @@ import math
 import pytest
 
 from dtcourse import launch
+from dtcourse.expert_parallel import average_gradients
 from dtcourse.parameters.clipping import clip_grad_norm
-from dtcourse.verify import compare
-from tests.pairs.layouts import GPT2, LLAMA
+from dtcourse.parameters.whole import full_gradients
+from dtcourse.pipeline_parallel import stages as stages_file
+from dtcourse.verify import compare, gradients_of
+from tests.pairs.layouts import GPT2, LLAMA, batch, build
 from tests.pairs.micro_batches import alone, read_alone, write_alone
 from tests.pairs.pipelines import (
     EXPERTS,
     SCHEDULES,
     SHARDED,
     SIX_HEADS,
+    TWO_OWNERS,
     Piped,
     read,
     together,
@@ -89,9 +93,15 @@ def test_zero1_over_a_pipeline(schedule):
     check(Piped("ZeRO-1", schedule), GPT2)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("how", ["ZeRO-2", "reduce_gradients"])
+def test_zero2_over_a_pipeline(how, schedule):
+    check(Piped(how, schedule), TWO_OWNERS)
+
+
 @pytest.mark.parametrize("shape", LARGE, ids=["2 x 3", "3 x 2"])
 @pytest.mark.parametrize(
-    "other", [*SHARDED, "tensor", "sequence", "expert", "data_parallel", "ZeRO-1"]
+    "other", [*SHARDED, "tensor", "sequence", "expert", "data_parallel", "ZeRO-1", "ZeRO-2"]
 )
 def test_six_ranks(other, shape):
     if other == "sequence" and shape[0] == 3:
@@ -116,7 +126,8 @@ WAYS = [
     (None, Piped("FullyShardedDataParallel", "1F1B")),
     (Piped("FullyShardedDataParallel", "GPipe"), Piped("tensor", "1F1B")),
     (Piped("tensor", "1F1B"), Piped("fully_shard", "1F1B", (2, 3))),
-    (Piped("sequence", "interleaved"), Piped("ZeRO-1", "1F1B", (3, 2))),
+    (Piped("sequence", "interleaved"), Piped("ZeRO-2", "1F1B", (3, 2))),
+    (Piped("ZeRO-2", "interleaved"), Piped("ZeRO-1", "GPipe", (2, 3))),
     (Piped("ZeRO-1", "1F1B"), None),
     (Piped("expert", "1F1B", (2, 3)), Piped("expert", "interleaved")),
     (Piped("expert", "interleaved"), None),
@@ -139,7 +150,71 @@ def test_saved_on_one_layout_and_loaded_on_another(source, target, tmp_path):
         compare(after, right, 1e-12, "value after another step", norm=2)
 
 
+# --- what ZeRO-2 keeps ------------------------------------------------------------------------------------------------
+
+
+def owners_alone(layout, config):
+    """Two steps without zero_grad: are the rank's gradients those that it owns, how many, and the whole sums."""
+    mesh = layout.mesh()
+    pipeline = layout.pipeline(config, mesh)
+    optimizer = layout.optimizer(pipeline, mesh)
+    pipeline.step(*layout.batch(config, mesh, 0))
+    there = {p for p in optimizer.owner if p.grad is not None}
+    owned = {p for p in optimizer.owned() if p.requires_grad}
+    pipeline.step(*layout.batch(config, mesh, 1))
+    return there <= owned, len(there), full_gradients(pipeline.module)
+
+
+def test_gradients_stay_on_their_owners_and_add_up():
+    plain = build(TWO_OWNERS)
+    for step in range(2):
+        plain.loss(*batch(TWO_OWNERS, step)).backward()
+    right = used(gradients_of(plain))
+    for only_there, held, found in launch(owners_alone, 4, Piped("ZeRO-2", "1F1B"), TWO_OWNERS):
+        assert only_there
+        assert held
+        compare(found, {n: right[n] for n in found}, 1e-12, "gradient", norm=2)
+
+
 # --- broken on purpose ----------------------------------------------------------------------------------------------
+
+
+def forgets_the_owner(layout, config):
+    """A tied gradient is added up as if it were whole on every replica of a stage."""
+    stages_file.gradient_owner = lambda parameter: None
+    mesh = layout.mesh()
+    pipeline = layout.pipeline(config, mesh)
+    pipeline.step(*layout.batch(config, mesh, 0))
+    return full_gradients(pipeline.module)["token_embedding.weight"]
+
+
+def test_a_tied_gradient_on_two_owners_is_not_whole():
+    right = truth(TWO_OWNERS).gradients[0]["token_embedding.weight"]
+    for found in launch(forgets_the_owner, 4, Piped("ZeRO-2", "1F1B"), TWO_OWNERS):
+        assert (found - right).norm() > 0.01 * right.norm()
+
+
+def wrong_gates(layout, config, mistake):
+    """The gates' losses of all stages are left out, or gradients are not averaged over the experts' axis."""
+    mesh = layout.mesh()
+    pipeline = layout.pipeline(config, mesh)
+    if mistake == "the losses":
+        pipeline.auxiliary.makers = {stage: [] for stage in pipeline.stages}
+    pipeline.step(*layout.batch(config, mesh, 0))
+    if mistake != "the experts' axis":
+        average_gradients(pipeline.module, mesh["other"])
+    return full_gradients(pipeline.module)
+
+
+@pytest.mark.parametrize("mistake", ["none", "the losses", "the experts' axis"])
+def test_a_gates_loss_too_few_is_seen(mistake):
+    right = truth(EXPERTS, 2).gradients[0]
+    gates = [name for name in right if name.endswith("gate.linear.weight")]
+    assert len(gates) == 2
+    for found in launch(wrong_gates, 4, Piped("expert", "1F1B"), EXPERTS, mistake):
+        for name in gates:
+            off = (found[name] - right[name]).norm() / right[name].norm()
+            assert (off < 1e-12) == (mistake == "none")
 
 
 def wrong_norm(layout, config, mistake):

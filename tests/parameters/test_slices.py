@@ -83,11 +83,19 @@ def on_owners(mesh):
     return wrapped
 
 
-def stage_of(shard, mesh):
+def stages_of(mesh):
     layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     ranges, rank = [range(1), range(1, 2)], mesh["other"].get_local_rank()
-    stages = split(layers, ranges, one_f_one_b(2, 2), rank)
-    return [shard(stage, mesh=mesh["data"]) for stage in stages]
+    return split(layers, ranges, one_f_one_b(2, 2), rank)
+
+
+def stage_of(shard, mesh):
+    return [shard(stage, mesh=mesh["data"]) for stage in stages_of(mesh)]
+
+
+def zero2_stages(mesh):
+    (stage,) = stages_of(mesh)
+    return [ShardedDataParallel(stage, zero1(stage, mesh["data"].get_group()))]
 
 
 fully_sharded_stage = partial(stage_of, sharding.fully_shard)
@@ -228,6 +236,28 @@ REFUSED = {
         experts,
         lambda m, x: piped([m.blocks], one_f_one_b(2, 2), x),
         "Stage [01] makes a loss of its own.*Let `split` make the stages",
+    ),
+    "split backward under ZeRO-2": (
+        zero2_stages,
+        lambda m, x: piped(m, zb_h1(2, 2), x),
+        r"ShardedDataParallel reduces the gradients of each.*reduce_gradients\(\)",
+    ),
+    "split backward under DistributedDataParallel": (
+        lambda x: [DistributedDataParallel(one, device_mesh=x["data"]) for one in stages_of(x)],
+        lambda m, x: piped(m, zb_h1(2, 2), x),
+        "DistributedDataParallel reduces the gradients of each",
+    ),
+    "two means over ZeRO-2's axis": (
+        zero2_stages,
+        lambda m, x: piped(m, one_f_one_b(2, 2), x, data_parallel=x["data"].get_group()),
+        "Pipeline's data_parallel: the gradient of stage [01]'s .*data-parallel wrapper already",
+    ),
+    "shared gradients on owners": (
+        zero2_stages,
+        lambda m, x: piped(
+            m, one_f_one_b(2, 2), x, shared=[(m[0].module[0].weight, x["other"].get_group())]
+        ),
+        "shared: ZeRO-2 leaves a gradient on one replica",
     ),
     "two means over one data axis": (
         fully_sharded_stage,

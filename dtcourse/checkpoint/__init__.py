@@ -10,7 +10,8 @@ In the order in which to read them:
     coverage.py     so is a parameter of which a part is missing, or there twice
     folder.py       written by all ranks together; read all or nothing
     state.py        the optimizer's part: by parameters' names, in PyTorch's own shape
-    parts.py        save and load
+    tied.py         one value of a parameter with several names, or copies on several ranks
+parts.py        save and load
 """
 
 from dtcourse.checkpoint.parts import load, save

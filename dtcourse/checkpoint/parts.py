@@ -26,6 +26,7 @@ from dtcourse.checkpoint.coverage import check_covered
 from dtcourse.checkpoint.folder import open_whole, read, shapes_below, write
 from dtcourse.checkpoint.local_chunks import LocalChunks
 from dtcourse.checkpoint.state import check_groups, groups_in, keeps_state, named_groups, paths
+from dtcourse.checkpoint.tied import check_copies, check_values, read_names, written_names
 from dtcourse.parameters.agreement import raise_on_all_ranks
 from dtcourse.parameters.naming import Entry, buffers, entries, names_in
 from dtcourse.parameters.owners import owners_of
@@ -40,8 +41,10 @@ def save(
     """Writes the model, and the optimizer's state, into a folder that all ranks share. Every rank must call it.
 
     A parameter that nobody has cut is taken to be the same on all ranks: one of them writes it. Of a pipeline, whose
-    ranks own different ones, pass `pipeline.module`.
+    ranks own different ones, pass `pipeline.module`. Raises ValueError on all ranks, and writes nothing, where copies
+    of a tied parameter on two stages differ.
     """
+    raise_on_all_ranks(lambda: check_copies(model))
     state: dict[str, Any] = {"model": {**_parameters(model), **buffers(model)}}
     if optimizer is not None:
         state["optimizer"] = _optimizer_state(model, optimizer)
@@ -64,7 +67,7 @@ def load(
     raise_on_all_ranks(lambda: check_names(model, stored, "the checkpoint", ignore_empty=True))
     staged: dict[str, Any] = {}
     for entry in entries(model):
-        for name in entry.names:
+        for name in read_names(entry, owners):
             if entry.shape.numel():
                 # Zeros: where there is padding, nothing is read.
                 staged[f"model.{name}"] = _as_stored(
@@ -81,11 +84,9 @@ def load(
 
     def check() -> None:
         for entry in entries(model):
-            same = [_kept(staged[f"model.{n}"]) for n in entry.names if f"model.{n}" in staged]
-            if any(not torch.equal(other, same[0]) for other in same[1:]):
-                raise ValueError(
-                    f"{' and '.join(entry.names)} are one parameter here, and differ in {folder}"
-                )
+            names = read_names(entry, owners)
+            came = {n: _kept(staged[f"model.{n}"]) for n in names if f"model.{n}" in staged}
+            check_values(entry, owners, came, folder)
         if optimizer is not None:
             check_groups(groups, groups_in(staged, metadata))
 
@@ -109,8 +110,8 @@ def _parameters(model: nn.Module) -> dict[str, torch.Tensor]:
     """This rank's part of each parameter; a tied one under each of its names, as a plain model has it."""
     return {
         name: _as_stored(entry, local(entry.parameter))
-        for entry in entries(model)
-        for name in entry.names
+        for entry, names in written_names(model)
+        for name in names
         if entry.shape.numel()
     }
 

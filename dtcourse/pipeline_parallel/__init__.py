@@ -21,6 +21,7 @@ recompute.py       a forward that is run twice, and leaves its traces once
 batch.py           one micro-batch's forward and backward in a stage, and what is kept in between
 performer.py       what a rank of a pipeline has: stages, messages, and proof that they fit the schedule
 engine.py          performs any schedule on ranks; weights are updated after it
+without_flush.py   what weights that change after each backward cannot have
 pipedream.py       the engine without a flush: updates after each backward, versions of weights
 recorded.py        a run's events, step by step, beside the simulator's: cost and bubble
 pairs.py           a forward and a backward at once: what DualPipe's order is made for

@@ -42,7 +42,12 @@ from dtcourse.events import span
 from dtcourse.pipeline_parallel.actions import BACKWARD, BACKWARD_WEIGHT, FORWARD, Schedule
 from dtcourse.pipeline_parallel.batch import Tensors
 from dtcourse.pipeline_parallel.performer import Performer
-from dtcourse.pipeline_parallel.stages import tied_in
+from dtcourse.pipeline_parallel.without_flush import (
+    refuse_averaged,
+    refuse_shared,
+    refuse_shared_out,
+)
+from dtcourse.torch_private import hooks_on_gradient
 
 
 def versions(schedule: Schedule, stage: int, vertical_sync: bool = False) -> list[int]:
@@ -134,12 +139,17 @@ class Versions:
             weight.data = weight.data.clone()
 
     def _as_they_are(self) -> dict[str, torch.Tensor]:
-        """The module's weights, without a copy: leaves of their own for autograd.
+        """The module's weights, without a copy: leaves of their own for autograd, with the parameters' hooks on
+        gradients (sequence parallelism's sum over ranks).
 
         `.data`, and not `detach()`: autograd counts changes of the two apart. Without stashing it would notice the
         update ("modified by an inplace operation"), and refuse what PipeDream's paper warns of.
         """
-        return {name: p.data.requires_grad_() for name, p in self.weights.items()}
+        leaves = {name: p.data.requires_grad_() for name, p in self.weights.items()}
+        for name, parameter in self.weights.items():
+            for hook in hooks_on_gradient(parameter):
+                leaves[name].register_hook(hook)
+        return leaves
 
 
 class PipeDream(Performer):
@@ -151,7 +161,9 @@ class PipeDream(Performer):
     stash:         False leaves a backward with whatever weights there are by then: its gradients are wrong, to be seen
 
     Raises ScheduleError if the schedule cannot be run. Raises ValueError if ranks or stages are not those of the
-    schedule, the schedule has a flush, or two stages share a parameter (of stages on other ranks `split` says it).
+    schedule, the schedule has a flush, or two stages share a parameter (of stages on other ranks `split` says it); and
+    for techniques that gather weights or average gradients between a backward and its update: no version of the weights
+    would have been told. Tensor and sequence parallelism do not.
     """
 
     def __init__(
@@ -176,13 +188,16 @@ class PipeDream(Performer):
             raise ValueError(
                 "vertical_sync needs the old versions, and stash=False keeps none: leave one of the two out."
             )
-        _refuse_shared(self.stages)
+        refuse_shared(self.stages)
+        refuse_averaged(self.stages)
         self.versions = {
             stage: Versions(
                 module, optimizer, versions(schedule, stage, vertical_sync) if stash else None
             )
             for stage, module in self.stages.items()
         }
+        for one in self.versions.values():
+            refuse_shared_out(one.optimizer)
 
     def run(self, x: Any, target: Any) -> list[float] | None:
         """Fills the pipeline, takes each micro-batch through it, drains it: one update per micro-batch, on every stage.
@@ -205,22 +220,3 @@ class PipeDream(Performer):
                     with span("optimizer", "compute"):
                         self.versions[action.stage].update(action.micro_batch)
         return [float(batch.losses[i]) for i in sorted(batch.losses)] if batch.targets else None
-
-
-def _refuse_shared(stages: dict[int, nn.Module]) -> None:
-    """ValueError where two stages, of this rank or of others, would each update the same parameter."""
-    for tied in tied_in(stages):
-        first, second = list(tied.names)[:2]
-        _say_shared(first, second, tied.names[second])
-    holder: dict[nn.Parameter, int] = {}
-    for stage, module in stages.items():
-        for name, parameter in module.named_parameters():
-            if holder.setdefault(parameter, stage) != stage and parameter.requires_grad:
-                _say_shared(holder[parameter], stage, name)
-
-
-def _say_shared(first: int, second: int, name: str) -> None:
-    raise ValueError(
-        f"Stages {first} and {second} share a parameter (stage {second}'s {name}), and each would "
-        "update it, at other times: PipeDream has no tied weights."
-    )

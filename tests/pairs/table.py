@@ -16,7 +16,7 @@ class Pair:
     """outer is applied to a model that inner has cut.
 
     proof: works: the test's file and name;  refused: the key in tests/parameters/test_slices.py's REFUSED
-    words: what is said besides
+           or test_pipedream.py's;  words: what is said besides
     """
 
     outer: str
@@ -47,6 +47,14 @@ PAIRS = [
         for outer in SHARDED
     ),
     Pair("ZeRO-1", "pipeline", f"{PIPED}.test_zero1_over_a_pipeline", words="with data_parallel"),
+    *(
+        Pair("PipeDream", inner, "tests.pairs.test_pipedream.test_it_is_the_same_over_tensor_and_sequence_parallelism")
+        for inner in ("tensor", "sequence")
+    ),
+    *(
+        Pair("PipeDream", inner, f"PipeDream over {inner}", False, "an update follows each backward at once")
+        for inner in ("expert", "full sharding")
+    ),
     Pair("ZeRO-2", "pipeline", f"{PIPED}.test_zero2_over_a_pipeline"),
     *(
         Pair(outer, "split backward", f"split backward under {outer}", False, "each part would be reduced by itself")

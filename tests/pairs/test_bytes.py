@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dtcourse import launch
@@ -11,7 +13,18 @@ from dtcourse.parameters.cuts import Run, Sliced
 from dtcourse.parameters.naming import entries
 from dtcourse.parameters.whole import full_gradients, full_state_dict
 from dtcourse.sharding.unit import units_in
-from tests.pairs.layouts import EXPERTS, LLAMA, Layout, Training, backward, build
+from tests.pairs.layouts import (
+    BATCH,
+    EXPERTS,
+    GPT2,
+    LENGTH,
+    LLAMA,
+    Layout,
+    Training,
+    backward,
+    build,
+)
+from tests.pairs.pipelines import MICRO_BATCHES, Piped
 
 OUTER = ("fully_shard", "FullyShardedDataParallel")
 BYTES = 8  # of a double
@@ -84,3 +97,42 @@ def test_each_cut_is_undone_once_and_a_norm_is_a_message_per_axis(outer, inner, 
     present = 2 * 2 * parameters * 4 if outer == "FullyShardedDataParallel" else 0
     assert run.traffic.bytes_sent(phase="state") == gathers + present
     assert run.traffic.bytes_sent(phase="gradients") <= gathers + present
+
+
+def step_of(layout, config):
+    """The second step of a pipeline: its first one sends headers, too. The rank's trained elements and parameters."""
+    mesh = layout.mesh()
+    pipeline = layout.pipeline(config, mesh)
+    optimizer = layout.optimizer(pipeline, mesh)
+    for phase in ("first", "second"):
+        optimizer.zero_grad()
+        with traffic.phase(phase):
+            pipeline.step(*layout.batch(config, mesh, 0))
+    trained = [p.numel() for p in pipeline.module.parameters() if p.requires_grad]
+    return sum(trained), len(trained)
+
+
+def second_step(layout, config):
+    run = launch(step_of, layout.ranks, layout, config, backend="ring", record=True)
+    return run.traffic.bytes_sent(phase="second"), [
+        sum(column) for column in zip(*run, strict=True)
+    ]
+
+
+def test_gates_losses_are_one_number_per_border_and_micro_batch():
+    dense = replace(EXPERTS, experts=0, tied=False)
+    activations = 2 * 2 * BATCH * LENGTH * EXPERTS.d_model * BYTES  # two borders, forward and back
+    alone = Piped("none", "1F1B", (1, 3))
+    assert second_step(alone, dense)[0] == activations
+    with_gates = second_step(alone, replace(EXPERTS, tied=False))[0]
+    assert with_gates == activations + 2 * 2 * MICRO_BATCHES * BYTES
+
+
+def test_zero2_sends_gradients_to_owners_after_each_micro_batch():
+    config = replace(GPT2, tied=False)
+    activations = 2 * BATCH * LENGTH * config.d_model * BYTES
+    sent, (elements, parameters) = second_step(Piped("ZeRO-2", "1F1B"), config)
+    # Of two replicas each sends what the other one owns: one of them each element. Besides, an int32 of each parameter
+    # says in each backward whether it was used.
+    reduced = MICRO_BATCHES * elements // 2 * BYTES
+    assert sent == activations + reduced + MICRO_BATCHES * parameters * 4

@@ -31,10 +31,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse.expert_parallel.exchange import combine, dispatch
 from dtcourse.expert_parallel.scope import AllRanks
-from dtcourse.parameters.cuts import EXPERT, Replicated, Sliced
+from dtcourse.parameters.cuts import EXPERT, TENSOR, Replicated, Sliced
 from dtcourse.parameters.placement import place, placement_of
 from dtcourse.parameters.replicas import Group, broadcast_tensors, check_same_model, named_tensors
-from dtcourse.parameters.slices import require_whole
+from dtcourse.parameters.slices import require_uncut, require_whole
 
 
 class ParallelExperts(nn.Module):
@@ -110,7 +110,7 @@ def expert_parallel(
         "expert_parallel",
         "rows of a part would be given out as experts",
         "Give out the experts of a plain model, and share out the optimizer's states by ZeroRedundancyOptimizer.",
-        besides=(EXPERT,),
+        besides=(EXPERT, TENSOR),
     )
     mixtures = _mixtures(model, ranks, scope)
     for group in groups:
@@ -169,10 +169,12 @@ def _mixtures(model: nn.Module, ranks: int, scope: str) -> list[Any]:
                 f"{name}: {E} experts on {ranks} ranks are {why}; {fits} "
                 f"ranks would do, or a multiple of {ranks} experts"
             )
-        for parameter, whole in mixture.experts.named_parameters():
+        held = [(f"{name}.experts.{n}", p) for n, p in mixture.experts.named_parameters()]
+        require_uncut(((n, p, 0) for n, p in held), ranks, "expert_parallel")
+        for parameter, whole in held:
             if whole.dim() == 0 or len(whole) != E:
                 raise ValueError(
-                    f"{name}: {parameter} of shape {tuple(whole.shape)} has no row for each of {E} experts in dim 0"
+                    f"{parameter} of shape {tuple(whole.shape)} has no row for each of {E} experts in dim 0"
                 )
         if scope == "rank" and hasattr(mixture.gate, "update"):
             raise ValueError(

@@ -93,17 +93,25 @@ class Experts(nn.Module):
 
     def forward(self, x_RD: Tensor, counts_E: Tensor) -> Tensor:
         """x_RD: rows in the order of the experts, counts_E of each -> (R, D), each row through its expert."""
-        hidden = self.product(x_RD, self.up, self.up_bias, counts_E)
+        y_RD = self.product(self.hidden(x_RD, counts_E), self.down, counts_E)
+        return self.plus(y_RD, self.down_bias, counts_E)
+
+    def hidden(self, x_RD: Tensor, counts_E: Tensor) -> Tensor:
+        """The first half, up to what `down` is multiplied with. (R, F)"""
+        up_RF = self.plus(self.product(x_RD, self.up, counts_E), self.up_bias, counts_E)
         if self.gate is None:
-            hidden = F.gelu(hidden)
-        else:
-            hidden = F.silu(self.product(x_RD, self.gate, self.gate_bias, counts_E)) * hidden
-        return self.product(hidden, self.down, self.down_bias, counts_E)
+            return F.gelu(up_RF)
+        gate_RF = self.plus(self.product(x_RD, self.gate, counts_E), self.gate_bias, counts_E)
+        return F.silu(gate_RF) * up_RF
 
     @staticmethod
-    def product(x_RD: Tensor, weight: Tensor, bias: Tensor | None, counts_E: Tensor) -> Tensor:
-        """Each row times its expert's matrix, and its expert's bias added."""
-        y_RF = grouped_mm(x_RD, weight, counts_E)
+    def product(x_RD: Tensor, weight: Tensor, counts_E: Tensor) -> Tensor:
+        """Each row times its expert's matrix."""
+        return grouped_mm(x_RD, weight, counts_E)
+
+    @staticmethod
+    def plus(y_RF: Tensor, bias: Tensor | None, counts_E: Tensor) -> Tensor:
+        """Its expert's bias added to each row, where there is one."""
         if bias is None:
             return y_RF
         return y_RF + bias.repeat_interleave(counts_E.to(bias.device), 0).to(y_RF.dtype)

@@ -4,6 +4,7 @@ copies, asks first.
     over ranks that hold      the same part                     different parts
     a mean of gradients       right: data parallelism           refused: `require_same`
     a cut                     by an outer technique: place      of some techniques refused: `require_whole`
+    a cut of the same dim                                       refused: `require_uncut`
     a second mean             refused: `require_unsharded`, `require_unwrapped`
 
 None of these fails by itself, and all are wrong. Where a parameter's pieces are, placement.py knows; norms, states and
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtcourse.parameters.cuts import EXPERT, FULL, OTHER, TENSOR
+from dtcourse.parameters.cuts import EXPERT, FULL, OTHER, TENSOR, Sliced
 from dtcourse.parameters.placement import placement_of
 from dtcourse.plural import plural
 from dtcourse.torch_private import gradient_hooks
@@ -71,6 +72,22 @@ def require_whole(
             f"{who} does not compose with {found.technique} yet: {name} is a slice already{_and_others(cut)}, "
             f"{_ranks_of(found)} hold different ones, and {why}. {instead}"
         )
+
+
+def require_uncut(wanted: Iterable[tuple[str, torch.Tensor, int]], parts: int, who: str) -> None:
+    """Raises ValueError where a dim that is to be cut into `parts` is cut already.
+
+    wanted: names, parameters and the dim of each
+    """
+    for name, parameter, dim in wanted if parts > 1 else ():
+        for cut in placement_of(parameter).cuts:
+            if isinstance(cut, Sliced) and cut.differs and cut.dim == dim:
+                ranks = dist.get_process_group_ranks(cut.group)
+                raise ValueError(
+                    f"{who} would cut {name} into {parts} along dim {dim}, which {cut.technique} has cut already: "
+                    f"{cut.size} into {cut.parts}, over ranks {_listed(ranks)}. Leave it out of one of the two, or cut "
+                    "it along another dim there"
+                )
 
 
 def require_same(named: Named, group: dist.ProcessGroup | None, who: str) -> None:

@@ -9,6 +9,7 @@ In the order in which to read them:
     cross_entropy.py   the loss of logits that nobody gathers
     random_state.py    which ranks draw the same random numbers
     styles.py          how attention heads, MLPs, embeddings are cut, and what does not divide
+    experts.py         the same for experts of a mixture: each one's matrices are cut as those of an MLP
     prepare.py         inputs and outputs of a module, laid out as its neighbours need them
     parallelize.py     parallelize: all of that for an unchanged model, by a plan
     clipping.py        the norm of gradients that are cut, and clipping by it
@@ -18,6 +19,7 @@ In the order in which to read them:
 from dtcourse.tensor_parallel.clipping import clip_grad_norm
 from dtcourse.tensor_parallel.cross_entropy import cross_entropy
 from dtcourse.tensor_parallel.embedding import ColumnParallelEmbedding, VocabParallelEmbedding
+from dtcourse.tensor_parallel.experts import ExpertsParallel, TensorParallelExperts
 from dtcourse.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from dtcourse.tensor_parallel.parallelize import parallelize, transformer_plan
 from dtcourse.tensor_parallel.prepare import (
@@ -44,6 +46,7 @@ __all__ = [
     "ColumnParallelEmbedding",
     "ColumnParallelLinear",
     "ColwiseParallel",
+    "ExpertsParallel",
     "HeadwiseParallel",
     "PrepareModuleInput",
     "PrepareModuleInputOutput",
@@ -53,6 +56,7 @@ __all__ = [
     "RowwiseParallel",
     "SplitDropoutParallel",
     "SummaLinear",
+    "TensorParallelExperts",
     "VocabParallelEmbedding",
     "clip_grad_norm",
     "cross_entropy",

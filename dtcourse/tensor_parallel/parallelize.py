@@ -26,10 +26,11 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from dtcourse.parameters.cuts import TENSOR, Replicated
+from dtcourse.parameters.cuts import EXPERT, TENSOR, Replicated
 from dtcourse.parameters.placement import place, placement_of
 from dtcourse.parameters.replicas import broadcast_model
-from dtcourse.parameters.slices import require_same, require_whole
+from dtcourse.parameters.slices import require_same, require_uncut, require_whole
+from dtcourse.tensor_parallel.experts import ExpertsParallel
 from dtcourse.tensor_parallel.random_state import same_on_all_ranks
 from dtcourse.tensor_parallel.styles import (
     ColwiseParallel,
@@ -70,12 +71,12 @@ def parallelize(
         "the slices of a part would be put together as those of the whole",
         "Cut a plain model; average it by DistributedDataParallel over the data axis of the mesh, with "
         "ZeroRedundancyOptimizer for the optimizer's states.",
-        besides=(TENSOR,),
+        besides=(TENSOR, EXPERT),
     )
     chosen = _resolve(model, plan if isinstance(plan, Mapping) else {"": plan})
     for name, style in chosen.items():
         style.check(model.get_submodule(name), name or "the model", size)
-    tied = _check_cuts(model, chosen)
+    tied = _check_cuts(model, chosen, size)
     if src_data_rank is not None:
         require_same(
             model.named_parameters(),
@@ -105,19 +106,28 @@ def parallelize(
 
 
 def transformer_plan(model: nn.Module, *, gather_logits: bool = True) -> dict[str, Style]:
-    """The plan of the course's Transformer: heads, MLPs, the vocabulary of both embedding and output layer.
+    """The plan of the course's Transformer: heads, MLPs (experts' as well), the vocabulary of both embedding and output
+    layer.
 
     gather_logits: False: model(tokens) is this rank's slice of the logits, for `tensor_parallel.cross_entropy`, which
                    never gathers them; model.loss wants all of them
     """
-    block = model.get_submodule("blocks.0.mlp")
-    columns = tuple(name for name in ("gate", "up") if hasattr(block, name))
-    return {
+    mlp = model.get_submodule("blocks.0.mlp")
+    plan: dict[str, Style] = {
         "token_embedding": RowwiseParallel(),
         "blocks.*.attention": HeadwiseParallel(),
-        "blocks.*.mlp": RegionParallel(columns, "down"),
         "output": ColwiseParallel(gather_output=gather_logits),
     }
+    if not hasattr(mlp, "experts"):
+        return plan | {"blocks.*.mlp": _region(mlp)}
+    plan["blocks.*.mlp.experts"] = ExpertsParallel()
+    if mlp.shared is not None:
+        plan["blocks.*.mlp.shared"] = _region(mlp.get_submodule("shared"))
+    return plan
+
+
+def _region(mlp: nn.Module) -> RegionParallel:
+    return RegionParallel(tuple(name for name in ("gate", "up") if hasattr(mlp, name)), "down")
 
 
 def _resolve(model: nn.Module, plan: Plan) -> dict[str, Style]:
@@ -146,9 +156,9 @@ def _resolve(model: nn.Module, plan: Plan) -> dict[str, Style]:
     return chosen
 
 
-def _check_cuts(model: nn.Module, chosen: dict[str, Style]) -> list[list[str]]:
-    """Raises ValueError where a parameter would be cut twice, or a tied one in two ways;
-    returns the names of tied ones.
+def _check_cuts(model: nn.Module, chosen: dict[str, Style], size: int) -> list[list[str]]:
+    """Raises ValueError where a parameter would be cut twice, also by another technique along the same dim, or a tied
+    one in two ways; returns the names of tied ones.
     """
     cuts: dict[str, int] = {}
     for name, style in chosen.items():
@@ -159,8 +169,10 @@ def _check_cuts(model: nn.Module, chosen: dict[str, Style]) -> list[list[str]]:
                     f"the plan cuts {full} twice; the second time by {name!r}: {style}"
                 )
             cuts[full] = dim
+    held = list(model.named_parameters(remove_duplicate=False))
+    require_uncut(((n, whole, cuts[n]) for n, whole in held if n in cuts), size, "parallelize")
     names: dict[int, list[str]] = {}
-    for name, whole in model.named_parameters(remove_duplicate=False):
+    for name, whole in held:
         names.setdefault(id(whole), []).append(name)
     tied = [group for group in names.values() if len(group) > 1]
     for first, *others in tied:

@@ -17,10 +17,10 @@ GATES = {
 }
 
 
-def mixture(gate="top 2", kind="gelu", bias=True, shared=False, **options):
+def mixture(gate="top 2", kind="gelu", bias=True, shared=False, d_ff=5, **options):
     torch.manual_seed(0)
     beside = nn.Linear(D, D) if shared else None
-    moe = MoE(GATES[gate](), Experts(E, D, 5, kind=kind, bias=bias), beside, **options).double()
+    moe = MoE(GATES[gate](), Experts(E, D, d_ff, kind=kind, bias=bias), beside, **options).double()
     for parameter in moe.parameters():
         nn.init.normal_(parameter)
     return moe

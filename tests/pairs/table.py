@@ -27,7 +27,7 @@ class Pair:
 
 
 EQUAL, SLICES = "tests.pairs.test_equal", "tests.parameters.test_slices"
-PIPED = "tests.pairs.test_pipelines"
+PIPED, BOTH = "tests.pairs.test_pipelines", "tests.pairs.test_tensor_experts"
 PAIRS = [
     *(
         Pair(outer, inner, f"{EQUAL}.test_full_sharding_over_{inner}_parallelism", words=words)
@@ -99,9 +99,9 @@ PAIRS = [
     Pair("ZeRO-2", "tensor", f"{EQUAL}.test_zero_over_tensor_parallelism"),
     Pair("ZeRO-2", "sequence", f"{EQUAL}.test_zero_over_sequence_parallelism"),
     Pair("ZeRO-2", "expert", "ZeRO-2 over experts", False, "one mean is wrong for both"),
-    Pair("expert", "tensor", "experts over tensor", False, "not built yet"),
+    Pair("expert", "tensor", f"{BOTH}.test_experts_and_tensor_parallelism_are_one_process"),
     Pair("expert", "full sharding", "experts over fully_shard", False, "experts first"),
-    Pair("tensor", "expert", "tensor over experts", False, "not built yet"),
+    Pair("tensor", "expert", f"{BOTH}.test_experts_and_tensor_parallelism_are_one_process"),
     Pair("tensor", "full sharding", "tensor over fully_shard", False, "tensor first"),
 ]  # fmt: skip
 

@@ -149,17 +149,7 @@ REFUSED = {
         lambda m, x: ep.expert_parallel(m, x, "other"),
         "full sharding",
     ),
-    # tensor parallelism and experts
-    "tensor over experts": (
-        experts,
-        lambda m, x: tp.parallelize(m, plan(m), x["data"]),
-        "parallelize does not compose with expert parallelism yet",
-    ),
-    "experts over tensor": (
-        lambda x: tp.parallelize(Transformer(EXPERTS), {"blocks.0.attention.query": COLWISE}, x["data"]),
-        lambda m, x: ep.expert_parallel(m, x["other"]),
-        "expert_parallel does not compose with tensor parallelism yet",
-    ),
+    # tensor parallelism twice
     "a second plan": (
         lambda x: tp.parallelize(Transformer(CONFIG), {"blocks.0.mlp.up": COLWISE}, x["other"]),
         lambda m, x: tp.parallelize(m, {"blocks.0.attention.query": COLWISE}, x["other"]),

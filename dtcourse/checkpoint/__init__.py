@@ -11,7 +11,7 @@ In the order in which to read them:
     folder.py       written by all ranks together; read all or nothing
     state.py        the optimizer's part: by parameters' names, in PyTorch's own shape
     tied.py         one value of a parameter with several names, or copies on several ranks
-parts.py        save and load
+    parts.py        save and load
 """
 
 from dtcourse.checkpoint.parts import load, save

@@ -158,7 +158,7 @@ class ShardedStream(IterableDataset[dict[str, Any]]):
         decoder = Decoder([ImageHandler(d) if isinstance(d, str) else d for d in self.decode])
         draw = random.Random(f"{self.seed} {self.epoch} {Path(shard).name}")
         with contextlib.closing(_samples(shard, self.opener)) as samples:
-            for number, sample in enumerate(_shuffled(samples, self.buffer, draw)):
+            for number, sample in enumerate(shuffled(samples, self.buffer, draw)):
                 if number >= self.read.get(shard, 0):
                     yield number, decoder(sample) if self.decode else sample
 
@@ -220,7 +220,7 @@ def _samples(shard: str, opener: Opener) -> Generator[dict[str, Any], None, None
             ) from error
 
 
-def _shuffled(samples: Iterable[T], size: int, draw: random.Random) -> Iterator[T]:
+def shuffled(samples: Iterable[T], size: int, draw: random.Random) -> Iterator[T]:
     """Holds `size` samples, and each new one pushes out a random one of them. Memory: size samples."""
     held: list[T] = []
     for sample in samples:

@@ -10,7 +10,8 @@ manual, a transformer, AdamW without decay. All rates fall to zero by a cosine; 
 steps.
 
 1. Tuning. On seeds and samples of its own, the rate of each optimizer is chosen from a grid by its validation loss: at
-   the small batch (the rules start from that one) and at the large batch.
+   the small batch (the rules start from that one) and at the large batch, there with a warm-up and, for the task's own
+   optimizer, without one.
 2. Measuring. Each seed draws other training samples, other first weights and another order. All methods of one seed
    share samples and weights, so differences are taken within a seed. The test set is used here only.
 
@@ -52,7 +53,7 @@ class Settings:
     tokens: int = 16_384  # bytes of text to train on
     text_epochs: int = 6
     width: int = 48  # of the transformer; the ConvNet has 16 and 32 channels
-    tuning_seeds: int = 2
+    tuning_seeds: int = 8
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,17 @@ class Method:
 
 SMALL = Method("small batch", "tuned")
 SWEEP = [
-    Method("same rate", "same"),
+    Method("same learning rate", "same"),
     Method("square-root rule", "square root"),
     Method("linear rule", "linear"),
 ]
 REPAIRS = {
     "digits": [
         Method("linear rule, no warm-up", "linear", warmup=False),
-        Method("rate tuned anew", "tuned"),
+        Method("square-root rule, no warm-up", "square root", warmup=False),
+        Method("learning rate tuned anew", "tuned"),
+        Method("learning rate tuned anew, no warm-up", "tuned", warmup=False),
+        Method("Adam, tuned", "tuned", "Adam"),
         Method("LARS, tuned", "tuned", "LARS"),
         Method("LAMB, tuned", "tuned", "LAMB"),
         Method("square-root rule, ghost batch norm", "square root", ghost=True),
@@ -87,7 +91,8 @@ REPAIRS = {
     "text": [
         Method("linear rule, no warm-up", "linear", warmup=False),
         Method("square-root rule, no warm-up", "square root", warmup=False),
-        Method("rate tuned anew", "tuned"),
+        Method("learning rate tuned anew", "tuned"),
+        Method("learning rate tuned anew, no warm-up", "tuned", warmup=False),
         Method("LAMB, tuned", "tuned", "LAMB"),
         Method("square-root rule, 8 times the epochs", "square root", longer=8),
     ],
@@ -269,12 +274,19 @@ def grid(optimizer: str) -> list[float]:
     return [float(f"{middle * GRID**i:.2g}") for i in range(-sides, sides + 1)]
 
 
-def tuned(results: dict[str, Any], name: str, optimizer: str, batch: int) -> float:
+def tuning(warmup: bool) -> str:
+    """How tuning's runs are named: a method without a warm-up has a learning rate of its own."""
+    return "tuning" if warmup else "tuning, no warm-up"
+
+
+def tuned(
+    results: dict[str, Any], name: str, optimizer: str, batch: int, warmup: bool = True
+) -> float:
     """The rate with the lowest validation loss, averaged over the tuning seeds; one that diverged does not count."""
     settings, means = results["settings"], {}
     for lr in grid(optimizer):
         runs = [
-            results["runs"][key("tuning", name, optimizer, batch, lr, TUNING_SEED + i)]
+            results["runs"][key(tuning(warmup), name, optimizer, batch, lr, TUNING_SEED + i)]
             for i in range(settings["tuning_seeds"])
         ]
         if not any(run["diverged"] for run in runs):
@@ -287,7 +299,7 @@ def tuned(results: dict[str, Any], name: str, optimizer: str, batch: int) -> flo
 def rate(results: dict[str, Any], name: str, method: Method, batch: int) -> float:
     """The learning rate of a method at a batch: by its rule, from the small batch's, or tuned."""
     if method.rule == "tuned":
-        return tuned(results, name, method.optimizer or OWN[name], batch)
+        return tuned(results, name, method.optimizer or OWN[name], batch, method.warmup)
     small = SMALLEST[name]
     base = tuned(results, name, OWN[name], small)
     rules = {"linear": linear_scaling, "square root": square_root_scaling}
@@ -306,15 +318,17 @@ def jobs(
 
     for name in names:
         small, large = batches(name, settings)
-        others = sorted({m.optimizer for m in REPAIRS[name] if m.optimizer})
-        for optimizer, batch in [(OWN[name], small)] + [
-            (o, large[-1]) for o in (OWN[name], *others)
-        ]:
-            method = Method("tuning", "tuned", optimizer)
+        large_ones = dict.fromkeys(
+            (m.optimizer or OWN[name], large[-1], m.warmup)
+            for m in REPAIRS[name]
+            if m.rule == "tuned"
+        )
+        for optimizer, batch, warmup in [(OWN[name], small, True), *large_ones]:
+            method = Method("tuning", "tuned", optimizer, warmup)
             for lr in grid(optimizer):
                 for seed in range(TUNING_SEED, TUNING_SEED + settings.tuning_seeds):
                     run = job(name, method, batch, lr, seed)
-                    yield key("tuning", name, optimizer, batch, lr, seed), lr, run
+                    yield key(tuning(warmup), name, optimizer, batch, lr, seed), lr, run
     for seed in range(seeds):
         for name in names:
             small, large = batches(name, settings)

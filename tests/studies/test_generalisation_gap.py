@@ -142,3 +142,29 @@ def test_the_committed_results_are_complete(script):
     check_file(results, script, results["seeds"])
     assert results["seeds"] >= 5
     assert results["settings"] == script.load(script.RESULTS, script.Settings())["settings"]
+
+
+def test_the_best_rates_lie_inside_their_grids(script):
+    """Else the best one may lie outside, and a method has lost by its grid."""
+    results = json.loads(script.RESULTS.read_text())
+    settings = script.Settings(**results["settings"])
+    for name in ("digits", "text"):
+        small, large = script.batches(name, settings)
+        methods = [(script.SMALL, small)]
+        methods += [(m, large[-1]) for m in script.REPAIRS[name] if m.rule == "tuned"]
+        for method, batch in methods:
+            rates = script.grid(method.optimizer or script.OWN[name])
+            assert rates[0] < script.rate(results, name, method, batch) < rates[-1], (name, method)
+
+
+def test_a_method_without_a_warm_up_is_tuned_without_one(script):
+    """The rival in its best form: its learning rate is its own."""
+    results = {"settings": {"tuning_seeds": 1}, "runs": {}}
+    for warmup, best in ((True, 0.3), (False, 0.03)):
+        for lr in script.grid("SGD"):
+            name = script.key(script.tuning(warmup), "digits", "SGD", 200, lr, 1000)
+            loss = abs(math.log(lr / best))
+            results["runs"][name] = {"validation_loss": loss, "diverged": False}
+    for warmup, best in ((True, 0.3), (False, 0.03)):
+        method = script.Method("x", "tuned", warmup=warmup)
+        assert script.rate(results, "digits", method, 200) == best

@@ -103,10 +103,10 @@ def require_word(case: str, got: Any, right: str, words: Sequence[str], hint: st
 
 
 def require_near_best(
-    case: str, choice: Any, taken: float, least: float, unit: str, hint: str
+    case: str, choice: Any, taken: float, least: float, unit: str, hint: str, near: float = NEAR
 ) -> None:
-    """That a choice takes at most NEAR times what the best one does, both in `unit`."""
+    """That a choice takes at most `near` times what the best one does, both in `unit`."""
     require(
-        taken <= NEAR * least,
+        taken <= near * least,
         f"{case}: {tuple(choice)!r} takes {taken:.4g} {unit}, and the best choice takes {least:.4g} {unit}. {hint}",
     )

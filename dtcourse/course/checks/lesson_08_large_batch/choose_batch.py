@@ -1,109 +1,155 @@
-"""How many ranks, how large a micro-batch and how many of them: the least time to a loss, within a budget."""
+"""Which batch, at which learning rate: the least time to a loss, by trials that are really run; few are allowed."""
 
 from __future__ import annotations
 
 from functools import cache
 
-from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
+import torch
+
+from dtcourse.course.checks.lesson_08_large_batch.training import SEEDS, TARGET, steps_to_loss
+from dtcourse.course.judging import Answer, Exercise, require, require_near_best, trials
+from dtcourse.emulation import EmulatedNetwork
 
 CHOOSE = Exercise(
     "choose_batch",
     lesson="08",
-    title="Choose the batch",
+    title="Choose the batch and its learning rate, by trials",
     takes=("choose_batch",),
-    target="at most 1.01 times the shortest time to the loss, within the budget, on 8 clusters",
+    target="on 3 clusters a choice that reaches the loss in at most 1.1 times the best one's time; at most 10 of 30 "
+    "choices tried",
+    forbidden=("dtcourse.course.checks", "dtcourse.course.judging"),
 )
 
-MOST_ACCUMULATION = 32
-# noise scale, least steps, most ranks, samples that fit, rank-seconds, seconds: per launch, per
-# sample, latency, a gradient's bytes
-Cluster = tuple[float, int, int, int, float, float, float, float, float]
-NOISE: tuple[Cluster, ...] = (
-    (4000.0, 1000, 32, 8, 1e9, 2e-3, 5e-3, 20e-6, 4e-3),
-    (900.0, 5000, 16, 16, 1e9, 1e-3, 2e-3, 50e-6, 2e-3),
-)
-NETWORK: tuple[Cluster, ...] = (
-    (60.0, 2000, 48, 16, 1e9, 1e-3, 2e-3, 1e-3, 10e-3),
-    (400.0, 1000, 64, 4, 1e9, 0.5e-3, 1e-3, 2e-3, 20e-3),
-    (20.0, 3000, 24, 8, 1e9, 4e-3, 1e-3, 3e-3, 5e-3),
-)
-BUDGET: tuple[Cluster, ...] = (
-    (2000.0, 1000, 32, 8, 14_000.0, 2e-3, 5e-3, 20e-6, 4e-3),
-    (100.0, 4000, 40, 16, 3_000.0, 1e-3, 2e-3, 100e-6, 6e-3),
-    (500.0, 2000, 24, 4, 5_000.0, 3e-3, 3e-3, 50e-6, 10e-3),
-)
-Choice = tuple[int, int, int]
+RANKS, MICRO = 2, 2
+ACCUMULATIONS = (1, 2, 4, 8, 16, 32)
+RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
+MOST = 10  # choices that an answer may try
+MARGIN = 1.1  # times the best one's time
+CHOICES: list[trials.Choice] = [(times, lr) for times in ACCUMULATIONS for lr in RATES]
+ELEMENTS = 2_000  # of a gradient
+# seconds of a micro-batch; a message's latency, in seconds; bytes per second of the network
+Cluster = tuple[float, float, float]
+CHEAP: Cluster = (5e-3, 50e-6, 1e8)
+COSTLY: Cluster = (2e-3, 15e-3, 1e7)
+COSTLIEST: Cluster = (1e-3, 100e-3, 1e7)
 
 
-def seconds(cluster: Cluster, choice: Choice) -> float:
-    """To the loss, as the exercise counts it."""
-    noise, least, _, _, _, launch, sample, latency, nbytes = cluster
-    ranks, micro, accumulation = choice
-    steps = least * (1 + noise / (ranks * micro * accumulation))
-    reduce = 2 * (ranks - 1) * (latency + nbytes / ranks)
-    return steps * (accumulation * (launch + micro * sample) + reduce)
+def step_seconds(times: int, micro_seconds: float) -> float:
+    """On each rank: a step of so many micro-batches, and the all-reduce of the gradient. Seconds of the clock."""
+    import torch.distributed as dist
+
+    from dtcourse import emulation
+
+    gradient = torch.ones(ELEMENTS)
+    start = trials.begin_together()
+    for _ in range(times):
+        emulation.sleep(micro_seconds)
+    dist.all_reduce(gradient)
+    return emulation.now() - start
+
+
+Steps = dict[trials.Choice, float]
+
+
+def job(
+    choice: tuple[int, float], micro_seconds: float, counted: Steps | None
+) -> tuple[float, float]:
+    """On each rank: the steps to the loss, of a training on rank 0; and the seconds of one step of all ranks.
+
+    counted: where every choice was trained already, their steps, so that the judge trains none twice
+    """
+    import torch.distributed as dist
+
+    times, lr = choice
+    seconds = step_seconds(times, micro_seconds)
+    if counted is not None:
+        return counted[choice], seconds
+    torch.set_num_threads(1)
+    return 0.0 if dist.get_rank() else steps_to_loss(RANKS * MICRO * times, lr), seconds
+
+
+def case(cluster: Cluster, counted: Steps | None = None) -> trials.Case:
+    """A cluster, as an answer gets it."""
+    micro_seconds, latency, bandwidth = cluster
+    emulated = {"network": EmulatedNetwork(latency=latency, bandwidth=bandwidth)}
+    told, given = (list(ACCUMULATIONS), list(RATES)), (micro_seconds, counted)
+    return trials.Case(job, RANKS, CHOICES, given, told, MOST, emulated)
+
+
+PRACTICE = case(COSTLY)
 
 
 @cache
-def best(cluster: Cluster) -> tuple[float, Choice]:
-    """The shortest time within the budget, and its choice."""
-    _, _, most, fits, budget, *_ = cluster
-    return min(
-        (taken, choice)
-        for ranks in range(1, most + 1)
-        for micro in range(1, fits + 1)
-        for accumulation in range(1, MOST_ACCUMULATION + 1)
-        if (taken := seconds(cluster, choice := (ranks, micro, accumulation))) * ranks <= budget
+def steps() -> Steps:
+    """Of every choice, to the loss: each is trained. They do not depend on the cluster."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return {(times, lr): steps_to_loss(RANKS * MICRO * times, lr) for times, lr in CHOICES}
+    finally:
+        torch.set_num_threads(before)
+
+
+@cache
+def best(cluster: Cluster) -> tuple[float, trials.Choice]:
+    """The shortest time to the loss, and its choice: every choice is run."""
+    emulated = case(cluster).cluster
+    one_step = trials.Case(
+        _one_step, RANKS, [(times,) for times in ACCUMULATIONS], cluster[:1], (), 0, emulated
+    ).search()
+    return min((taken * one_step[choice[:1]][0], choice) for choice, taken in steps().items())
+
+
+def _one_step(choice: tuple[int], micro_seconds: float) -> tuple[float]:
+    return (step_seconds(choice[0], micro_seconds),)
+
+
+def _require(answer: Answer, cluster: Cluster, hint: str) -> None:
+    micro_seconds, latency, bandwidth = cluster
+    where = f"{micro_seconds * 1e3:g} ms per micro-batch, {latency * 1e3:g} ms of latency, {bandwidth / 1e6:g} MB/s"
+    tried = case(cluster, steps()).tried(answer)
+    taken, seconds = trials.require_possible(
+        where,
+        tried,
+        (4, 1.0),
+        f"The micro-batches of a step are one of {ACCUMULATIONS}, and the learning rate is one of {RATES}.",
     )
-
-
-def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
-    for cluster, got in zip(clusters, call_each(answer, clusters, timeout=60.0), strict=True):
-        noise, least_steps, most, fits, budget, launch, sample, latency, nbytes = cluster
-        where = (
-            f"Noise scale {noise:g}, {least_steps:,} steps at least, at most {most} ranks, {fits} samples fit, "
-            f"{budget:,.0f} rank-seconds; seconds: {launch:g} per launch, {sample:g} per sample, {latency:g} of "
-            f"latency, {nbytes:g} for a gradient's bytes"
-        )
-        right = isinstance(got, (list, tuple)) and [type(n) for n in got] == [int] * 3
-        require(
-            right,
-            f"{where}: a choice is (ranks, micro, accumulation), such as (4, 2, 3); got {got!r}.",
-        )
-        ranks, micro, accumulation = got
-        require(
-            1 <= ranks <= most and 1 <= micro <= fits and 1 <= accumulation <= MOST_ACCUMULATION,
-            f"{where}: {tuple(got)!r} is not possible. How many ranks are there, what fits, and how often may a "
-            "rank accumulate?",
-        )
-        taken, (shortest, _) = seconds(cluster, (ranks, micro, accumulation)), best(cluster)
-        require(
-            taken * ranks <= budget,
-            f"{where}: {tuple(got)!r} takes {taken:,.0f} s on {ranks} ranks, {taken * ranks:,.0f} rank-seconds: "
-            "more than the budget. What does a larger batch cost in samples?",
-        )
-        require_near_best(where, got, taken, shortest, "s", hint)
-
-
-@CHOOSE.check("where noise limits", points=2)
-def check_noise(answer: Answer) -> None:
-    """The batch is far below the noise scale: every rank is worth its messages."""
-    _require(
-        answer, NOISE, "How many steps does a larger batch save there, and what does a step cost?"
+    require(
+        taken < float("inf"),
+        f"{where}: {tried.choice!r} does not reach a loss of {TARGET}, the mean of {SEEDS} seeds. Was it tried before "
+        "it was chosen?",
     )
+    least, _ = best(cluster)
+    require_near_best(where, tried.choice, taken * seconds, least, "s", hint, MARGIN)
 
 
-@CHOOSE.check("where the network limits", points=3)
-def check_network(answer: Answer) -> None:
-    """Few ranks that accumulate beat many that wait for messages."""
+@CHOOSE.check("where a message costs little", points=3)
+def check_cheap(answer: Answer) -> None:
+    """Samples are what costs, and a small batch needs the fewest of them."""
     _require(
         answer,
-        NETWORK,
-        "What does the all-reduce of so many ranks cost, and how often per sample does it come?",
+        CHEAP,
+        "A step of half the batch takes nearly half the time here. Which batch needs the fewest samples, at its own "
+        "best learning rate?",
     )
 
 
-@CHOOSE.check("where the budget limits", points=3)
-def check_budget(answer: Answer) -> None:
-    """Beyond the noise scale a rank more costs more than it saves."""
-    _require(answer, BUDGET, "Of the choices that the budget allows, which takes the least time?")
+@CHOOSE.check("where a message costs a few micro-batches", points=3)
+def check_costly(answer: Answer) -> None:
+    """In between: neither the smallest nor the largest."""
+    _require(
+        answer,
+        COSTLY,
+        "What does one step take there with twice the micro-batches, and how many steps does the larger batch save?",
+    )
+
+
+@CHOOSE.check("where a message costs most", points=3)
+def check_costliest(answer: Answer) -> None:
+    """Steps are what costs, as long as a larger batch saves any."""
+    _require(
+        answer,
+        COSTLIEST,
+        "Nearly all of a step is its messages there. Which choice takes the fewest steps, and which learning rate lets "
+        "it?",
+    )

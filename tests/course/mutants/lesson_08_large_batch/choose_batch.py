@@ -1,81 +1,74 @@
 """Answers to choose_batch: see test_exercises.py."""
 
-_STEPS = "steps = least * (1 + noise / (ranks * micro * accumulation))"
-_REDUCE = "reduce = 2 * (ranks - 1) * (latency + nbytes / ranks)"
-_BUDGET = "                if ranks * taken <= budget:\n"
-_RETURN = "    return min(found)[1:]\n"
+_TIME = "        return steps * step_seconds\n"
+_NEAR = "nearby(at, way))"
+_RETURN = "    return accumulations[place], rates[at]\n"
 
 MUTANTS = [
     (
-        "as many ranks as there are",
-        "What does the all-reduce of so many ranks cost",
-        (
-            (
-                _RETURN,
-                "    most = max(one[1] for one in found)\n    return min(one for one in found if one[1] == most)[1:]\n",
-            ),
-        ),
-    ),
-    (
-        "no accumulation",
-        "how often per sample does it come",
-        ((_RETURN, "    return min(one for one in found if one[3] == 1)[1:]\n"),),
-    ),
-    ("the budget is forgotten", "more than the budget", ((_BUDGET, "                if True:\n"),)),
-    (
-        "one rank",
-        "How many steps does a larger batch save",
-        ((_RETURN, "    return min(one for one in found if one[1] == 1)[1:]\n"),),
-    ),
-    (
-        "the noise is forgotten: the fastest step",
-        "How many steps does a larger batch save",
-        ((_STEPS, "steps = least"),),
-    ),
-    (
         "the fewest steps",
-        "how often per sample does it come",
-        ((_RETURN, "    return min(found, key=lambda one: -math.prod(one[1:]))[1:]\n"),),
+        "Which batch needs the fewest samples",
+        ((_TIME, "        return steps\n"),),
     ),
     (
-        "the batch nearest the noise scale",
-        "the best choice takes",
-        (
-            (
-                _RETURN,
-                "    return min(found, key=lambda one: abs(math.prod(one[1:]) - noise))[1:]\n",
-            ),
-        ),
+        "the fewest samples",
+        "how many steps does the larger batch save",
+        ((_TIME, "        return steps * accumulations[place]\n"),),
     ),
     (
-        "latency is forgotten",
-        "What does the all-reduce of so many ranks cost",
-        ((_REDUCE, _REDUCE.replace("latency + ", "")),),
+        "the learning rate of one batch for all",
+        "at its own best learning rate",
+        ((_NEAR, "[at])"),),
     ),
     (
-        "an all-reduce per micro-batch",
-        "how often per sample does it come",
-        (
-            (
-                "(accumulation * (launch + micro * sample) + reduce)",
-                "accumulation * (launch + micro * sample + reduce)",
-            ),
-        ),
+        "the linear rule, from a tuned batch to the largest",
+        "Was it tried before",
+        """
+def choose_batch(measure, accumulations, rates):
+    lr = min(rates, key=lambda one: measure(4, one)[0])
+    wanted = lr * accumulations[-1] / 4
+    return accumulations[-1], min(rates, key=lambda one: abs(one - wanted))
+""",
     ),
     (
-        "the fewest rank-seconds",
-        "How many steps does a larger batch save",
-        ((_RETURN, "    return min(found, key=lambda one: one[0] * one[1])[1:]\n"),),
+        "the largest batch, well tuned",
+        "Which batch needs the fewest samples",
+        """
+def choose_batch(measure, accumulations, rates):
+    return accumulations[-1], min(rates, key=lambda one: measure(accumulations[-1], one)[0])
+""",
     ),
     (
-        "more than fits",
-        "what fits",
-        ((_RETURN, "    return min(found)[1], fits + 1, min(found)[3]\n"),),
+        "the smallest batch that trains, well tuned",
+        "how many steps does the larger batch save",
+        """
+def choose_batch(measure, accumulations, rates):
+    return 2, min(rates, key=lambda one: measure(2, one)[0])
+""",
     ),
+    (
+        "one learning rate is kept: that of the smallest batch that trains",
+        "which learning rate lets it",
+        """
+def choose_batch(measure, accumulations, rates):
+    lr = min(rates[:3], key=lambda one: measure(2, one)[0])
+    return min(accumulations[1:], key=lambda one: math.prod(measure(one, lr))), lr
+""",
+    ),
+    (
+        "every choice is measured",
+        "no more may be",
+        """
+def choose_batch(measure, accumulations, rates):
+    choices = [(times, lr) for times in accumulations for lr in rates]
+    return min(choices, key=lambda one: math.prod(measure(*one)))
+""",
+    ),
+    ("places in the lists", "is not possible", ((_RETURN, "    return place, at\n"),)),
     (
         "the time, too",
-        "a choice is (ranks, micro, accumulation)",
-        ((_RETURN, "    return min(found)\n"),),
+        "a choice is 2 things",
+        ((_RETURN, "    return accumulations[place], rates[at], least\n"),),
     ),
 ]
 
@@ -83,48 +76,56 @@ NOTHING = [
     (
         "nothing is chosen",
         """
-def choose_batch(noise, least, most, fits, budget, launch, sample, latency, nbytes):
+def choose_batch(measure, accumulations, rates):
     return None
-""",
-    ),
-    (
-        "one sample at a time",
-        """
-def choose_batch(noise, least, most, fits, budget, launch, sample, latency, nbytes):
-    return 1, 1, 1
 """,
     ),
 ]
 
 ACCEPTED = [
-    ("a list", ((_RETURN, "    return list(min(found)[1:])\n"),)),
     (
-        "all choices at once, as tensors",
+        "the noise scale, from the steps of two batches, predicts the others",
         """
-def choose_batch(noise, least, most, fits, budget, launch, sample, latency, nbytes):
-    ranks, micro, times = torch.meshgrid(
-        *(torch.arange(1, n + 1, dtype=torch.double) for n in (most, fits, 32)), indexing="ij"
-    )
-    step = times * (launch + micro * sample) + 2 * (ranks - 1) * (latency + nbytes / ranks)
-    taken = least * (1 + noise / (ranks * micro * times)) * step
-    taken[ranks * taken > budget] = torch.inf
-    place = torch.unravel_index(taken.argmin(), taken.shape)
-    return tuple(int(i) + 1 for i in place)
+def choose_batch(measure, accumulations, rates):
+    def tuned(times, *places):
+        return min((measure(times, rates[at])[0], at) for at in places)
+
+    (small, at), (large, _) = tuned(4, 2, 1, 3), tuned(16, 2, 3)
+    noise = (small - large) / (large / 4 - small / 16)  # in micro-batches of both ranks
+    least = small / (1 + noise / 4)
+    first, last = measure(4, rates[at])[1], measure(16, rates[at])[1]
+    micro = (last - first) / 12
+
+    def expected(times):
+        return least * (1 + noise / times) * (first + (times - 4) * micro)
+
+    for times in sorted(accumulations, key=expected):
+        places = (1, 0) if times < 4 else (2, 3) if times > 4 else (2,)
+        steps, place = tuned(times, *places)
+        if steps < math.inf:
+            return times, rates[place]
 """,
     ),
     (
-        "the largest micro-batch where anything is accumulated",
+        "every other batch first, from the largest down; then those beside the best",
         """
-def choose_batch(noise, least, most, fits, budget, launch, sample, latency, nbytes):
-    best, choice = float("inf"), None
-    tried = [(m, 1) for m in range(1, fits + 1)] + [(fits, a) for a in range(2, 33)]
-    for ranks in range(most, 0, -1):
-        send = 2 * (ranks - 1) * (latency + nbytes / ranks)
-        for micro, a in tried:
-            time = least * (1 + noise / (ranks * micro * a)) * (a * (launch + micro * sample) + send)
-            if time < best and ranks * time <= budget:
-                best, choice = time, (ranks, micro, a)
-    return choice
+def choose_batch(measure, accumulations, rates):
+    seen, at = {}, 2
+
+    def tried(place, *at):
+        for one in at:
+            seen[place, one] = math.prod(measure(accumulations[place], rates[one]))
+        return min(at, key=lambda one: seen[place, one])
+
+    for place in (5, 3, 1):
+        at = tried(place, at, at - 1)
+    place, at = min(seen, key=seen.get)
+    for beside in (place - 1, place + 1):
+        if 0 <= beside < len(accumulations):
+            tried(beside, at)
+    place, at = min(seen, key=seen.get)
+    return accumulations[place], rates[at]
 """,
     ),
+    ("a list", ((_RETURN, "    return [accumulations[place], rates[at]]\n"),)),
 ]

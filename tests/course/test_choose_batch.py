@@ -1,0 +1,36 @@
+"""Exercise 08-2 is judged by trainings whose gradients are written by hand: autograd has to agree with them."""
+
+from __future__ import annotations
+
+import torch
+
+from dtcourse.course.checks.lesson_08_large_batch import choose_batch, training
+
+
+def test_the_gradients_are_autograds():
+    draw = torch.Generator().manual_seed(1)
+    weights = [
+        w.double() + 0.1 * torch.randn(w.shape, generator=draw) for w in training._start(draw)
+    ]
+    x = torch.randn(training.SEEDS, 5, 64, generator=draw).double()
+    labels = torch.randint(training.CLASSES, (training.SEEDS, 5), generator=draw)
+    hot = torch.nn.functional.one_hot(labels, training.CLASSES).double()
+    for w in weights:
+        w.requires_grad_()
+    logits = training._forward(weights, x)[1]
+    # the mean over a seed's batch, and the sum over seeds, which do not know of each other
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    expected = torch.autograd.grad(loss * training.SEEDS, weights)
+    with torch.no_grad():
+        found = training._gradients(weights, x, hot)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_each_cluster_wants_another_batch():
+    """So no fixed choice passes, and none of the three lies at the edge of the list."""
+    clusters = (choose_batch.CHEAP, choose_batch.COSTLY, choose_batch.COSTLIEST)
+    wanted = [choose_batch.best(cluster)[1][0] for cluster in clusters]
+    assert wanted == sorted(set(wanted))
+    assert choose_batch.ACCUMULATIONS[0] < wanted[0]
+    assert wanted[-1] < choose_batch.ACCUMULATIONS[-1]

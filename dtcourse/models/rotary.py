@@ -30,9 +30,11 @@ class Rotary(nn.Module):
     def forward(
         self, x_BHSE: torch.Tensor, positions_S: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """positions_S: each token's place in the whole sequence; None means 0, 1, 2, ..."""
+        """positions_S: each token's place in the whole sequence; None means 0, 1, 2, ...; or (B, S), by sample"""
         if positions_S is None:
             positions_S = torch.arange(x_BHSE.shape[-2], device=x_BHSE.device)
+        if positions_S.dim() == 2:
+            positions_S = positions_S[:, None]  # the same for all heads
         cos_SE, sin_SE = self.angles(positions_S, x_BHSE.dtype)
         first, second = x_BHSE.chunk(2, dim=-1)
         return x_BHSE * cos_SE + torch.cat([-second, first], dim=-1) * sin_SE

@@ -21,7 +21,11 @@ from dtcourse.pipeline_parallel.stages import names_of, tied_parameters
 
 
 class Embeddings(nn.Module):
-    """A decoder's first layer: tokens_BS -> (B, S, D). It is the model's own embeddings and dropout."""
+    """A decoder's first layer: tokens_BS -> x_BSD. It is the model's own embeddings and dropout.
+
+    positions_BS: each token's place in the whole sequence, where a rank has a part of it; default 0, 1, 2, ... Rotary
+                  attention needs them in each block: they are returned beside x_BSD then, and go from layer to layer
+    """
 
     name_in_whole = ""
 
@@ -31,12 +35,15 @@ class Embeddings(nn.Module):
         self.position_embedding = model.position_embedding
         self.dropout = model.dropout
 
-    def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens_BS: torch.Tensor, positions_BS: torch.Tensor | None = None) -> Any:
         x_BSD = self.token_embedding(tokens_BS)
         if self.position_embedding is not None:
-            positions_S = torch.arange(tokens_BS.shape[-1], device=tokens_BS.device)
-            x_BSD = x_BSD + self.position_embedding(positions_S)
-        return self.dropout(x_BSD)
+            places = positions_BS
+            if places is None:
+                places = torch.arange(tokens_BS.shape[-1], device=tokens_BS.device)
+            return self.dropout(x_BSD + self.position_embedding(places))
+        x_BSD = self.dropout(x_BSD)
+        return x_BSD if positions_BS is None else (x_BSD, positions_BS)
 
 
 class Head(nn.Module):
@@ -48,7 +55,10 @@ class Head(nn.Module):
         super().__init__()
         self.norm, self.output = model.norm, model.output
 
-    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x_BSD: torch.Tensor, positions_BS: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Positions end here."""
         return self.output(self.norm(x_BSD))
 
 
@@ -63,8 +73,10 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
         return _named(model)
     parts = ("token_embedding", "position_embedding", "dropout", "blocks", "norm", "output")
     if all(hasattr(model, part) for part in parts):
-        blocks = model.get_submodule("blocks")
-        return [Embeddings(model), *_named(blocks, "blocks."), Head(model)]
+        blocks = _named(model.get_submodule("blocks"), "blocks.")
+        for block in blocks:
+            block.passes_on = model.position_embedding is None  # type: ignore[assignment]
+        return [Embeddings(model), *blocks, Head(model)]
     return _between_borders(model)
 
 

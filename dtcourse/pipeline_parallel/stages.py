@@ -39,7 +39,8 @@ class Tied(NamedTuple):
 class Stage(nn.Sequential):
     """Layers one after the other. What a layer returns is the next one's argument; of a tuple each is one of its own.
 
-    A layer whose forward takes one argument gets a tuple as it is, as in nn.Sequential.
+    A layer whose forward takes one argument gets a tuple as it is, as in nn.Sequential. One with `passes_on` set takes
+    several and returns one: the others (positions) are the next layer's too.
 
     tied:  of the whole model
     names: the layers' in the whole model; "" for one whose parts have their names from the model itself. Default: their
@@ -63,7 +64,8 @@ class Stage(nn.Sequential):
         value: Any = values if len(values) > 1 else values[0]
         for layer in self:
             several = isinstance(value, tuple) and not _takes_one(layer)
-            value = layer(*value) if several else layer(value)
+            made = layer(*value) if several else layer(value)
+            value = (made, *value[1:]) if several and getattr(layer, "passes_on", False) else made
         return value
 
 

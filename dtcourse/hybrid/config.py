@@ -1,0 +1,196 @@
+"""Every degree of parallelism in one place, the order of the mesh's axes, and what does not fit together.
+
+    config = HybridConfig(dp_shard=2, pp=2, tp=2, micro_batches=4)
+    mesh = config.mesh("cpu")                       # 8 ranks: arange(8).view(pp, dp_replicate, dp_shard, cp, tp)
+
+The ranks are the product of five degrees. The sixth, ep, is no axis of that product: the ranks that hold different
+experts are among those that have different tokens, dp_shard x cp of them, so ep divides that number.
+
+Which axis is innermost decides whose messages stay inside a node (neighbouring ranks are on one): tensor parallelism
+sends most, and while others wait, so it comes last by default. (Megatron-LM's and torchtitan's order: Narayanan et al.
+2104.04473, section 3.2; Liang et al. 2410.06511.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from dtcourse.pipeline_parallel import Schedule, one_f_one_b
+from dtcourse.plural import plural
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+CONTEXTS = ("ring", "ulysses")
+
+
+@dataclass(frozen=True)
+class HybridConfig:
+    """How a model is cut.
+
+    dp_replicate:  copies of the model, each with samples of its own
+    dp_shard:      ranks that share a copy's parameters out (fully_shard), each with samples of its own; above 1 those
+                   of cp share them as well, since they hold the same
+    pp, cp, tp:    stages' ranks; parts of each sequence; slices of each weight
+    ep:            ranks that share the experts out; a divisor of dp_shard x cp
+    axes:          the mesh's, the outermost first
+    micro_batches: of a step, per rank
+    schedule:      (pp, micro_batches) -> the pipeline's schedule
+    layers:        of each stage, in order; the embedding is one, and so is the head. None: as even as they can be
+    sequence:      what tensor parallelism leaves whole is cut along the tokens, over the tp ranks (Megatron's)
+    context:       "ring" or "ulysses": how cp ranks attend to each other's tokens
+    recompute:     stages keep their inputs only, and run forward once more before backward
+    seed:          of dropout's random numbers
+
+    Raises ValueError, with the numbers, for degrees below 1, axes that are not these five, and an ep that does not fit.
+    """
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    pp: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    axes: tuple[str, ...] = AXES
+    micro_batches: int = 1
+    schedule: Callable[[int, int], Schedule] = one_f_one_b
+    layers: Sequence[int] | None = None
+    sequence: bool = False
+    context: str = "ring"
+    recompute: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (*AXES, "ep", "micro_batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1; got {getattr(self, name)}")
+        twice = [name for name in dict.fromkeys(self.axes) if self.axes.count(name) > 1]
+        if twice or {*self.axes} != {*AXES}:
+            missing = [name for name in AXES if name not in self.axes]
+            unknown = [name for name in self.axes if name not in AXES]
+            raise ValueError(
+                f"axes has each of {', '.join(AXES)} once; got {', '.join(self.axes) or 'none'}: twice "
+                f"{_listed(twice)}; missing {_listed(missing)}; unknown {_listed(unknown)}"
+            )
+        if self.dp_shard * self.cp % self.ep:
+            raise ValueError(
+                f"ep divides dp_shard x cp, the ranks that have different tokens and one copy of the model: "
+                f"dp_shard({self.dp_shard}) x cp({self.cp}) = {self.dp_shard * self.cp} is no multiple of "
+                f"ep({self.ep})"
+            )
+        if self.context not in CONTEXTS:
+            raise ValueError(f"context is {' or '.join(map(repr, CONTEXTS))}; got {self.context!r}")
+
+    @property
+    def ranks(self) -> int:
+        """How many there are in all."""
+        return math.prod(self.shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the mesh: the degrees in the order of its axes."""
+        return tuple(getattr(self, name) for name in self.axes)
+
+    @property
+    def equation(self) -> str:
+        """The degrees and their product."""
+        return f"{' x '.join(f'{n}({getattr(self, n)})' for n in self.axes)} = {self.ranks}"
+
+    def mesh(self, device_type: str) -> DeviceMesh:
+        """The mesh over all ranks. A collective. Raises ValueError where their number is not the degrees' product."""
+        ranks = torch.distributed.get_world_size()
+        if ranks != self.ranks:
+            raise ValueError(f"{self.equation}, and there are {plural(ranks, 'rank')}")
+        return init_device_mesh(device_type, self.shape, mesh_dim_names=self.axes)
+
+    def check_mesh(self, mesh: DeviceMesh) -> None:
+        """Raises ValueError for a mesh with other axes, in another order or of other sizes."""
+        names = mesh.mesh_dim_names or ()
+        found = f"the mesh is {' x '.join(f'{n}({s})' for n, s in zip(names, mesh.shape, strict=False))}"
+        if names != self.axes:
+            how = "in another order" if sorted(names) == sorted(self.axes) else "with other axes"
+            raise ValueError(f"{self.equation}, and {found or mesh.shape}, {how}")
+        if tuple(mesh.shape) != self.shape:
+            raise ValueError(f"{self.equation}, and {found} = {mesh.size()}")
+
+    def check_model(self, model: Any) -> None:
+        """Raises ValueError, before anything is changed, where the model's sizes do not divide."""
+        blocks, experts = len(model.blocks), getattr(model.config, "experts", 0)
+        stages = self.make_schedule().num_stages
+        layers = blocks + 2
+        if stages > layers:
+            raise ValueError(
+                f"an embedding, {plural(blocks, 'block')} and a head are {layers} layers, and pp({self.pp}) with "
+                f"{self.schedule_name} has {stages} stages: each takes at least one layer"
+            )
+        if self.layers is not None and (
+            len(self.layers) != stages or sum(self.layers) != layers or min(self.layers) < 1
+        ):
+            raise ValueError(
+                f"layers says how many each of {plural(stages, 'stage')} has of {layers} (an embedding, "
+                f"{plural(blocks, 'block')}, a head), at least one; got "
+                f"{' + '.join(map(str, self.layers))} = {sum(self.layers)}"
+            )
+        if self.ep > 1 and not experts:
+            raise ValueError(f"ep({self.ep}) gives out experts, and the model has none")
+        heads, kv = model.config.n_heads, model.config.kv_heads
+        for what, count, degree in (
+            ("attention heads", heads, self.tp),
+            ("numbers of an MLP's width d_ff", 0 if experts else model.config.ff, self.tp),
+            ("experts", experts, self.ep),
+        ):
+            if count % degree:
+                by = "ep" if what == "experts" else "tp"
+                raise ValueError(f"{count} {what} do not divide by {by}({degree})")
+        if kv % self.tp and self.tp % kv:
+            raise ValueError(
+                f"{kv} key-value heads cannot be given out to tp({self.tp}) ranks: each gets an equal number of them, "
+                "or an equal number of ranks shares one"
+            )
+        if self.context == "ulysses" and heads % (self.tp * self.cp):
+            raise ValueError(
+                f"Ulysses gives heads out to the ranks of cp, and {heads} heads do not divide by "
+                f"tp({self.tp}) x cp({self.cp}) = {self.tp * self.cp}; context='ring' needs no such thing"
+            )
+        if self.sequence and self.tp == 1:
+            raise ValueError("sequence=True cuts tokens over the tp ranks, and tp is 1")
+
+    def check_batch(self, samples: int, tokens: int) -> None:
+        """Raises ValueError for fewer samples than micro-batches, and a sequence that does not divide."""
+        if samples < self.micro_batches:
+            raise ValueError(
+                f"{plural(samples, 'sample')} cannot make micro_batches({self.micro_batches})"
+            )
+        zigzag = 2 if self.cp > 1 and self.order == "zigzag" else 1
+        cut = self.tp if self.sequence else 1
+        parts = zigzag * self.cp * cut
+        if tokens % parts:
+            how = [f"cp({self.cp})"] if self.cp > 1 else []
+            how += ["2 chunks per rank (zigzag)"] if zigzag > 1 else []
+            how += [f"tp({self.tp}) of sequence=True"] if cut > 1 else []
+            raise ValueError(
+                f"a sequence of {tokens} tokens does not divide by {' x '.join(how)} = {parts}: pad it by tokens whose "
+                "targets are -100"
+            )
+
+    @property
+    def order(self) -> str:
+        """Of the tokens on the cp ranks: causal attention is equal work for all in zig-zag order; Ulysses has none."""
+        return "zigzag" if self.context == "ring" else "contiguous"
+
+    @property
+    def schedule_name(self) -> str:
+        """In words."""
+        return self.make_schedule().name
+
+    def make_schedule(self) -> Schedule:
+        """The pipeline's; with pp = 1 one stage, and its micro-batches one after the other."""
+        return self.schedule(self.pp, self.micro_batches)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "none"

@@ -1,0 +1,121 @@
+"""What trains a model on a mesh: steps of its pipeline, gradients' means, the loss, the norm.
+
+One step on a rank:
+
+1. tokens and targets are this copy's whole samples; the targets are shifted already. Then the sequence is cut over cp:
+   the other way round each part would lose its last target.
+2. All ranks with different tokens add up how many targets count. Each rank's loss is the sum over its own, divided by
+   the mean count per rank: then the mean of the ranks' losses is the mean over all tokens, however uneven they are.
+3. The schedule runs: micro-batches go through the stages; full sharding reduces gradients in each backward.
+4. What full sharding has not averaged is averaged over the axes with different tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from dtcourse import sequence_parallel, tensor_parallel
+from dtcourse.hybrid.axes import DATA, TOKENS, Axes
+from dtcourse.hybrid.layout import Layout
+from dtcourse.parameters.averaging import average
+from dtcourse.parameters.clipping import clip_grad_norm
+from dtcourse.parameters.replicas import Group
+from dtcourse.pipeline_parallel import Pipeline, Schedule, Stage
+
+IGNORED = -100
+
+
+class HybridTraining:
+    """Steps of a model that `parallelize` has cut.
+
+    module:     this rank's part. States, gradients, norms and checkpoints of it are the whole model's: full_state_dict,
+                full_gradients (parameters/whole.py), dtcourse.checkpoint. For the optimizer: module.parameters()
+    pipeline:   runs the schedule
+    layout:     who holds what; print it
+    data_rank, data_ranks: which part of the data this rank reads, of how many: a sampler's rank and num_replicas
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        schedule: Schedule,
+        axes: Axes,
+        groups_of_experts: tuple[Group, Group] | None,
+        vocab: int,
+    ) -> None:
+        config = axes.config
+        self.axes, self.config, self.vocab = axes, config, vocab
+        # Each micro-batch's loss counts 1 / m there, and is a part of a sum here.
+        self.pipeline = Pipeline(
+            stages,
+            schedule,
+            self.micro_batch_loss,
+            axes.group("pp"),
+            weigh=lambda targets: 1.0,
+            recompute=config.recompute,
+        )
+        self.module = self.pipeline.module
+        self.layout = Layout(axes, self.module)
+        self.data_rank, self.data_ranks = axes.rank(*DATA), axes.size(*DATA)
+        folded = groups_of_experts or (axes.group("dp_shard"), axes.group("cp"))
+        self.token_groups = [
+            group
+            for group in (axes.group("dp_replicate"), *folded)
+            if dist.get_world_size(group) > 1
+        ]
+        self._mean_count = torch.ones(())
+
+    def step(self, tokens_BS: Tensor, targets_BS: Tensor) -> float | None:
+        """Forward and backward of one batch: adds the gradients of its mean loss to every `.grad`. All ranks call it.
+
+        tokens_BS:  the samples of this rank's part of the data (`data_rank`), whole sequences: the same on all of its
+                    pp, cp and tp ranks
+        targets_BS: the token that follows each; -100 where none counts
+
+        Returns the mean loss per token over all ranks where the last stage is, with the gates' losses; None elsewhere.
+        Raises ValueError where the batch does not divide. Gradients of a step before are still there: zero_grad first.
+        """
+        self.config.check_batch(*tokens_BS.shape)
+        tokens_BS, targets_BS, positions_BS = self.own_tokens(tokens_BS, targets_BS)
+        self._mean_count = self.mean_over_ranks((targets_BS != IGNORED).sum().double())
+        loss = self.pipeline.step((tokens_BS, positions_BS), targets_BS)
+        average(self.module, self.token_groups)
+        if loss is None:
+            return None
+        return float(self.mean_over_ranks(torch.tensor(loss, dtype=torch.double)))
+
+    def own_tokens(self, tokens_BS: Tensor, targets_BS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """This cp rank's part of each sequence, and where it is in the whole one."""
+        ranks, rank, order = self.axes.size("cp"), self.axes.rank("cp"), self.config.order
+        places_S = sequence_parallel.positions(tokens_BS.shape[1], rank, ranks, order).to(
+            tokens_BS.device
+        )
+        own_tokens, own_targets = (x.index_select(1, places_S) for x in (tokens_BS, targets_BS))
+        return own_tokens, own_targets, places_S.expand(len(tokens_BS), -1)
+
+    def micro_batch_loss(self, logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
+        """Its targets' losses, added up, in units of a rank's mean count; times m, since the pipeline takes a mean."""
+        if self.axes.size("tp") > 1:
+            group = self.axes.group("tp")
+            total = tensor_parallel.cross_entropy(
+                logits_BSV, targets_BS, group, num_classes=self.vocab, reduction="sum"
+            )
+        else:
+            flat = logits_BSV.flatten(0, 1), targets_BS.flatten()
+            total = F.cross_entropy(*flat, reduction="sum")
+        return total * self.config.micro_batches / self._mean_count.to(total)
+
+    def mean_over_ranks(self, x: Tensor) -> Tensor:
+        """Of a number per rank, over all ranks with different tokens."""
+        for group in self.token_groups:
+            dist.all_reduce(x, group=group)
+        return x / self.axes.size(*TOKENS)
+
+    def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scales all gradients so that the whole model's norm is at most `max_norm`; returns the norm before."""
+        return clip_grad_norm(self.module, max_norm, norm_type)

@@ -1,0 +1,119 @@
+"""All ways to give a number of ranks to the axes, and training on one of them beside one process."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from dtcourse.hybrid import HybridConfig, HybridTraining, parallelize
+from dtcourse.hybrid.config import AXES
+from dtcourse.models import Transformer, TransformerConfig
+from dtcourse.parameters.whole import full_gradients, full_state_dict
+from tests.pairs.layouts import build, sgd
+
+# Tied, with biases and a vocabulary that does not divide; the harness freezes a matrix and a norm.
+TIED = TransformerConfig(vocab=31, n_layers=2, d_model=16, n_heads=4, max_length=8)
+# Llama's: grouped heads, rotary positions, which every stage needs.
+GROUPED = TransformerConfig(
+    vocab=31, n_layers=2, d_model=16, n_heads=4, n_kv_heads=2, d_ff=24, max_length=8, tied=False, bias=False,
+    positions="rotary", norm="rms", mlp="swiglu",
+)  # fmt: skip
+MODELS = {"tied": TIED, "grouped": GROUPED}
+SAMPLES, MICRO_BATCHES, STEPS, MAX_NORM = 8, 2, 3, 0.3
+IGNORED = -100
+
+
+def vectors(ranks: int) -> list[dict[str, int]]:
+    """Every way in which five degrees multiply to `ranks`: 5 for 2, 15 for 4, 35 for 8."""
+    divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
+    found = itertools.product(divisors, repeat=len(AXES))
+    return [dict(zip(AXES, v, strict=True)) for v in found if math.prod(v) == ranks]
+
+
+def orders(degrees: dict[str, int]) -> list[tuple[str, ...]]:
+    """Every order of the axes that have several ranks; the others stay behind."""
+    wide = [name for name in AXES if degrees[name] > 1]
+    rest = tuple(name for name in AXES if degrees[name] == 1)
+    return [(*order, *rest) for order in itertools.permutations(wide)]
+
+
+def named(degrees: dict[str, int], axes: tuple[str, ...] = AXES) -> str:
+    """In a test's name."""
+    return " x ".join(f"{name} {degrees[name]}" for name in axes if degrees[name] > 1)
+
+
+def batch(config: TransformerConfig, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and what follows them; documents are uneven, so some targets count nothing."""
+    make = torch.Generator().manual_seed(step)
+    shape = (SAMPLES, config.max_length + 1)
+    tokens = torch.randint(config.vocab, shape, generator=make)
+    targets = tokens[:, 1:].clone()
+    for i, length in enumerate(torch.randint(2, config.max_length + 1, (SAMPLES,), generator=make)):
+        targets[i, int(length) :] = IGNORED
+    return tokens[:, :-1], targets
+
+
+@dataclass
+class Found:
+    """What training has left behind."""
+
+    losses: list[float | None] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    gradients: list[dict[str, Any]] = field(default_factory=list)
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def used(by_name: dict[str, Any]) -> dict[str, Any]:
+    """Without the layer that nobody uses: it is in no layer of the model."""
+    return {name: value for name, value in by_name.items() if not name.startswith("unused.")}
+
+
+def alone(config: TransformerConfig, steps: int = STEPS) -> Found:
+    """One process on the whole batch, in plain PyTorch."""
+    model, found = build(config), Found()
+    optimizer = sgd(model)
+    for step in range(steps):
+        optimizer.zero_grad()
+        tokens, targets = batch(config, step)
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        found.losses.append(loss.item())
+        grads = {n: p.grad for n, p in model.named_parameters()}
+        found.gradients.append({n: None if g is None else g.clone() for n, g in grads.items()})
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        found.norms.append(norm.item())
+        optimizer.step()
+    found.state = {n: t.clone() for n, t in model.state_dict().items()}
+    return found
+
+
+def start(config: TransformerConfig, cut: HybridConfig, seed: int | None = None) -> HybridTraining:
+    """Only the first rank's start is the truth's."""
+    if seed is None:
+        seed = 0 if torch.distributed.get_rank() == 0 else 5
+    model: Transformer = build(config, seed)
+    return parallelize(model, cut.mesh("cpu"), cut)
+
+
+def own_samples(training: HybridTraining, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Those of this rank's part of the data."""
+    return [t.chunk(training.data_ranks)[training.data_rank] for t in tensors]
+
+
+def together(config: TransformerConfig, cut: HybridConfig, steps: int = STEPS) -> Found:
+    """The same on this rank of many."""
+    training, found = start(config, cut), Found()
+    optimizer = sgd(training.module)
+    for step in range(steps):
+        optimizer.zero_grad()
+        found.losses.append(training.step(*own_samples(training, *batch(config, step))))
+        found.gradients.append(full_gradients(training.module))
+        found.norms.append(training.clip_grad_norm(MAX_NORM).item())
+        optimizer.step()
+    found.state = full_state_dict(training.module)
+    return found

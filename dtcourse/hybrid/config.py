@@ -140,7 +140,7 @@ class HybridConfig:
         heads, kv = model.config.n_heads, model.config.kv_heads
         for what, count, degree in (
             ("attention heads", heads, self.tp),
-            ("numbers of an MLP's width d_ff", 0 if experts else model.config.ff, self.tp),
+            ("numbers of an MLP's width d_ff", model.config.ff, self.tp),
             ("experts", experts, self.ep),
         ):
             if count % degree:

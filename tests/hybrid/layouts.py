@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
+from dtcourse import launch
 from dtcourse.hybrid import HybridConfig, HybridTraining, parallelize
 from dtcourse.hybrid.config import AXES
 from dtcourse.models import Transformer, TransformerConfig
 from dtcourse.parameters.whole import full_gradients, full_state_dict
+from dtcourse.verify import compare
 from tests.pairs.layouts import build, sgd
 
 # Tied, with biases and a vocabulary that does not divide; the harness freezes a matrix and a norm.
@@ -24,6 +28,10 @@ GROUPED = TransformerConfig(
     positions="rotary", norm="rms", mlp="swiglu",
 )  # fmt: skip
 MODELS = {"tied": TIED, "grouped": GROUPED}
+MIXTURE = TransformerConfig(
+    vocab=31, n_layers=2, d_model=16, n_heads=4, max_length=8, d_ff=8, experts=4, balancing=0.1,
+    shared_experts=1,
+)  # fmt: skip
 SAMPLES, MICRO_BATCHES, STEPS, MAX_NORM = 8, 2, 3, 0.3
 IGNORED = -100
 
@@ -73,16 +81,24 @@ def used(by_name: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in by_name.items() if not name.startswith("unused.")}
 
 
-def alone(config: TransformerConfig, steps: int = STEPS) -> Found:
-    """One process on the whole batch, in plain PyTorch."""
+def alone(config: TransformerConfig, data_ranks: int = 1, steps: int = STEPS) -> Found:
+    """One process on the whole batch, in plain PyTorch.
+
+    data_ranks: where gates have a loss, which is about a micro-batch of all ranks with different samples
+    """
     model, found = build(config), Found()
     optimizer = sgd(model)
     for step in range(steps):
         optimizer.zero_grad()
         tokens, targets = batch(config, step)
-        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-        loss.backward()
-        found.losses.append(loss.item())
+        losses = []
+        for part in micro_batches(data_ranks):
+            logits, right = model(tokens[part]).flatten(0, 1), targets[part].flatten()
+            loss = F.cross_entropy(logits, right, reduction="sum") / (targets != IGNORED).sum()
+            gates = [m.auxiliary_loss for m in model.modules() if hasattr(m, "auxiliary_loss")]
+            losses.append(loss + sum(gates) / MICRO_BATCHES)
+            losses[-1].backward()
+        found.losses.append(sum(losses).item())
         grads = {n: p.grad for n, p in model.named_parameters()}
         found.gradients.append({n: None if g is None else g.clone() for n, g in grads.items()})
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
@@ -90,6 +106,12 @@ def alone(config: TransformerConfig, steps: int = STEPS) -> Found:
         optimizer.step()
     found.state = {n: t.clone() for n, t in model.state_dict().items()}
     return found
+
+
+def micro_batches(data_ranks: int) -> list[torch.Tensor]:
+    """The samples of each: of every rank's part of the data its first, its second, ..."""
+    parts = torch.arange(SAMPLES).view(data_ranks, MICRO_BATCHES, -1)
+    return [parts[:, i].flatten() for i in range(MICRO_BATCHES)]
 
 
 def start(config: TransformerConfig, cut: HybridConfig, seed: int | None = None) -> HybridTraining:
@@ -117,3 +139,21 @@ def together(config: TransformerConfig, cut: HybridConfig, steps: int = STEPS) -
         optimizer.step()
     found.state = full_state_dict(training.module)
     return found
+
+
+truth = functools.cache(alone)
+
+
+def check(cut: HybridConfig, config: TransformerConfig) -> None:
+    """Every rank's losses, gradients, norms and state are one process's."""
+    right = truth(config, cut.dp_replicate * cut.dp_shard)
+    runs = launch(together, cut.ranks, config, cut)
+    heard = [run.losses for run in runs if run.losses[0] is not None]
+    assert len(heard) * cut.pp == cut.ranks, "the last stage's ranks know the loss, and no others"
+    for losses in heard:
+        assert losses == pytest.approx(right.losses, rel=1e-12)
+    for rank, found in enumerate(runs):
+        for step, (mine, theirs) in enumerate(zip(found.gradients, right.gradients, strict=True)):
+            compare(mine, used(theirs), 1e-12, f"rank {rank}, step {step}: gradient", norm=2)
+        assert found.norms == pytest.approx(right.norms, rel=1e-12)
+        compare(found.state, used(right.state), 1e-12, f"rank {rank}: value", norm=2)

@@ -2,38 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 
-from dtcourse import launch
 from dtcourse.hybrid import HybridConfig
-from dtcourse.verify import compare
-from tests.hybrid.layouts import (
-    MICRO_BATCHES,
-    MODELS,
-    alone,
-    named,
-    orders,
-    together,
-    used,
-    vectors,
-)
-
-truth = functools.cache(alone)
-
-
-def check(cut: HybridConfig, config, ranks) -> None:
-    right, runs = truth(config), launch(together, ranks, config, cut)
-    heard = [run.losses for run in runs if run.losses[0] is not None]
-    assert len(heard) * cut.pp == ranks, "the last stage's ranks know the loss, and no others"
-    for losses in heard:
-        assert losses == pytest.approx(right.losses, rel=1e-12)
-    for rank, found in enumerate(runs):
-        for step, (mine, theirs) in enumerate(zip(found.gradients, right.gradients, strict=True)):
-            compare(mine, used(theirs), 1e-12, f"rank {rank}, step {step}: gradient", norm=2)
-        assert found.norms == pytest.approx(right.norms, rel=1e-12)
-        compare(found.state, used(right.state), 1e-12, f"rank {rank}: value", norm=2)
+from tests.hybrid.layouts import MICRO_BATCHES, MODELS, check, named, orders, vectors
 
 
 def layouts(numbers):
@@ -49,7 +21,7 @@ def layouts(numbers):
 @pytest.mark.parametrize(("ranks", "degrees", "order"), layouts((1, 2, 4)))
 def test_every_layout_in_every_order_of_axes_is_one_process(ranks, degrees, order, model):
     cut = HybridConfig(**degrees, axes=order, micro_batches=MICRO_BATCHES)
-    check(cut, MODELS[model], ranks)
+    check(cut, MODELS[model])
 
 
 def test_none_is_left_out():

@@ -1,0 +1,24 @@
+"""Experts are given out over ranks that have different tokens, beside every other axis."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtcourse.hybrid import HybridConfig
+from tests.hybrid.layouts import MICRO_BATCHES, MIXTURE, check, named, vectors
+
+
+def with_experts(numbers):
+    """Every degree vector with every ep that divides dp_shard x cp and the experts."""
+    return [
+        pytest.param(degrees, ep, id=f"{named(degrees)}, ep {ep}")
+        for n in numbers
+        for degrees in vectors(n)
+        for ep in (1, 2, 4)
+        if degrees["dp_shard"] * degrees["cp"] % ep == 0
+    ]
+
+
+@pytest.mark.parametrize(("degrees", "ep"), with_experts((1, 2, 4)))
+def test_a_mixture_in_every_layout_is_one_process(degrees, ep):
+    check(HybridConfig(**degrees, ep=ep, micro_batches=MICRO_BATCHES), MIXTURE)

@@ -10,8 +10,8 @@
 
 What each technique leaves behind, the next one finds on the parameters (parameters/placement.py), so the order is that
 of the cuts: tensor parallelism and experts cut weights, context parallelism replaces attention, the pipeline takes the
-layers apart, and full sharding cuts what each stage has left. On the meta device nothing has memory before the end:
-then no rank ever holds more than its own part.
+layers apart, and full sharding cuts what each stage has left. A model on the meta device gets memory for what is left
+on a rank after the weights are cut, of its own stages alone.
 
 Who has which tokens decides who sums which gradients. The ranks of dp_replicate, dp_shard and cp have different ones:
 gradients of what they all hold are averaged over those three, by full sharding where it has cut them, by
@@ -29,11 +29,11 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from dtcourse import expert_parallel, sequence_parallel, sharding, tensor_parallel
+from dtcourse import device, expert_parallel, sequence_parallel, sharding, tensor_parallel
 from dtcourse.hybrid.axes import TOKENS, Axes
 from dtcourse.hybrid.config import HybridConfig
 from dtcourse.hybrid.training import HybridTraining
-from dtcourse.models.transformer import Block
+from dtcourse.parameters.on_meta import give_memory, is_on_meta
 from dtcourse.parameters.replicas import Group, broadcast_model
 from dtcourse.pipeline_parallel import Stage, balance, layers_of, split
 
@@ -42,7 +42,7 @@ def parallelize(model: Any, mesh: DeviceMesh, config: HybridConfig) -> HybridTra
     """Cuts the model over the mesh, and returns what trains it. All ranks of the mesh call it.
 
     model: the course's Transformer, the same on every rank but for its values: the first rank's count. On the meta
-           device it has none yet: afterwards training.module.to_empty(device=...), and a state is loaded
+           device it has none yet: afterwards a state is to be loaded (load_full_state_dict, checkpoint.load)
     mesh:  with the axes of config, in its order: config.mesh("cpu")
 
     The module of what is returned keeps the model's parts; the model itself is used no more. Every rank's random state
@@ -52,14 +52,19 @@ def parallelize(model: Any, mesh: DeviceMesh, config: HybridConfig) -> HybridTra
     axes = Axes(mesh, config)
     config.check_model(model)
     groups_of_experts = axes.folded(config.ep) if hasattr(model.blocks[0].mlp, "experts") else None
-    if not on_meta(model):
+    schedule, ranges = config.make_schedule(), ranges_of(model, config)
+    if not is_on_meta(model):
         broadcast_model(model)
     cut_tensors(model, axes)
     if groups_of_experts is not None:
         give_out_experts(model, axes, groups_of_experts)
+    if is_on_meta(model):
+        layers, mine = layers_of(model), schedule.stages_of(axes.rank("pp"))
+        give_memory(model, device.current(), [layers[i] for stage in mine for i in ranges[stage]])
+    if config.sequence:
+        sequence_parallel.parallelize_sequence(model, mesh["tp"])
     cut_sequence(model, axes)
-    schedule = config.make_schedule()
-    stages = split(layers_of(model), ranges_of(model, config), schedule, axes.rank("pp"))
+    stages = split(layers_of(model), ranges, schedule, axes.rank("pp"))
     if config.dp_shard > 1:
         shard_stages(stages, axes, groups_of_experts)
     seed_ranks(axes)
@@ -70,13 +75,10 @@ def parallelize(model: Any, mesh: DeviceMesh, config: HybridConfig) -> HybridTra
 
 
 def cut_tensors(model: nn.Module, axes: Axes) -> None:
-    """Heads, MLPs and the vocabulary over tp; with `sequence`, also what is between them, along the tokens."""
-    if axes.size("tp") == 1:
-        return
-    plan = tensor_parallel.transformer_plan(model, gather_logits=False)
-    tensor_parallel.parallelize(model, plan, axes.mesh["tp"], src_data_rank=None)
-    if axes.config.sequence:
-        sequence_parallel.parallelize_sequence(model, axes.mesh["tp"])
+    """Heads, MLPs and the vocabulary over tp."""
+    if axes.size("tp") > 1:
+        plan = tensor_parallel.transformer_plan(model, gather_logits=False)
+        tensor_parallel.parallelize(model, plan, axes.mesh["tp"], src_data_rank=None)
 
 
 def give_out_experts(model: nn.Module, axes: Axes, groups: tuple[Group, Group]) -> None:
@@ -114,9 +116,9 @@ def shard_stages(stages: list[Stage], axes: Axes, experts: tuple[Group, Group] |
     of_experts = None if experts is None else shard_mesh(axes, experts[0])
     for stage in stages:
         # A unit is a block. Embedding and head are the stage's own unit, since they may be one tied weight.
-        for block in (layer for layer in stage if isinstance(layer, Block)):
+        for block in (layer for layer in stage if hasattr(layer, "mlp")):
             if of_experts is not None:
-                sharding.fully_shard(block.mlp.get_submodule("experts"), mesh=of_experts)
+                sharding.fully_shard(block.get_submodule("mlp.experts"), mesh=of_experts)
             sharding.fully_shard(block, mesh=mesh)
         sharding.fully_shard(stage, mesh=mesh)
 
@@ -134,8 +136,3 @@ def seed_ranks(axes: Axes) -> None:
     Inside a parallel region the tp ranks draw differently: tensor_parallel/random_state.py.
     """
     torch.manual_seed(axes.config.seed + axes.rank("pp", *TOKENS))
-
-
-def on_meta(model: nn.Module) -> bool:
-    """Whether the model has shapes and no values yet."""
-    return any(parameter.is_meta for parameter in model.parameters())

@@ -12,6 +12,7 @@ In the order in which to read them:
     placement.py       where each parameter's pieces are, whoever has cut it
     naming.py          a model's parameters by the names that the whole model has for them
     owners.py          a model of which each rank has some parameters: a pipeline
+    on_meta.py         a model without memory, which gets it when it has been cut
     whole.py           the whole state and gradients, from pieces and into them
     grad_norm.py       the norm of gradients that are spread over any axes
     averaging.py       gradients averaged over the axes on which a batch is divided

@@ -117,11 +117,13 @@ class Piped:
         return f"{self.other} x {self.schedule}, {self.shape[0]} x {self.shape[1]}"
 
 
-def zero(stages: Iterable[nn.Module], mesh: DeviceMesh) -> sharding.ZeroRedundancyOptimizer:
-    """Of all stages of a rank, over the other axis."""
+def zero(
+    stages: Iterable[nn.Module], mesh: DeviceMesh, axis: str = "other"
+) -> sharding.ZeroRedundancyOptimizer:
+    """Of all stages of a rank, over one axis."""
     trained = [p for stage in stages for p in stage.parameters() if p.requires_grad]
     return sharding.ZeroRedundancyOptimizer(
-        list(dict.fromkeys(trained)), torch.optim.SGD, mesh.get_group("other"), **layouts.SGD
+        list(dict.fromkeys(trained)), torch.optim.SGD, mesh.get_group(axis), **layouts.SGD
     )
 
 

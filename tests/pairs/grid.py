@@ -1,0 +1,242 @@
+"""Any techniques together over one model, each on an axis of its own of one mesh, and one process's numbers.
+
+layouts.py, pipelines.py and tensor_experts.py put each pair together by itself; here are three at once and, in
+tests/fuzz, what is drawn.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from dtcourse import expert_parallel as ep
+from dtcourse import sharding
+from dtcourse import tensor_parallel as tp
+from dtcourse.data_parallel import DistributedDataParallel
+from dtcourse.models import MoE, Transformer, TransformerConfig
+from dtcourse.parameters.clipping import clip_grad_norm
+from dtcourse.parameters.whole import full_gradients, full_state_dict
+from dtcourse.pipeline_parallel import Pipeline, layers_of, split
+from dtcourse.sequence_parallel import parallelize_sequence
+from tests.pairs.layouts import MAX_NORM, NORMS, SGD, Steps
+from tests.pairs.micro_batches import in_micro_batches
+from tests.pairs.pipelines import MICRO_BATCHES, SCHEDULES, SHARDED, loss, shard_stage, zero
+
+BATCH = 12  # samples
+AXES = ("pipe", "data", "expert", "tensor")  # the slowest first
+WITH_HOOKS = (*SHARDED, "ZeRO-2")  # they send the first rank's start to the others by themselves
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Ranks on each axis.
+
+    outer: what is done over the data axis; "nothing" with experts is average_gradients
+    """
+
+    data: int = 1
+    tensor: int = 1
+    expert: int = 1
+    pipe: int = 1
+    outer: str = "nothing"
+    sequence: bool = False
+    expert_first: bool = False
+    schedule: str = "1F1B"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.pipe, self.data, self.expert, self.tensor
+
+    @property
+    def ranks(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def parts(self) -> int:
+        """Among how many a batch is divided."""
+        return self.data * self.expert
+
+    @property
+    def micro_batches(self) -> int:
+        return MICRO_BATCHES if self.pipe > 1 else 1
+
+    def mesh(self) -> DeviceMesh:
+        return init_device_mesh("cpu", self.shape, mesh_dim_names=AXES)
+
+    def __str__(self) -> str:
+        sizes = [f"{getattr(self, axis)} {axis}" for axis in AXES if getattr(self, axis) > 1]
+        return f"{self.outer} on {' x '.join(sizes)}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """frozen: parameters, by their number; unused: whether the last block has a layer that nobody uses."""
+
+    config: TransformerConfig
+    frozen: frozenset[int] = frozenset()
+    unused: bool = True
+
+    def build(self, seed: int = 0) -> Transformer:
+        """In double. A key's bias is frozen: but for rotary positions it has no gradient but rounding."""
+        model = Transformer(self.config, seed=seed).double()
+        if self.unused:
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                model.blocks[-1].unused = nn.Linear(3, 5).double()
+        for number, (name, parameter) in enumerate(model.named_parameters()):
+            parameter.requires_grad_(number not in self.frozen and not name.endswith("key.bias"))
+        for part in model.modules():
+            if isinstance(part, MoE):
+                part.z = 0.2
+        return model
+
+    def batch(self, step: int) -> list[torch.Tensor]:
+        """Tokens and targets."""
+        make = torch.Generator().manual_seed(step)
+        shape = BATCH, self.config.max_length
+        return [torch.randint(self.config.vocab, shape, generator=make) for _ in range(2)]
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+class Alone:
+    """One process, on the micro-batches of a grid: what a gate's losses are about."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.model = task, task.build()
+        self.optimizer = torch.optim.SGD(trained(self.model), **SGD)
+
+    def backward(self, grid: Grid, step: int) -> None:
+        self.optimizer.zero_grad()
+        parts = (in_micro_batches(t, grid.parts, grid.micro_batches) for t in self.task.batch(step))
+        for x, y in zip(*parts, strict=True):
+            (self.model.loss(x, y) * len(x) / BATCH).backward()
+
+    def steps(self, grids: Sequence[Grid]) -> Steps:
+        """A step on the micro-batches of each."""
+        found = Steps()
+        for step, grid in enumerate(grids):
+            self.backward(grid, step)
+            grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+            found.norms.append([nn.utils.get_total_norm(grads, kind).item() for kind in NORMS])
+            found.gradients.append(
+                {n: None if p.grad is None else p.grad.clone() for n, p in self.model.named_parameters()}
+            )
+            nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
+            self.optimizer.step()
+        found.state = {n: t.clone() for n, t in self.model.state_dict().items()}
+        return found
+
+
+class Training:
+    """This rank's part of a model, and its optimizer. Only the first ranks' start is the truth's."""
+
+    def __init__(self, grid: Grid, task: Task, seed: int = 0) -> None:
+        logging.disable(logging.WARNING)  # torch's, of two small messages that might be one
+        self.grid, self.task, self.mesh = grid, task, grid.mesh()
+        self.pipeline: Pipeline | None = None
+        model: Any = self.cut(task.build(seed if self.is_first() else seed + 5))
+        self.model = self.in_stages(model) if grid.pipe > 1 else self.in_one(model)
+
+    @property
+    def sees_to_start(self) -> bool:
+        """Whether what is done over the data axis makes the starts one."""
+        return self.grid.pipe == 1 or self.grid.outer in WITH_HOOKS or bool(self.task.config.experts)
+
+    def is_first(self) -> bool:
+        axes = ("data", "expert", "tensor") if self.sees_to_start else ("expert", "tensor")
+        return all(self.mesh.get_local_rank(axis) == 0 for axis in axes)
+
+    def cut(self, model: Transformer) -> Transformer:
+        for technique in ("expert", "tensor") if self.grid.expert_first else ("tensor", "expert"):
+            if technique == "expert" and self.task.config.experts:
+                ep.expert_parallel(model, self.mesh["data", "expert"], "expert")
+            if technique == "tensor" and self.grid.tensor > 1:
+                tp.parallelize(model, tp.transformer_plan(model), self.mesh["tensor"])
+        if self.grid.sequence:
+            parallelize_sequence(model, self.mesh["tensor"])
+        return model
+
+    def in_one(self, model: Any) -> Any:
+        outer, data = self.grid.outer, self.mesh["data"]
+        if outer in SHARDED:
+            shard = getattr(sharding, outer)
+            for block in model.blocks:
+                shard(block, mesh=data)
+            shard(model, mesh=data)
+        if "ZeRO" not in outer:
+            self.optimizer: Any = torch.optim.SGD(trained(model), **SGD)
+        else:
+            self.optimizer = sharding.ZeroRedundancyOptimizer(
+                trained(model), torch.optim.SGD, data.get_group(), **SGD
+            )
+        if outer == "ZeRO-2":
+            return sharding.ShardedDataParallel(model, self.optimizer, find_unused_parameters=True)
+        if outer in ("DistributedDataParallel", "ZeRO-1") and not self.task.config.experts:
+            return DistributedDataParallel(model, device_mesh=data, find_unused_parameters=True)
+        return model
+
+    def in_stages(self, model: Any) -> Any:
+        outer, data = self.grid.outer, self.mesh["data"]
+        schedule = SCHEDULES[self.grid.schedule](self.grid.pipe, MICRO_BATCHES)
+        layers = layers_of(model)
+        numbers = torch.arange(len(layers)).tensor_split(schedule.num_stages)
+        ranges = [range(int(n[0]), int(n[-1]) + 1) for n in numbers]
+        stages: list[Any] = split(layers, ranges, schedule, self.mesh["pipe"].get_local_rank())
+        if outer in SHARDED:
+            for stage in stages:
+                shard_stage(getattr(sharding, outer), stage, data)
+        if "ZeRO" in outer:
+            self.optimizer = zero(stages, self.mesh, "data")
+        if outer == "ZeRO-2":
+            stages = [
+                sharding.ShardedDataParallel(one, self.optimizer, find_unused_parameters=True)
+                for one in stages
+            ]
+        averaged = outer in ("DistributedDataParallel", "ZeRO-1") and not self.task.config.experts
+        self.pipeline = Pipeline(
+            stages,
+            schedule,
+            loss,
+            self.mesh.get_group("pipe"),
+            data_parallel=data.get_group() if averaged else None,
+        )
+        if "ZeRO" not in outer:
+            self.optimizer = torch.optim.SGD([*self.pipeline.module.parameters()], **SGD)
+        return self.pipeline.module
+
+    def backward(self, step: int) -> None:
+        """One step's gradients, averaged over the ranks with tokens of their own."""
+        self.optimizer.zero_grad()
+        mine = self.mesh.get_local_rank("data") * self.grid.expert + self.mesh.get_local_rank("expert")
+        x, y = (t.chunk(self.grid.parts)[mine] for t in self.task.batch(step))
+        if self.pipeline is not None:
+            self.pipeline.step(x, y)
+        elif self.task.config.experts:
+            self.model.loss(x, y).backward()
+        else:  # its forward is what reduces
+            F.cross_entropy(self.model(x).flatten(0, 1), y.flatten()).backward()
+        if self.task.config.experts:
+            ep.average_gradients(self.model, self.mesh["data", "expert"])
+
+    def steps(self, numbers: Sequence[int]) -> Steps:
+        """Clipped by the 2-norm."""
+        found = Steps()
+        for step in numbers:
+            self.backward(step)
+            found.norms.append([clip_grad_norm(self.model, 1e9, kind).item() for kind in NORMS])
+            found.gradients.append(full_gradients(self.model))
+            clip_grad_norm(self.model, MAX_NORM)
+            self.optimizer.step()
+        found.state = full_state_dict(self.model)
+        return found

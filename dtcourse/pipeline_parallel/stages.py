@@ -20,7 +20,7 @@ from dtcourse.collectives import p2p
 from dtcourse.parameters.cuts import Owners, Run
 from dtcourse.parameters.naming import Entry, joined, kept_of
 from dtcourse.parameters.owners import ModelOwners
-from dtcourse.parameters.placement import gradient_placement_of, local, placement_of
+from dtcourse.parameters.placement import Placement, gradient_placement_of, local, placement_of
 from dtcourse.parameters.whole import gathered
 from dtcourse.parameters.wrapper import unwrapped
 from dtcourse.pipeline_parallel.actions import Schedule
@@ -220,8 +220,8 @@ def _alike_in_all_stages(parameter: nn.Parameter) -> torch.Tensor:
     if owner is None and not lies_in_a_flat(parameter):
         assert grad is not None, "made above"
         return grad.contiguous()
-    if owner is not None:
-        placed = placed.and_then(owner)
+    if owner is not None:  # of the slice, where tensor parallelism has cut all copies alike
+        placed = Placement(parameter.shape, (owner,))
     ((_, whole),) = gathered([Entry(["a tied parameter"], parameter, placed)], lambda _: grad)
     assert whole is not None, "each rank, or the owner, has its piece"
     return whole.contiguous()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from dtcourse.pipeline_parallel import Pipeline, layers_of, split
 from dtcourse.sequence_parallel import parallelize_sequence
 from tests.pairs.layouts import MAX_NORM, NORMS, SGD, Steps
 from tests.pairs.micro_batches import in_micro_batches
-from tests.pairs.pipelines import MICRO_BATCHES, SCHEDULES, SHARDED, loss, shard_stage, zero
+from tests.pairs.pipelines import MICRO_BATCHES, SCHEDULES, SHARDED, loss, shard_stage
 
 BATCH = 12  # samples
 AXES = ("pipe", "data", "expert", "tensor")  # the slowest first
@@ -105,8 +105,15 @@ class Task:
         return [torch.randint(self.config.vocab, shape, generator=make) for _ in range(2)]
 
 
-def trained(model: nn.Module) -> list[nn.Parameter]:
-    return [p for p in model.parameters() if p.requires_grad]
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """Of the frozen ones too: a stage may have no other."""
+    return torch.optim.SGD(model.parameters(), **SGD)
+
+
+def zero(parameters: Iterable[nn.Parameter], mesh: DeviceMesh) -> Any:
+    return sharding.ZeroRedundancyOptimizer(
+        list(dict.fromkeys(parameters)), torch.optim.SGD, mesh.get_group("data"), **SGD
+    )
 
 
 class Alone:
@@ -114,7 +121,7 @@ class Alone:
 
     def __init__(self, task: Task) -> None:
         self.task, self.model = task, task.build()
-        self.optimizer = torch.optim.SGD(trained(self.model), **SGD)
+        self.optimizer = sgd(self.model)
 
     def backward(self, grid: Grid, step: int) -> None:
         self.optimizer.zero_grad()
@@ -122,20 +129,36 @@ class Alone:
         for x, y in zip(*parts, strict=True):
             (self.model.loss(x, y) * len(x) / BATCH).backward()
 
-    def steps(self, grids: Sequence[Grid]) -> Steps:
+    def steps(self, grids: Sequence[Grid], first: int = 0) -> Steps:
         """A step on the micro-batches of each."""
         found = Steps()
-        for step, grid in enumerate(grids):
+        for step, grid in enumerate(grids, first):
             self.backward(grid, step)
             grads = [p.grad for p in self.model.parameters() if p.grad is not None]
             found.norms.append([nn.utils.get_total_norm(grads, kind).item() for kind in NORMS])
             found.gradients.append(
-                {n: None if p.grad is None else p.grad.clone() for n, p in self.model.named_parameters()}
+                {
+                    n: None if p.grad is None else p.grad.clone()
+                    for n, p in self.model.named_parameters()
+                }
             )
             nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
             self.optimizer.step()
         found.state = {n: t.clone() for n, t in self.model.state_dict().items()}
         return found
+
+
+def zeros_of_none(
+    right: dict[str, Any], mine: dict[str, Any], grid: Grid, task: Task
+) -> dict[str, Any]:
+    """What is right where the mean makes zeros of gradients that nobody has: Pipeline's, and average_gradients'."""
+    averaged = grid.pipe > 1 and grid.outer in ("DistributedDataParallel", "ZeRO-1")
+    if not (averaged or task.config.experts):
+        return right
+    return {
+        name: torch.zeros_like(mine[name]) if value is None and mine[name] is not None else value
+        for name, value in right.items()
+    }
 
 
 class Training:
@@ -151,7 +174,9 @@ class Training:
     @property
     def sees_to_start(self) -> bool:
         """Whether what is done over the data axis makes the starts one."""
-        return self.grid.pipe == 1 or self.grid.outer in WITH_HOOKS or bool(self.task.config.experts)
+        return (
+            self.grid.pipe == 1 or self.grid.outer in WITH_HOOKS or bool(self.task.config.experts)
+        )
 
     def is_first(self) -> bool:
         axes = ("data", "expert", "tensor") if self.sees_to_start else ("expert", "tensor")
@@ -174,12 +199,8 @@ class Training:
             for block in model.blocks:
                 shard(block, mesh=data)
             shard(model, mesh=data)
-        if "ZeRO" not in outer:
-            self.optimizer: Any = torch.optim.SGD(trained(model), **SGD)
-        else:
-            self.optimizer = sharding.ZeroRedundancyOptimizer(
-                trained(model), torch.optim.SGD, data.get_group(), **SGD
-            )
+        by_owners = "ZeRO" in outer
+        self.optimizer: Any = zero(model.parameters(), self.mesh) if by_owners else sgd(model)
         if outer == "ZeRO-2":
             return sharding.ShardedDataParallel(model, self.optimizer, find_unused_parameters=True)
         if outer in ("DistributedDataParallel", "ZeRO-1") and not self.task.config.experts:
@@ -197,7 +218,7 @@ class Training:
             for stage in stages:
                 shard_stage(getattr(sharding, outer), stage, data)
         if "ZeRO" in outer:
-            self.optimizer = zero(stages, self.mesh, "data")
+            self.optimizer = zero((p for one in stages for p in one.parameters()), self.mesh)
         if outer == "ZeRO-2":
             stages = [
                 sharding.ShardedDataParallel(one, self.optimizer, find_unused_parameters=True)
@@ -212,13 +233,15 @@ class Training:
             data_parallel=data.get_group() if averaged else None,
         )
         if "ZeRO" not in outer:
-            self.optimizer = torch.optim.SGD([*self.pipeline.module.parameters()], **SGD)
+            self.optimizer = sgd(self.pipeline.module)
         return self.pipeline.module
 
     def backward(self, step: int) -> None:
         """One step's gradients, averaged over the ranks with tokens of their own."""
         self.optimizer.zero_grad()
-        mine = self.mesh.get_local_rank("data") * self.grid.expert + self.mesh.get_local_rank("expert")
+        mine = self.mesh.get_local_rank("data") * self.grid.expert + self.mesh.get_local_rank(
+            "expert"
+        )
         x, y = (t.chunk(self.grid.parts)[mine] for t in self.task.batch(step))
         if self.pipeline is not None:
             self.pipeline.step(x, y)

@@ -44,7 +44,9 @@ def backward_alone(model: Any, optimizer: Any, config: Any, step: int, parts: in
     return total
 
 
-def in_micro_batches(x: torch.Tensor, parts: int, number: int = MICRO_BATCHES) -> list[torch.Tensor]:
+def in_micro_batches(
+    x: torch.Tensor, parts: int, number: int = MICRO_BATCHES
+) -> list[torch.Tensor]:
     shares = [one.tensor_split(number) for one in x.chunk(parts)]
     return [torch.cat(of_each) for of_each in zip(*shares, strict=True)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,21 +16,39 @@ ROUNDS = 30
 TRIED_AT_ONCE = 24
 
 
-def reduced(example: Example, said: str) -> tuple[Example, str]:
-    """The smallest example that was found, and what is wrong with it."""
-    name, program = example
+def reduced(
+    example: Any,
+    said: str,
+    simpler_than: Callable[[Any], Iterable[Any]] | None = None,
+    complain: Callable[[list[Any]], list[str]] | None = None,
+) -> tuple[Any, str]:
+    """The smallest example that was found, and what is wrong with it.
+
+    simpler_than, complain: of an example, and of some, what there is to try and what is wrong. Default: those of
+                            programs under a technique
+    """
+    simpler_than, complain = simpler_than or simpler_examples, complain or of_programs
     for _ in range(ROUNDS):
-        candidates = list(simpler(program))
+        candidates = list(simpler_than(example))
         for start in range(0, len(candidates), TRIED_AT_ONCE):
             part = candidates[start : start + TRIED_AT_ONCE]
-            texts = complaints([(name, candidate) for candidate in part], program.ranks)
+            texts = complain(part)
             alike = [i for i, text in enumerate(texts) if text and kind(text) == kind(said)]
             if alike:
-                program, said = part[alike[0]], texts[alike[0]]
+                example, said = part[alike[0]], texts[alike[0]]
                 break
         else:
             break
-    return (name, program), said
+    return example, said
+
+
+def simpler_examples(example: Example) -> Iterator[Example]:
+    name, program = example
+    return ((name, candidate) for candidate in simpler(program))
+
+
+def of_programs(examples: list[Example]) -> list[str]:
+    return complaints(examples, examples[0][1].ranks)
 
 
 def kind(complaint: str) -> str:
@@ -38,7 +56,7 @@ def kind(complaint: str) -> str:
     for words in ("killed", "has no gradient", "times too", "is zero", "elsewhere", "not finite"):
         if words in complaint:
             return words
-    return re.sub(r"\W*rank \d+|layers\S*|\d+", "", complaint.splitlines()[0])[:60]
+    return re.sub(r"\W*rank \d+|(layers|blocks)\S*|\d+", "", complaint.splitlines()[0])[:60]
 
 
 def simpler(program: Program) -> Iterator[Program]:

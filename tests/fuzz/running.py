@@ -9,6 +9,7 @@ import pickle
 import tempfile
 import traceback
 import warnings
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,16 @@ tried: collections.Counter[str] = collections.Counter()  # what became of the ex
 # --- in the ranks -----------------------------------------------------------------------------------------------
 
 
+def trained(example: Example) -> Steps:
+    name, program = example
+    return EVERYTHING[name].run(program)
+
+
 def work_through(
-    examples: list[tuple[int, Example]], folder: Path, patience: timedelta = PATIENCE
+    examples: list[tuple[int, Any]],
+    folder: Path,
+    patience: timedelta = PATIENCE,
+    run: Callable[[Any], Any] = trained,
 ) -> None:
     """Trains each. Outcomes go into files: if a rank dies of an example, those before it are kept."""
     warnings.simplefilter("ignore")
@@ -50,16 +59,16 @@ def work_through(
     # A group that one rank destroys while another forms it never stands.
     together(store, "begun")
     dist.destroy_process_group()
-    for number, (name, program) in examples:
+    for number, example in examples:
         # A group for each: where a rank leaves one, the others hear of it only when nothing there holds the group any
         # more, and models of earlier examples may.
         here = dist.PrefixStore(f"example {number}", store)
         dist.init_process_group("gloo", rank=rank, world_size=size, store=here, timeout=patience)
         together(here, "formed")
         (folder / f"{number}.{rank}.begun").touch()
-        outcome: Outcome
+        outcome: Any
         try:
-            outcome = EVERYTHING[name].run(program)
+            outcome = run(example)
         except Exception as error:
             dist.destroy_process_group()  # at once: the others may wait for this rank
             outcome = f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}"
@@ -82,17 +91,24 @@ def together(store: dist.Store, place: str) -> None:
 
 
 def outcomes_of(
-    examples: list[Example], ranks: int, patience: timedelta = PATIENCE
-) -> list[list[Outcome]]:
-    """Each example's outcomes, by rank. Ranks that wait for each other do so for `patience`."""
+    examples: Sequence[Any],
+    ranks: int,
+    patience: timedelta = PATIENCE,
+    run: Callable[[Any], Any] = trained,
+) -> list[list[Any]]:
+    """Each example's outcomes, by rank: what `run` returns, or words of what it raised. Ranks that wait for each other
+    do so for `patience`.
+    """
     left = list(enumerate(examples))
-    outcomes: list[list[Outcome]] = [[] for _ in examples]
+    outcomes: list[list[Any]] = [[] for _ in examples]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         while left:
             died: Exception | None = None
             try:
-                launch(work_through, ranks, left, folder, patience, backend="gloo", timeout=LIMIT)
+                launch(
+                    work_through, ranks, left, folder, patience, run, backend="gloo", timeout=LIMIT
+                )
             except (RankFailure, RankTimeout) as failure:
                 died = failure
             for number, _ in left:

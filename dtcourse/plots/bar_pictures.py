@@ -89,17 +89,19 @@ def bars(
     errors: Mapping[str, float] | None = None,
     highlight: str | Sequence[str] | None = None,
     reference: float | None = None,
+    reference_label: str = "",
     xlabel: str = "",
     log: bool = False,
     title: str | None = None,
 ) -> Picture:
-    """A bar a value, with the value written beside it.
+    """A bar per value, with the value written beside it; on a logarithmic scale a dot per value.
 
     values: {"label": value} or {"label": [value of each repeat]} (median, and range as a line)
     errors: half-lengths of the error lines, where values are single
     highlight: the labels that the picture is about; the rest is grey
-    reference: a dashed line to compare with
-    log: a logarithmic scale, for values above 0 that differ by factors
+    reference: a dashed line to compare with; reference_label: what it is, written below the last value
+    log: a logarithmic scale, for values above 0 that differ by factors. It has no zero, so a bar's length would say
+         nothing: dots stand at the values
     """
     not_empty(values, "{'label': value}")
     repeats = [np.atleast_1d(np.asarray(v, dtype=float)) for v in values.values()]
@@ -119,24 +121,33 @@ def bars(
     )  # fmt: skip
     y, write = np.arange(len(values)), units.formatter(unit)
     colors = [BLUE if not wanted or label in wanted else "#B6BCC4" for label in values]
-    ax.barh(y, middle, height=0.64, color=colors)
+    if log:
+        # The dotted line leads the eye from a label to its dot, and says no length: it crosses the whole picture.
+        ax.hlines(y, 0, 1, transform=ax.get_yaxis_transform(), color="#B6BCC4", ls=":", lw=1)
+        ax.scatter(middle, y, s=70, c=colors, zorder=4)
+    else:
+        ax.barh(y, middle, height=0.64, color=colors)
     ranged = high > low
     ax.hlines(y[ranged], low[ranged], high[ranged], color=INK, lw=1.6)
     for at, value, end in zip(y, middle, high, strict=True):
         ax.annotate(
-            write(value), (max(end, value, 0), at), (6, 0), textcoords="offset points",
+            write(value), (max(end, value, 0), at), (10 if log else 6, 0), textcoords="offset points",
             va="center", fontsize=9, zorder=5,
             bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
         )  # fmt: skip
     if reference is not None:
         ax.axvline(reference, color=INK, ls="--", lw=1.2, path_effects=HALO)
+        ax.annotate(
+            reference_label, (reference, len(values) - 0.3), (5, 0), textcoords="offset points", va="center",
+            fontsize=9, zorder=5, bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
+        )  # fmt: skip
     ax.set_yticks(y, list(map(str, values)))
-    ax.set_ylim(len(values) - 0.45, -0.55)
+    ax.set_ylim(len(values) - (0.0 if reference_label else 0.45), -0.55)
     most = max(high.max(), reference or 0, 0)
     if log:
         ax.set_xscale("log")
         unit_axis(ax, "x", unit, True)
-        least = low.min() / 2
+        least = min(low.min(), reference or low.min()) / 2
         ax.set_xlim(least, most * (most / least) ** 0.17)
     else:
         ax.set_xlim(min(0, low.min() * 1.05), most * 1.17 or 1)

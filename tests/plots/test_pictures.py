@@ -114,7 +114,7 @@ PICTURES = {
     "curves, counts": lambda: plots.curves(points={"GPT": ([1e8, 1e11], [1e20, 3e23])}, xlabel="parameters", ylabel="work", log_x=True, log_y=True, x_unit="count", y_unit="flops"),
     "curves, plain": lambda: plots.curves({"a": ([1, 2, 3], [1, 4, 9]), "b": ([1, 2, 3], [1, 4, 8.9])}, xlabel="x", ylabel="y"),
     "bars": lambda: plots.bars({"ours": [0.15, 0.16, 0.2], "torch.multiprocessing.spawn": [8, 9, 14], "other": 17}, unit="seconds", highlight="ours", reference=1.0, xlabel="launch"),
-    "bars, logarithmic": lambda: plots.bars({"slow": 1.4, "middle": 0.11, "fast": 0.00194}, unit="seconds", log=True, title="A factor of hundreds"),
+    "bars, logarithmic": lambda: plots.bars({"slow": 1.4, "middle": 0.11, "fast": 0.00194}, unit="seconds", log=True, reference=0.01, reference_label="a step", title="A factor of hundreds"),
     "bars, below zero": lambda: plots.bars({"a": -2.0, "b": 1.0}, errors={"a": 0.3}),
     "heatmap": lambda: plots.heatmap(np.arange(16).reshape(4, 4) << 20, xlabel="to", ylabel="from", unit="bytes", title="Who sends to whom"),
     "heatmap, 12": lambda: plots.heatmap(noise[:, :12], diverging=True, fmt="{:.2f}", yticks=list("abcd")),
@@ -362,6 +362,18 @@ def test_a_logarithmic_axis_of_few_values_can_be_read(values, ticks):
     for axis, (low, high) in ((ax.xaxis, ax.get_xlim()), (ax.yaxis, ax.get_ylim())):
         shown = [tick for tick in axis.get_majorticklocs() if low <= tick <= high]
         assert shown == pytest.approx(ticks)
+
+
+def test_a_logarithmic_scale_has_dots_at_the_values_and_a_labelled_line():
+    values = {"slow": 1.4, "fast": 0.002}
+    picture = plots.bars(values, unit="seconds", log=True, reference=0.01, reference_label="a step")
+    ax = picture.axes[0]
+    assert not ax.patches
+    (dots,) = (one for one in ax.collections if len(one.get_offsets()) == 2)
+    assert dots.get_offsets().tolist() == [[1.4, 0], [0.002, 1]]
+    assert "a step" in [text.get_text() for text in ax.texts]
+    # A bar's length is its value, so without the logarithm it begins at 0.
+    assert [bar.get_x() for bar in plots.bars(values).axes[0].patches] == [0, 0]
 
 
 def test_message_grid_has_a_panel_a_step_and_an_arrow_a_message():

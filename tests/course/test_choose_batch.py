@@ -1,10 +1,11 @@
-"""Exercise 08-2 is judged by trainings whose gradients are written by hand: autograd has to agree with them."""
+"""Exercises 08-2 and 08b-4 are judged by trainings whose gradients are written by hand: autograd has to agree."""
 
 from __future__ import annotations
 
 import torch
 
 from dtcourse.course.checks.lesson_08_large_batch import choose_batch, training
+from dtcourse.course.checks.lesson_08b_large_batch_remedies import choose_growth
 
 
 def test_the_gradients_are_autograds():
@@ -34,3 +35,11 @@ def test_each_cluster_wants_another_batch():
     assert wanted == sorted(set(wanted))
     assert choose_batch.ACCUMULATIONS[0] < wanted[0]
     assert wanted[-1] < choose_batch.ACCUMULATIONS[-1]
+
+
+def test_each_cluster_wants_another_growth():
+    """The same of exercise 08b-4, where the batch grows during the run."""
+    clusters = (choose_growth.CHEAP, choose_growth.COSTLY, choose_growth.COSTLIEST)
+    wanted = [choose_growth.best(cluster)[1] for cluster in clusters]
+    assert wanted == sorted(set(wanted), reverse=True)
+    assert wanted[0] < (choose_growth.STEPS[-1],) * 2

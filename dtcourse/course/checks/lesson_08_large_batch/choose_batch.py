@@ -6,7 +6,13 @@ from functools import cache
 
 import torch
 
-from dtcourse.course.checks.lesson_08_large_batch.training import SEEDS, TARGET, steps_to_loss
+from dtcourse.course.checks.lesson_08_large_batch.training import (
+    SEEDS,
+    TARGET,
+    one_thread,
+    step_seconds,
+    steps_to_loss,
+)
 from dtcourse.course.judging import Answer, Exercise, require, require_near_best, trials
 from dtcourse.emulation import EmulatedNetwork
 
@@ -26,26 +32,11 @@ RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
 MOST = 10  # choices that an answer may try
 MARGIN = 1.1  # times the best one's time
 CHOICES: list[trials.Choice] = [(times, lr) for times in ACCUMULATIONS for lr in RATES]
-ELEMENTS = 2_000  # of a gradient
 # seconds of a micro-batch; a message's latency, in seconds; bytes per second of the network
 Cluster = tuple[float, float, float]
 CHEAP: Cluster = (5e-3, 50e-6, 1e8)
 COSTLY: Cluster = (2e-3, 15e-3, 1e7)
 COSTLIEST: Cluster = (1e-3, 100e-3, 1e7)
-
-
-def step_seconds(times: int, micro_seconds: float) -> float:
-    """On each rank: a step of so many micro-batches, and the all-reduce of the gradient. Seconds of the clock."""
-    import torch.distributed as dist
-
-    from dtcourse import emulation
-
-    gradient = torch.ones(ELEMENTS)
-    start = trials.begin_together()
-    for _ in range(times):
-        emulation.sleep(micro_seconds)
-    dist.all_reduce(gradient)
-    return emulation.now() - start
 
 
 Steps = dict[trials.Choice, float]
@@ -82,12 +73,8 @@ PRACTICE = case(COSTLY)
 @cache
 def steps() -> Steps:
     """Of every choice, to the loss: each is trained. They do not depend on the cluster."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return {(times, lr): steps_to_loss(RANKS * MICRO * times, lr) for times, lr in CHOICES}
-    finally:
-        torch.set_num_threads(before)
 
 
 @cache

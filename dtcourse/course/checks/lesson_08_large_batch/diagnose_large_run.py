@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from dtcourse.course.checks.lesson_08_large_batch.large_runs import KINDS, drawn
+from dtcourse.course.checks.lesson_08_large_batch.training import one_thread
 from dtcourse.course.judging import Answer, Exercise, call_each, require_word
 
 DIAGNOSE = Exercise(
@@ -31,12 +30,8 @@ def _case(kind: str) -> tuple[object, ...]:
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
     rights = ["healthy"] * EACH + [kind] * EACH
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         given = [_case(right) for right in rights]
-    finally:
-        torch.set_num_threads(threads)
     said = call_each(answer, given, shuffled=True)
     for (_, own, *_), right, got in zip(given, rights, said, strict=True):
         assert isinstance(own, list)

@@ -1,15 +1,20 @@
 """A training that is short enough to be tried many times: a small network on dark digits, four first weights at once.
 
-What a decision about batch and learning rate is judged by: the steps are counted, not computed from a formula.
+What a decision about batch and learning rate is judged by: the steps are counted, and the seconds of a step are those
+of an emulated cluster. Neither comes from a formula.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
 from torch import Tensor
+
+from dtcourse.course.judging import trials
 
 SEEDS, HIDDEN, CLASSES = 4, 24, 10
 DARK = (
@@ -17,6 +22,7 @@ DARK = (
 )
 TARGET = 0.35  # training loss, the mean of all seeds
 MOST = 240  # steps after which a training is given up
+ELEMENTS = 2_000  # of a gradient that is sent
 
 
 @cache
@@ -62,14 +68,19 @@ def _loss(weights: list[Tensor]) -> float:
 
 
 @torch.no_grad()
-def steps_to_loss(batch: int, lr: float) -> float:
-    """Steps of plain SGD until the loss is at most TARGET, looked at when they have grown by 3 %; infinite where that
-    takes more than MOST.
+def steps_to_loss(
+    batch: int | Callable[[int], int], lr: float, target: float = TARGET, most: int = MOST
+) -> float:
+    """Steps of plain SGD until the loss is at most `target`, looked at when they have grown by 3 %; infinite where that
+    takes more than `most`.
+
+    batch: samples of a step; or of each step, counted from 0
     """
+    batch_of = batch if callable(batch) else lambda _: batch
     draw = torch.Generator().manual_seed(7)
     weights, (x, hot), look = _start(draw), _digits(), 1
-    for step in range(1, MOST + 1):
-        mine = torch.randint(len(x), (SEEDS, batch), generator=draw)
+    for step in range(1, most + 1):
+        mine = torch.randint(len(x), (SEEDS, batch_of(step - 1)), generator=draw)
         for w, g in zip(weights, _gradients(weights, x[mine], hot[mine]), strict=True):
             w.sub_(g, alpha=lr)
         if step < look:
@@ -78,6 +89,31 @@ def steps_to_loss(batch: int, lr: float) -> float:
         loss = _loss(weights)
         if not math.isfinite(loss):
             break
-        if loss <= TARGET:
+        if loss <= target:
             return float(step)
     return math.inf
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Small products are slower on several threads; the notebook's own number of threads comes back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def step_seconds(times: int, micro_seconds: float) -> float:
+    """On each rank: a step of so many micro-batches, and the all-reduce of the gradient. Seconds of the clock."""
+    import torch.distributed as dist
+
+    from dtcourse import emulation
+
+    gradient = torch.ones(ELEMENTS)
+    start = trials.begin_together()
+    for _ in range(times):
+        emulation.sleep(micro_seconds)
+    dist.all_reduce(gradient)
+    return emulation.now() - start

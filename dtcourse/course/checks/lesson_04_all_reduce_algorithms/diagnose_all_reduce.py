@@ -1,8 +1,8 @@
-"""What ranks end with after an all-reduce, and who sent how much: which run is broken, and how."""
+"""What ranks end with after an all-reduce, and who sent how much, drawn anew each time: what is broken?"""
 
 from __future__ import annotations
 
-from functools import cache
+import random
 
 from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 from dtcourse.plural import plural
@@ -12,9 +12,10 @@ DIAGNOSE = Exercise(
     lesson="04",
     title="Which all-reduce is broken, and how?",
     takes=("diagnose_all_reduce",),
-    target="15 of 15 runs, of 3 to 6 ranks",
+    target="32 of 32 runs, of 3 to 6 ranks, drawn anew each time",
 )
 
+EACH = 4  # runs of a kind, and as many healthy ones beside them
 Diagnosis = tuple[str, int | None]
 Case = tuple[tuple[list[list[int]], list[list[int]]], Diagnosis]
 
@@ -54,29 +55,37 @@ def _through(root: int, ranks: int) -> tuple[list[list[int]], list[list[int]]]:
     return [[sum(10**rank for rank in range(ranks))] * ranks for _ in range(ranks)], sent
 
 
-@cache
-def cases() -> dict[str, list[Case]]:
-    """Three runs of each kind, always the same ones."""
-    found: dict[str, list[Case]] = {}
-    for ranks, which in ((3, 0), (4, 2), (6, 5)):
-        steps = 2 * (ranks - 1)
-        found.setdefault("healthy", []).append((_ring(ranks, steps), ("healthy", None)))
-        found.setdefault("step", []).append((_ring(ranks, steps - 1), ("a step too few", None)))
-        found.setdefault("lost", []).append((_ring(ranks, steps, which), ("share lost", which)))
-        twice = _ring(ranks, steps, twice=(which, (which + 1) % ranks))
-        found.setdefault("twice", []).append((twice, ("added twice", which)))
-        found.setdefault("root", []).append((_through(which, ranks), ("through a root", which)))
-    return found
+def drawn(kind: str, turn: int) -> Case:
+    """A run with one thing wrong, and what that is.
+
+    turn: 0 to 3; it says how many ranks there are, so that all numbers of ranks are tried. Only in the first may the
+          rank or the block be number 0: an answer that looks there alone is not right by luck.
+    """
+    ranks = 3 + turn
+    steps = 2 * (ranks - 1)
+    which = random.randrange(min(turn, 1), ranks)
+    if kind == "step":
+        return _ring(ranks, steps - 1), ("a step too few", None)
+    if kind == "lost":
+        return _ring(ranks, steps, which), ("share lost", which)
+    if kind == "twice":
+        # A rank's first block is sent and never added to: the one before its own number.
+        blocks = [b for b in range(min(turn, 1), ranks) if b != (which - 1) % ranks]
+        return _ring(ranks, steps, twice=(which, random.choice(blocks))), ("added twice", which)
+    if kind == "root":
+        return _through(which, ranks), ("through a root", which)
+    return _ring(ranks, steps), ("healthy", None)
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
     require_diagnoses(
         answer,
-        cases()[kind] + cases()["healthy"],
+        [drawn(one, turn) for one in (kind, "healthy") for turn in range(EACH)],
         describe=lambda ends, sent: f"A run of {plural(len(sent), 'rank')} that ends with {ends}",
         hint=hint,
         healthy="Every share is in every sum once, and every rank sends as much: what would you mend?",
         example=("share lost", 2),
+        shuffled=True,
     )
 
 

@@ -122,14 +122,17 @@ class Pipeline(Performer):
         Raises ValueError if the batch has fewer samples than there are micro-batches, or a stage's outputs change in
         shape: on the rank that finds it, and as StepRefused on those that wait for that rank.
         """
-        with self.summing_shared(), self.step_with(self.mail):
-            batch = self.batch(x, target)
+        with self.summing_shared():
+            with self.step_with(self.mail):
+                batch = self.batch(x, target)
+                if self.reducer:
+                    self.reducer.keep_local()
+                for action in self.schedule.ranks[self.rank]:
+                    batch.perform(action, self.mail)
+            # The mean before the sum over copies, which gives all of them the same bits: a mean over three replicas
+            # rounds by a gradient's place in its bucket, and that is another one in each stage.
             if self.reducer:
-                self.reducer.keep_local()
-            for action in self.schedule.ranks[self.rank]:
-                batch.perform(action, self.mail)
-        if self.reducer:
-            self.reducer.reduce_local()
+                self.reducer.reduce_local()
         return batch.mean_loss()
 
     def copies(self) -> list[tuple[nn.Parameter, list[int]]]:

@@ -24,13 +24,14 @@ from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.models import MoE, Transformer, TransformerConfig
 from dtcourse.parameters.clipping import clip_grad_norm
 from dtcourse.parameters.whole import full_gradients, full_state_dict
-from dtcourse.pipeline_parallel import Pipeline, layers_of, split
+from dtcourse.pipeline_parallel import Pipeline, layers_of, split, zb_h1
 from dtcourse.sequence_parallel import parallelize_sequence
 from tests.pairs.layouts import MAX_NORM, NORMS, SGD, Steps
 from tests.pairs.micro_batches import in_micro_batches
 from tests.pairs.pipelines import MICRO_BATCHES, SCHEDULES, SHARDED, loss, shard_stage
 
 BATCH = 12  # samples
+WITH_HALVES = SCHEDULES | {"ZB-H1": zb_h1}  # backwards of the last in two halves
 AXES = ("pipe", "data", "expert", "tensor")  # the slowest first
 WITH_HOOKS = (*SHARDED, "ZeRO-2")  # they send the first rank's start to the others by themselves
 
@@ -209,7 +210,7 @@ class Training:
 
     def in_stages(self, model: Any) -> Any:
         outer, data = self.grid.outer, self.mesh["data"]
-        schedule = SCHEDULES[self.grid.schedule](self.grid.pipe, MICRO_BATCHES)
+        schedule = WITH_HALVES[self.grid.schedule](self.grid.pipe, MICRO_BATCHES)
         layers = layers_of(model)
         numbers = torch.arange(len(layers)).tensor_split(schedule.num_stages)
         ranges = [range(int(n[0]), int(n[-1]) + 1) for n in numbers]

@@ -16,7 +16,7 @@ from dtcourse.parameters.whole import full_state_dict
 from dtcourse.verify import compare
 from tests.pairs.layouts import GPT2
 from tests.pairs.micro_batches import write_alone
-from tests.pairs.pipelines import SHARDED, Piped, write
+from tests.pairs.pipelines import SHARDED, Piped, take_step, write
 
 TIED = "token_embedding.weight", "output.weight"
 
@@ -60,6 +60,28 @@ def test_one_of_the_copies_is_written_under_all_names(other, tmp_path):
         assert files[name]
         assert not files[name] & last
     assert torch.equal(saved[TIED[0]], saved[TIED[1]])
+
+
+def steps_by_three(other):
+    """Three replicas' sum depends on its order, and so on where in its bucket a gradient lies."""
+    layout = Piped(other, "1F1B", (3, 2))
+    mesh = layout.mesh()
+    pipeline = layout.pipeline(GPT2, mesh)
+    optimizer = layout.optimizer(pipeline, mesh)
+    gradients = []
+    for step in range(2):
+        take_step(pipeline, optimizer, layout, mesh, step, GPT2)
+        (copy,) = [e for e in entries(pipeline.module) if {*e.names} & {*TIED}]
+        gradients.append(copy.parameter.grad.clone())
+    return gradients, copy.parameter.detach()
+
+
+@pytest.mark.parametrize("other", ["data_parallel", "ZeRO-1"])
+def test_copies_stay_the_same_bits_on_three_replicas(other):
+    (gradients, value), *others = launch(steps_by_three, 6, other)
+    for more, other_value in others:
+        assert all(map(torch.equal, more, gradients))
+        assert torch.equal(other_value, value)
 
 
 def two_values(layout, folder):

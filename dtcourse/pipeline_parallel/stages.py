@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse.collectives import p2p
-from dtcourse.parameters.cuts import Owners, Run
+from dtcourse.parameters.cuts import EXPERT, OTHER, TENSOR, Owners, Run
 from dtcourse.parameters.naming import Entry, joined, kept_of
 from dtcourse.parameters.owners import ModelOwners
 from dtcourse.parameters.placement import Placement, gradient_placement_of, local, placement_of
+from dtcourse.parameters.slices import require_whole
 from dtcourse.parameters.whole import gathered
 from dtcourse.parameters.wrapper import unwrapped
 from dtcourse.pipeline_parallel.actions import Schedule
@@ -78,7 +79,7 @@ def split(
     """This rank's stages of a model that is a sequence of layers: for each stage the layers of its range, by balance().
 
     Raises ValueError if the model is no sequence of layers, or the ranges are not one per stage and each layer once, in
-    order.
+    order; and for layers that are fully sharded already.
     """
     if not isinstance(layers, (Sequence, nn.Sequential, nn.ModuleList)):
         raise ValueError(
@@ -95,6 +96,9 @@ def split(
             "The ranges of the stages take each of the "
             f"{plural(len(layers), 'layer')} once, in order, and none is empty; got {', '.join(map(str, ranges))}."
         )
+    named = [(n, p) for layer in layers for n, p in layer.named_parameters()]
+    why = "the module that gathers them is cut into stages, or stays behind"
+    require_whole(named, "split", why, "First split, then shard.", besides=(TENSOR, EXPERT, OTHER))
     tied = tied_parameters(layers, ranges)
     names, first_loss = names_of(layers), first_stage(layers, ranges)
     return [

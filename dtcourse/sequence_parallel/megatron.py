@@ -198,6 +198,13 @@ def sum_gradients(parameters: Sequence[nn.Parameter], group: Group) -> None:
 def cut_blocks(model: nn.Module) -> list[Any]:
     """The model's blocks; ValueError unless tensor parallelism has cut them and the output layer."""
     whole: Any = model
+    for number, block in enumerate(getattr(whole, "blocks", ())):
+        if hasattr(block.mlp, "gate"):
+            raise ValueError(
+                f"blocks.{number}.mlp is a mixture of experts: with its sequence cut each rank's gate would choose for "
+                "the rank's own tokens, and its gradient is not summed. Leave the sequence whole, or divide the batch "
+                "over the axis of expert_parallel"
+            )
     for name, kind in (
         ("blocks.0.attention.query", ColumnParallelLinear),
         ("blocks.0.attention.output", RowParallelLinear),

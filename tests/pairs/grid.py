@@ -208,13 +208,16 @@ class Training:
             return DistributedDataParallel(model, device_mesh=data, find_unused_parameters=True)
         return model
 
+    def stages(self, layers: Any, ranges: Any, schedule: Any) -> list[Any]:
+        return list(split(layers, ranges, schedule, self.mesh["pipe"].get_local_rank()))
+
     def in_stages(self, model: Any) -> Any:
         outer, data = self.grid.outer, self.mesh["data"]
         schedule = WITH_HALVES[self.grid.schedule](self.grid.pipe, MICRO_BATCHES)
         layers = layers_of(model)
         numbers = torch.arange(len(layers)).tensor_split(schedule.num_stages)
         ranges = [range(int(n[0]), int(n[-1]) + 1) for n in numbers]
-        stages: list[Any] = split(layers, ranges, schedule, self.mesh["pipe"].get_local_rank())
+        stages = self.stages(layers, ranges, schedule)
         if outer in SHARDED:
             for stage in stages:
                 shard_stage(getattr(sharding, outer), stage, data)

@@ -26,6 +26,7 @@ class Pair:
     words: str = ""
 
 
+SPLIT = "tests.pairs.test_after_split"
 EQUAL, SLICES = "tests.pairs.test_equal", "tests.parameters.test_slices"
 PIPED, BOTH = "tests.pairs.test_pipelines", "tests.pairs.test_tensor_experts"
 PAIRS = [
@@ -55,6 +56,7 @@ PAIRS = [
         Pair("PipeDream", inner, f"PipeDream over {inner}", False, "an update follows each backward at once")
         for inner in ("expert", "full sharding")
     ),
+    Pair("PipeDream", "split backward", "PipeDream over split backward", False, "its updates do not wait for halves"),
     Pair("ZeRO-2", "pipeline", f"{PIPED}.test_zero2_over_a_pipeline"),
     *(
         Pair(outer, "split backward", f"split backward under {outer}", False, "each part would be reduced by itself")
@@ -103,6 +105,20 @@ PAIRS = [
     Pair("expert", "full sharding", "experts over fully_shard", False, "experts first"),
     Pair("tensor", "expert", f"{BOTH}.test_experts_and_tensor_parallelism_are_one_process"),
     Pair("tensor", "full sharding", "tensor over fully_shard", False, "tensor first"),
+    Pair("fully_shard", "full sharding", "fully_shard over fully_shard", False, "a module once"),
+    Pair("FullyShardedDataParallel", "full sharding", "flat over fully_shard", False, "a module once"),
+    Pair("ZeRO-2", "full sharding", "ZeRO-2 over full sharding", False, "states are sharded already"),
+    Pair("pipeline", "full sharding", "a pipeline over fully_shard", False, "split first"),
+    Pair("ZeRO-1", "split backward", f"{SPLIT}.test_a_backward_in_two_halves", words="with data_parallel"),
+    Pair("pipeline", "split backward", f"{SPLIT}.test_a_backward_in_two_halves", words="as its schedule"),
+    Pair("tensor", "split backward", f"{SPLIT}.test_a_backward_in_two_halves"),
+    Pair("expert", "split backward", f"{SPLIT}.test_a_backward_in_two_halves"),
+    Pair("tensor", "pipeline", f"{SPLIT}.test_stages_are_cut_after_the_split"),
+    Pair("expert", "pipeline", f"{SPLIT}.test_stages_are_cut_after_the_split", words="from one start in all stages"),
+    Pair("tensor", "sequence", "tensor over sequence", False, "tensor first"),
+    Pair("tensor", "tensor", "tensor over tensor", False, "one plan"),
+    Pair("expert", "sequence", "sequence of a mixture", False, "gates would choose for a part"),
+    Pair("expert", "expert", "experts over experts", False, "given out already"),
 ]  # fmt: skip
 
 

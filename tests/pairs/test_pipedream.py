@@ -17,7 +17,7 @@ from dtcourse import tensor_parallel as tp
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.expert_parallel import expert_parallel
 from dtcourse.parameters.whole import full_state_dict
-from dtcourse.pipeline_parallel import PipeDream, layers_of, split
+from dtcourse.pipeline_parallel import PipeDream, layers_of, split, zb_h1
 from dtcourse.pipeline_parallel.schedules import pipedream
 from dtcourse.sequence_parallel import parallelize_sequence
 from dtcourse.verify import compare
@@ -40,8 +40,8 @@ def sequence(model, mesh):
     return parallelize_sequence(tensor(model, mesh), mesh)
 
 
-def engine_of(cut, mesh, config=UNTIED, wrap=None, optimizer=None):
-    schedule = pipedream(2, MICRO_BATCHES)
+def engine_of(cut, mesh, config=UNTIED, wrap=None, optimizer=None, schedule=None):
+    schedule = schedule or pipedream(2, MICRO_BATCHES)
     layers = layers_of(cut(build(config), mesh["other"]))
     ranges = [range(2), range(2, 4)]
     stages = split(layers, ranges, schedule, mesh["pipe"].get_local_rank())
@@ -96,6 +96,10 @@ REFUSED = {
             nothing, mesh, wrap=lambda s, m: DistributedDataParallel(s, device_mesh=m)
         ),
         "PipeDream does not compose with DistributedDataParallel",
+    ),
+    "PipeDream over split backward": (
+        lambda mesh: engine_of(nothing, mesh, schedule=zb_h1(2, MICRO_BATCHES)),
+        "ZB-H1 updates all weights at once, after the last backward: use engine.Pipeline",
     ),
     "ZeRO-1": (
         lambda mesh: engine_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import pytest
 
@@ -47,8 +48,12 @@ def truth(grid: Grid, task: Task) -> Steps:
 
 
 def check(grid: Grid, task: Task) -> None:
+    check_found(grid, task, launch(together, grid.ranks, grid, task))
+
+
+def check_found(grid: Grid, task: Task, ranks: Iterable[Steps]) -> None:
     right = truth(grid, task)
-    for rank, found in enumerate(launch(together, grid.ranks, grid, task)):
+    for rank, found in enumerate(ranks):
         where = f"{grid}, rank {rank}"
         for step, (mine, theirs) in enumerate(zip(found.gradients, right.gradients, strict=True)):
             theirs = zeros_of_none(theirs, mine, grid, task)

@@ -23,7 +23,7 @@ from dtcourse.data_parallel import DistributedDataParallel, PerParameterDataPara
 from dtcourse.models import Transformer, TransformerConfig
 from dtcourse.parameters.cuts import EXPERT, FULL, TENSOR
 from dtcourse.parameters.slices import Slice, slices_of
-from dtcourse.pipeline_parallel import Pipeline, one_f_one_b, split, zb_h1
+from dtcourse.pipeline_parallel import Pipeline, layers_of, one_f_one_b, split, zb_h1
 from dtcourse.sequence_parallel import parallelize_sequence
 from dtcourse.sharding import ShardedDataParallel, ZeroRedundancyOptimizer
 from dtcourse.verify import compare, gradients_of
@@ -189,6 +189,43 @@ REFUSED = {
         "mesh of two axes",
     ),
     "ZeRO-1 over full sharding": (flat_first, lambda m, x: zero1(m, x["other"].get_group()), "full sharding"),
+    # full sharding of what is sharded, and with ZeRO-2
+    "fully_shard over fully_shard": (
+        fully_shard_first,
+        lambda m, x: sharding.fully_shard(m, mesh=x["other"]),
+        "sharded already: shard a module once",
+    ),
+    "flat over fully_shard": (
+        fully_shard_first,
+        lambda m, x: sharding.FullyShardedDataParallel(m, mesh=x["other"]),
+        "sharded already: shard a module once",
+    ),
+    "ZeRO-2 over full sharding": (
+        fully_shard_first,
+        lambda m, x: ShardedDataParallel(m, zero1(m, x["other"].get_group())),
+        "ZeroRedundancyOptimizer does not compose with full sharding",
+    ),
+    # tensor parallelism and experts over what has cut the same layers
+    "tensor over sequence": (
+        lambda x: parallelize_sequence(tensor_parallel(x), x["other"]),
+        lambda m, x: tp.parallelize(m, {"blocks.0.mlp": plan(Transformer(CONFIG))["blocks.*.mlp"]}, x["data"]),
+        "RegionParallel is for nn.Linear, and blocks.0.mlp.up is a ColumnParallelLinear",
+    ),
+    "tensor over tensor": (
+        tensor_parallel,
+        lambda m, x: tp.parallelize(m, {"blocks.0.mlp": plan(Transformer(CONFIG))["blocks.*.mlp"]}, x["data"]),
+        "RegionParallel is for nn.Linear, and blocks.0.mlp.up is a ColumnParallelLinear",
+    ),
+    "experts over experts": (
+        experts,
+        lambda m, x: ep.expert_parallel(m, x, "other"),
+        "the experts of blocks.0.mlp have been given out already",
+    ),
+    "sequence of a mixture": (
+        lambda x: tp.parallelize(m := Transformer(EXPERTS).double(), plan(m), x["other"]),
+        lambda m, x: parallelize_sequence(m, x["other"]),
+        r"blocks.0.mlp is a mixture of experts.*gate.*own tokens",
+    ),
     # two means over one data axis
     "fully_shard over DDP": (wrapped_first, lambda m, x: sharding.fully_shard(m), "data-parallel wrapper already"),
     "fully_shard inside DDP": (
@@ -212,6 +249,16 @@ REFUSED = {
         "data-parallel wrapper already",
     ),
     # pipelines
+    "a pipeline over fully_shard": (
+        fully_shard_first,
+        lambda m, x: split(layers_of(m), [range(1), range(1, 3)], one_f_one_b(2, 2), x["other"].get_local_rank()),
+        "split does not compose with full sharding.*First split, then shard",
+    ),
+    "a pipeline over flat": (
+        flat_first,
+        lambda m, x: split(layers_of(m), [range(1), range(1, 3)], one_f_one_b(2, 2), x["other"].get_local_rank()),
+        "split does not compose with full sharding.*First split, then shard",
+    ),
     "split backward under fully_shard": (
         fully_sharded_stage,
         lambda m, x: piped(m, zb_h1(2, 2), x),

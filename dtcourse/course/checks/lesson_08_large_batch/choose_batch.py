@@ -6,14 +6,14 @@ from functools import cache
 
 import torch
 
-from dtcourse.course.checks.lesson_08_large_batch.training import (
+from dtcourse.course.judging import Answer, Exercise, require, require_near_best, trials
+from dtcourse.course.judging.short_training import (
     SEEDS,
     TARGET,
     one_thread,
     step_seconds,
     steps_to_loss,
 )
-from dtcourse.course.judging import Answer, Exercise, require, require_near_best, trials
 from dtcourse.emulation import EmulatedNetwork
 
 CHOOSE = Exercise(

@@ -7,13 +7,13 @@ from functools import cache
 
 import torch
 
-from dtcourse.course.checks.lesson_08_large_batch.training import (
+from dtcourse.course.judging import Answer, Exercise, require, require_near_best, trials
+from dtcourse.course.judging.short_training import (
     SEEDS,
     one_thread,
     step_seconds,
     steps_to_loss,
 )
-from dtcourse.course.judging import Answer, Exercise, require, require_near_best, trials
 from dtcourse.emulation import EmulatedNetwork
 
 CHOOSE = Exercise(
@@ -27,10 +27,8 @@ CHOOSE = Exercise(
 )
 
 RANKS, MICRO, LR = 2, 2, 0.7
-TARGET, LAST = (
-    0.25,
-    500,
-)  # training loss, the mean of all seeds; steps after which a run is given up
+TARGET = 0.25  # training loss, the mean of all seeds
+LAST = 500  # steps after which a run is given up
 ACCUMULATIONS = (1, 4, 16)  # at first, after the first growth, after the second
 STEPS = (0, 40, 80, 160, 240, 320)
 MOST = 8  # choices that an answer may try

@@ -199,7 +199,7 @@ def cut_blocks(model: nn.Module) -> list[Any]:
     """The model's blocks; ValueError unless tensor parallelism has cut them and the output layer."""
     whole: Any = model
     for number, block in enumerate(getattr(whole, "blocks", ())):
-        if hasattr(block.mlp, "gate"):
+        if hasattr(block.mlp, "experts"):  # a SwiGLU has a gate as well
             raise ValueError(
                 f"blocks.{number}.mlp is a mixture of experts: with its sequence cut each rank's gate would choose for "
                 "the rank's own tokens, and its gradient is not summed. Leave the sequence whole, or divide the batch "

@@ -39,7 +39,7 @@ class AfterTheSplit(Training):
     def stages(self, *args: Any) -> Any:
         stages, plan = super().stages(*args), tp.transformer_plan(self.task.build())
         for stage in stages:
-            if any(hasattr(module, "gate") for module in stage.modules()):
+            if any(hasattr(module, "experts") for module in stage.modules()):
                 expert_parallel(stage, self.mesh["data", "expert"], "expert")
             mine = {
                 f"{place}.{name}": style

@@ -38,6 +38,7 @@ from dtcourse.pipeline_parallel.stages import (
     sum_over_copies,
 )
 from dtcourse.pipeline_parallel.stages import split as split  # where a pipeline begins
+from dtcourse.pipeline_parallel.wrapped import refuse_wrapped
 
 
 class Pipeline(Performer):
@@ -65,8 +66,8 @@ class Pipeline(Performer):
     (dtcourse/parameters).
 
     Raises ScheduleError if the schedule cannot be run. Raises ValueError if ranks or stages are not those of the
-    schedule, for backwards in two halves of stages that are fully sharded, and for a mean over ranks that hold
-    different slices.
+    schedule, for backwards in two halves of stages that are fully sharded, for stages in a wrapper that averages after
+    each backward, and for a mean over ranks that hold different slices.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Pipeline(Performer):
                 f"{schedule.name} updates weights after each micro-batch, Pipeline once after all of them: use "
                 "pipeline_parallel.pipedream.PipeDream, which has the optimizer too."
             )
+        refuse_wrapped(stages)
         self.shared = None if shared is None else list(shared)
         if any(lies_in_a_flat(parameter) for parameter, _ in self.shared or ()):
             raise ValueError(

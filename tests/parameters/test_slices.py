@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from dtcourse import expert_parallel as ep
 from dtcourse import launch, sharding
@@ -96,6 +97,11 @@ def stage_of(shard, mesh):
 def zero2_stages(mesh):
     (stage,) = stages_of(mesh)
     return [ShardedDataParallel(stage, zero1(stage, mesh["data"].get_group()))]
+
+
+def wrap_a_layer(wrapper, stage, **keywords):
+    stage[0] = wrapper(stage[0], **keywords)
+    return stage
 
 
 fully_sharded_stage = partial(stage_of, sharding.fully_shard)
@@ -283,6 +289,32 @@ REFUSED = {
         lambda x: [DistributedDataParallel(one, device_mesh=x["data"]) for one in stages_of(x)],
         lambda m, x: piped(m, zb_h1(2, 2), x),
         "DistributedDataParallel reduces the gradients of each",
+    ),
+    # In these a step hung, or gave names that the whole model has not.
+    "stages in DistributedDataParallel": (
+        lambda x: [DistributedDataParallel(one, device_mesh=x["data"]) for one in stages_of(x)],
+        lambda m, x: piped(m, one_f_one_b(2, 2), x),
+        r"wrapper averages the gradient of module.0.weight.*Pipeline\(\.\.\., data_parallel=",
+    ),
+    "a layer of a stage in DistributedDataParallel": (
+        lambda x: [wrap_a_layer(DistributedDataParallel, one, device_mesh=x["data"]) for one in stages_of(x)],
+        lambda m, x: piped(m, one_f_one_b(2, 2), x),
+        "wrapper averages the gradient of 0.module.weight",
+    ),
+    "stages in PerParameterDataParallel": (
+        lambda x: [PerParameterDataParallel(one, x["data"].get_group()) for one in stages_of(x)],
+        lambda m, x: piped(m, one_f_one_b(2, 2), x),
+        "wrapper averages the gradient of module.0.weight",
+    ),
+    "stages in torch's DDP": (
+        lambda x: [TorchDDP(one, process_group=x["data"].get_group()) for one in stages_of(x)],
+        lambda m, x: piped(m, one_f_one_b(2, 2), x),
+        r"PyTorch's DistributedDataParallel is round a stage.*Pipeline\(\.\.\., data_parallel=",
+    ),
+    "a layer in torch's DDP": (
+        lambda x: [wrap_a_layer(TorchDDP, one, process_group=x["data"].get_group()) for one in stages_of(x)],
+        lambda m, x: piped(m, one_f_one_b(2, 2), x),
+        "PyTorch's DistributedDataParallel is round 0 of a stage",
     ),
     "two means over ZeRO-2's axis": (
         zero2_stages,

@@ -4,6 +4,7 @@ In the order in which to read them:
 
     mixed_precision.py    16-bit parameters in the model, float32 master weights in the optimizer
     autocasting.py        float32 parameters, 16-bit arithmetic: which operation runs in which type
+    scaled_gradients.py   the gradients that a loss scaler looks at and divides
     loss_scaling.py       static and dynamic loss scaling, so that float16 gradients do not vanish
     overflow.py           name the module where half precision overflows
     checkpointing.py      forget activations, compute them again in backward

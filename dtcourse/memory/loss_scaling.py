@@ -9,7 +9,8 @@ float16 has no number between 0 and 6e-8, and none above 65504. Gradients crowd 
 scales them all, by the chain rule. The largest scale that does not overflow changes during training, so it is searched
 for. bfloat16 has float32's range and needs none of this. Source: Micikevicius et al., arXiv 1710.03740, section 3.2.
 
-Memory: a number. Messages: none; with group=..., one all-reduce of 4 bytes an optimizer and step.
+Memory: a number. Messages: none; with group=..., one all-reduce of 4 bytes per optimizer and step; with model=..., one
+per axis over which its parameters are cut or copied.
 """
 
 from __future__ import annotations
@@ -21,9 +22,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.optim import Optimizer
 
 from dtcourse import device as devices
+from dtcourse.memory.scaled_gradients import gradients_of
+from dtcourse.parameters.overflow import on_any_part
+from dtcourse.parameters.owners import owners_of
+from dtcourse.parameters.placement import local
 from dtcourse.torch_private import check_finite_and_multiply_, scaler_steps, step_under_scaler
 
 
@@ -44,6 +50,8 @@ class StaticLossScaler:
     group:   ranks that hold different parts of the gradients (sharded, tensor or pipeline parallel): overflow on one
              is overflow on all. None looks at this rank alone, which is enough where gradients are averaged over
              ranks, since an average with an infinity in it is infinite everywhere.
+    model:   in the place of group, where the parts lie over several axes: the model says which (`pipeline.module` of a
+             pipeline). Average first, then `unscale_`, then parameters.clipping.clip_grad_norm, then `step`
 
     `step` raises OverflowError, on every rank of the group, where a gradient is not finite; nothing is updated.
     """
@@ -54,10 +62,13 @@ class StaticLossScaler:
         *,
         enabled: bool = True,
         group: dist.ProcessGroup | None = None,
+        model: nn.Module | None = None,
     ) -> None:
+        if group is not None and model is not None:
+            raise ValueError("group and model both say who is asked for overflow: pass one of them")
         self._scale = _checked_scale(scale)
         self._enabled = enabled
-        self.group = group
+        self.group, self.model = group, model
         self._progress: dict[Optimizer, _Progress] = {}
         self._scaled = False  # `scale` was called in this step
 
@@ -90,13 +101,17 @@ class StaticLossScaler:
                 "unscale_ was called twice for this optimizer since the last update: the gradients would be "
                 f"divided by {self._scale:g} twice"
             )
-        if not self._scaled:
+        # Of a pipeline the last stage's ranks alone have a loss.
+        elsewhere = self.model is not None and owners_of(self.model) is not None
+        if not self._scaled and not elsewhere:
             raise RuntimeError(
                 "no loss was scaled in this step: call scale(loss).backward() first, or the gradients, which are "
                 f"not {self._scale:g} times too large, would be made that much too small"
             )
-        gradients = _gradients(optimizer)
-        if not gradients and self.group is None:
+        gradients = gradients_of(optimizer)
+        if self.model is not None:  # a DTensor would ask the ranks of its own mesh, and no others
+            gradients = [local(gradient) for gradient in gradients]
+        if not gradients and self.group is None and self.model is None:
             raise RuntimeError(
                 "none of the optimizer's parameters has a gradient: backward comes first "
                 "(and with MasterWeights, copy_grads_to_masters)"
@@ -155,12 +170,12 @@ class StaticLossScaler:
             )
         if self.group is not None:
             dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.group)
-        return found
+        return found if self.model is None else on_any_part(self.model, found)
 
     def _steps_after_overflow(self, optimizer: Optimizer) -> bool:
-        bad = sum(not bool(g.isfinite().all()) for g in _gradients(optimizer))
+        bad = sum(not bool(g.isfinite().all()) for g in gradients_of(optimizer))
         raise OverflowError(
-            f"{bad} of {len(_gradients(optimizer))} gradients of this rank are not finite at a loss scale of "
+            f"{bad} of {len(gradients_of(optimizer))} gradients of this rank are not finite at a loss scale of "
             f"{self._scale:g}: take a smaller scale, or GradScaler, which looks for one; if they are not finite at "
             "1 either, dtcourse.memory.raise_on_overflow(model) names the module"
         )
@@ -174,7 +189,7 @@ class GradScaler(StaticLossScaler):
     growth_factor, backoff_factor, growth_interval: above 1, below 1, steps
     min_scale:       `update` raises OverflowError rather than go below: then it is not the scale that overflows.
                      PyTorch's goes on halving for ever, and no step is ever taken.
-    enabled, group:  as StaticLossScaler's
+    enabled, group, model: as StaticLossScaler's
 
     Its state dict is torch.amp.GradScaler's, and each loads the other's.
     """
@@ -190,8 +205,9 @@ class GradScaler(StaticLossScaler):
         *,
         min_scale: float = 2.0**-14,
         group: dist.ProcessGroup | None = None,
+        model: nn.Module | None = None,
     ) -> None:
-        super().__init__(init_scale, enabled=enabled, group=group)
+        super().__init__(init_scale, enabled=enabled, group=group, model=model)
         _check_rules(growth_factor, backoff_factor, growth_interval)
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval, self._min_scale = growth_interval, min_scale
@@ -253,26 +269,6 @@ class GradScaler(StaticLossScaler):
     def _steps_after_overflow(self, optimizer: Optimizer) -> bool:
         """Most optimizers' step is skipped. One whose ranks have a meeting in it skips its own part of it by itself."""
         return scaler_steps(optimizer)
-
-
-def _gradients(optimizer: Optimizer) -> list[torch.Tensor]:
-    """The values of all gradients. A sparse one's duplicates are added first: their sum may overflow."""
-    gradients = []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            if parameter.grad.dtype == torch.float16:
-                raise ValueError(
-                    "a gradient is float16: divided by the scale it would vanish again. Keep the parameters in "
-                    "float32 under autocast, or wrap the optimizer in MasterWeights"
-                )
-            if parameter.grad.is_sparse:
-                parameter.grad = parameter.grad.coalesce()
-                gradients.append(parameter.grad.values())
-            else:
-                gradients.append(parameter.grad)
-    return gradients
 
 
 def _happened(progress: _Progress) -> bool:

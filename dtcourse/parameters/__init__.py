@@ -17,6 +17,7 @@ In the order in which to read them:
     grad_norm.py       the norm of gradients that are spread over any axes
     averaging.py       gradients averaged over the axes on which a batch is divided
     clipping.py        that of a model's, and clipping by it
+    overflow.py        a gradient that is not finite on one rank is so for all
     slices.py          techniques that do not compose refuse each other
     agreement.py       ranks that must all take the same way
 """

@@ -27,7 +27,7 @@ LONGER = {
     "dtcourse/memory/allocator.py": 264,
     "dtcourse/memory/attention_triton.py": 322,
     "dtcourse/memory/checkpointing.py": 262,
-    "dtcourse/memory/loss_scaling.py": 308,
+    "dtcourse/memory/loss_scaling.py": 304,
     "dtcourse/memory/offload.py": 292,
     "dtcourse/memory/oom.py": 261,
     "dtcourse/memory/parameter_offload.py": 292,

@@ -111,7 +111,11 @@ def test_from_a_few_layouts_to_each_of_them(saved, target):
     check(saved, FEW, target)
 
 
+ONE_OF_FIVE = (1, 5)
+
+
 @pytest.mark.slow
+@pytest.mark.stands_on(share=ONE_OF_FIVE, lately=ONE_OF_FIVE)
 @pytest.mark.parametrize("target", LAYOUTS)
 def test_from_all_ten_layouts_to_each_of_them(saved, target):
     assert len(LAYOUTS) == 10

@@ -71,7 +71,11 @@ def test_data_tensor_and_experts():
     check(EXPERTS[1], MIXED)
 
 
+ONE_OF_FOUR = (1, 4)
+
+
 @pytest.mark.slow
+@pytest.mark.stands_on(share=ONE_OF_FOUR, lately=ONE_OF_FOUR)
 @pytest.mark.parametrize(
     ("grid", "task"),
     [

@@ -138,8 +138,11 @@ class Pipeline(Performer):
         return batch.mean_loss()
 
     def copies(self) -> list[tuple[nn.Parameter, list[int]]]:
-        """What `split` has found to be tied: asked for in each step, since sharding puts others in their place."""
-        return copies_in(self.stages, self.schedule, self.rank)
+        """What `split` has found to be tied, and is trained: asked for in each step, since sharding puts others in
+        their place.
+        """
+        found = copies_in(self.stages, self.schedule, self.rank)
+        return [(parameter, ranks) for parameter, ranks in found if parameter.requires_grad]
 
     def held_before(self) -> Collection[nn.Parameter]:
         """The parameters of which an earlier rank of the pipeline holds a copy."""

@@ -101,7 +101,7 @@ def shared_parameters(
     """
     me = p2p.rank(group)
     mine = []
-    for names in (one.names for one in tied_parameters(layers, ranges)):
+    for names in (one.names for one in tied_parameters(layers, ranges) if one.trained):
         ranks = sorted({schedule.rank_of[stage] for stage in names})
         if me in ranks and len(ranks) > 1:
             stage = next(stage for stage in names if schedule.rank_of[stage] == me)

@@ -31,10 +31,14 @@ from dtcourse.torch_private import gradient_hooks, own_modules
 
 
 class Tied(NamedTuple):
-    """A trained parameter that several stages use: by stage, its name there, and its name in the whole model."""
+    """A parameter that several stages use: by stage, its name there, and its name in the whole model.
+
+    trained: its copies' gradients are added up. Those of a frozen one stay what they are, but are one parameter still
+    """
 
     names: Mapping[int, str]
     in_whole: Mapping[int, str]
+    trained: bool = True
 
 
 class Stage(nn.Sequential):
@@ -117,17 +121,20 @@ def names_of(layers: Sequence[nn.Module] | nn.Sequential | nn.ModuleList) -> lis
 def tied_parameters(
     layers: Sequence[nn.Module] | nn.Sequential | nn.ModuleList, ranges: Sequence[range]
 ) -> list[Tied]:
-    """The trained parameters that more than one stage uses, in the model's order; names as in `split`'s stages."""
+    """The parameters that more than one stage uses, in the model's order; names as in `split`'s stages."""
     found: dict[nn.Parameter, tuple[dict[int, str], dict[int, str]]] = {}
     prefixes = names_of(layers)
     for stage, chosen in enumerate(ranges):
         for place, i in enumerate(chosen):
             for name, parameter in layers[i].named_parameters():
-                if parameter.requires_grad:
-                    here, in_whole = found.setdefault(parameter, ({}, {}))
-                    here.setdefault(stage, f"{place}.{name}")
-                    in_whole.setdefault(stage, joined(prefixes[i], name))
-    return [Tied(*names) for names in found.values() if len(names[0]) > 1]
+                here, in_whole = found.setdefault(parameter, ({}, {}))
+                here.setdefault(stage, f"{place}.{name}")
+                in_whole.setdefault(stage, joined(prefixes[i], name))
+    return [
+        Tied(*names, parameter.requires_grad)
+        for parameter, names in found.items()
+        if len(names[0]) > 1
+    ]
 
 
 def tied_in(stages: Mapping[int, nn.Module]) -> list[Tied]:

@@ -20,7 +20,7 @@ _NO_MEAN = "gradients are to be averaged first"
 
 def refuse_shared(stages: dict[int, nn.Module]) -> None:
     """ValueError where two stages, of this rank or of others, would each update the same parameter."""
-    for tied in tied_in(stages):
+    for tied in (one for one in tied_in(stages) if one.trained):
         first, second = list(tied.names)[:2]
         _say_shared(first, second, tied.names[second])
     holder: dict[nn.Parameter, int] = {}

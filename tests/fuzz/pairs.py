@@ -123,8 +123,6 @@ def cases(draw: st.DrawFn, pair: tuple[str, str], ranks: int) -> Case:
         balancing=draw(st.sampled_from([0.0, 0.7])) if experts else 0.0,
     )
     frozen = draw(st.frozensets(st.integers(0, 30), min_size=draw(st.integers(0, 4)), max_size=6))
-    if config.tied:
-        frozen -= {0}  # its copies on two stages are not known to be one where it is frozen
     source = grid_of(*pair, draw(st.sampled_from(shapes)), draw(schedules))
     if (
         experts and source.pipe > 1 and source.expert == 3

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +16,8 @@ from dtcourse.parameters.naming import entries
 from dtcourse.parameters.placement import local
 from dtcourse.parameters.whole import full_state_dict
 from dtcourse.verify import compare
-from tests.pairs.layouts import GPT2
+from tests.pairs import pipelines
+from tests.pairs.layouts import GPT2, build
 from tests.pairs.micro_batches import write_alone
 from tests.pairs.pipelines import SHARDED, Piped, take_step, write
 
@@ -104,3 +107,62 @@ def test_a_checkpoint_with_two_values_is_not_loaded(other, tmp_path):
     )
     for said in launch(two_values, 4, Piped(other, "1F1B"), folder):
         assert re.search(words, said), said
+
+
+# --- frozen ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def frozen_embedding():
+    """Models are built with it."""
+    plain = pipelines.build
+
+    def build(config, seed=0):
+        model = plain(config, seed)
+        model.token_embedding.requires_grad_(False)
+        return model
+
+    with mock.patch.object(pipelines, "build", build):
+        yield
+
+
+def write_frozen(layout, folder):
+    with frozen_embedding():
+        saved = write(layout, GPT2, folder, 1)
+        mesh = layout.mesh()
+        pipeline = layout.pipeline(GPT2, mesh)
+        pipeline.step(*layout.batch(GPT2, mesh, 0))
+        grads = [e.parameter.grad for e in entries(pipeline.module) if {*e.names} & {*TIED}]
+    return saved, grads
+
+
+def change_frozen(layout, folder):
+    with frozen_embedding():
+        return changed(layout, folder)
+
+
+@pytest.mark.parametrize("other", ["tensor", *SHARDED, "ZeRO-1"])
+def test_a_frozen_tied_weight_is_one_parameter_too(other, tmp_path):
+    folder = str(tmp_path / "saved")
+    plain = build(GPT2)
+    for saved, grads in launch(write_frozen, 4, Piped(other, "1F1B"), folder):
+        assert grads == [None] * len(grads), "nothing is added up"
+        for name in TIED:
+            assert torch.equal(saved[name], plain.token_embedding.weight), "as it was"
+    metadata = dcp.FileSystemReader(folder).read_metadata()
+    last = {f"__{rank}_0.distcp" for rank in (1, 3)}
+    for name in TIED:
+        files = {
+            at.relative_path
+            for index, at in metadata.storage_data.items()
+            if index.fqn == f"model.{name}"
+        }
+        assert files
+        assert not files & last, "the first stage writes it under both names"
+
+
+@pytest.mark.parametrize("other", ["tensor", "ZeRO-1"])
+def test_frozen_copies_that_differ_are_not_saved(other, tmp_path):
+    for said in launch(change_frozen, 4, Piped(other, "1F1B"), str(tmp_path / "saved")):
+        assert re.search("are copies of one parameter, and differ", said), said
+    assert not (tmp_path / "saved").exists()

@@ -158,13 +158,14 @@ def test_ranks_that_share_with_several_others_sum_with_each():
     assert torch.equal(a, a_too) and torch.equal(b, b_too) and torch.equal(c, c_too)
 
 
-def test_only_what_is_trained_and_on_several_stages_is_tied():
+def test_what_is_on_several_stages_is_tied_and_says_whether_it_is_trained():
     layers = language_model()
     (tied,) = tied_parameters(layers, [range(2), range(2, 4)])
     assert tied.names == {0: "0.token_embedding.weight", 1: "1.output.weight"}
     assert tied_parameters(layers, [range(4)]) == []
+    assert tied.trained
     layers[0].token_embedding.requires_grad_(False)
-    assert tied_parameters(layers, [range(2), range(2, 4)]) == []
+    assert tied_parameters(layers, [range(2), range(2, 4)]) == [tied._replace(trained=False)]
 
 
 def pipedream_of_tied() -> str:

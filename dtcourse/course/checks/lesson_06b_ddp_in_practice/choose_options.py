@@ -17,7 +17,12 @@ CHOOSE = Exercise(
     takes=("choose_options",),
     target="in 4 jobs, run on the emulated clock, at most 1.01 times the time of the best choice that fits and trains "
     "rightly; at most 8 of 36 choices tried",
-    forbidden=("dtcourse.data_parallel", "dtcourse.emulation", "dtcourse.simulator"),
+    forbidden=(
+        "dtcourse.data_parallel",
+        "dtcourse.parameters",
+        "dtcourse.emulation",
+        "dtcourse.simulator",
+    ),
 )
 
 RANKS, SAMPLES, LAYERS, MOST = 3, 8, 6, 8

@@ -109,11 +109,17 @@ class HybridConfig:
 
     def check_mesh(self, mesh: DeviceMesh) -> None:
         """Raises ValueError for a mesh with other axes, in another order or of other sizes."""
-        names = mesh.mesh_dim_names or ()
-        found = f"the mesh is {' x '.join(f'{n}({s})' for n, s in zip(names, mesh.shape, strict=False))}"
+        names = mesh.mesh_dim_names
+        if names is None:
+            raise ValueError(
+                f"{self.equation}, and the mesh is {tuple(mesh.shape)}, axes without names"
+            )
+        found = (
+            f"the mesh is {' x '.join(f'{n}({s})' for n, s in zip(names, mesh.shape, strict=True))}"
+        )
         if names != self.axes:
             how = "in another order" if sorted(names) == sorted(self.axes) else "with other axes"
-            raise ValueError(f"{self.equation}, and {found or mesh.shape}, {how}")
+            raise ValueError(f"{self.equation}, and {found}, {how}")
         if tuple(mesh.shape) != self.shape:
             raise ValueError(f"{self.equation}, and {found} = {mesh.size()}")
 
@@ -155,6 +161,11 @@ class HybridConfig:
             raise ValueError(
                 f"Ulysses gives heads out to the ranks of cp, and {heads} heads do not divide by "
                 f"tp({self.tp}) x cp({self.cp}) = {self.tp * self.cp}; context='ring' needs no such thing"
+            )
+        if self.sequence and experts:
+            raise ValueError(
+                f"sequence=True is for blocks with one MLP, and these have {plural(experts, 'expert')}: "
+                "gates take tokens that the tp ranks have alike"
             )
         if self.sequence and self.tp == 1:
             raise ValueError("sequence=True cuts tokens over the tp ranks, and tp is 1")

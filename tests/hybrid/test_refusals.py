@@ -1,0 +1,129 @@
+"""What does not fit together is refused before anything is changed, with the whole equation that failed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from dtcourse import launch
+from dtcourse.hybrid import HybridConfig, parallelize
+from dtcourse.hybrid.config import AXES
+from dtcourse.models import Transformer
+from dtcourse.pipeline_parallel import interleaved_1f1b
+from tests.hybrid.layouts import GROUPED, MIXTURE, TIED
+
+MANY_HEADS = replace(TIED, d_model=24, n_heads=12, n_kv_heads=6)
+OTHER_ORDER = ("tp", "pp", "dp_replicate", "dp_shard", "cp")
+
+
+def said(call, *args, **kwargs):
+    with pytest.raises(ValueError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"tp": 0}, "tp is at least 1; got 0"),
+        ({"micro_batches": 0}, "micro_batches is at least 1; got 0"),
+        ({"axes": ("pp", "dp_replicate", "dp_shard", "tp", "tp")},
+         "axes has each of pp, dp_replicate, dp_shard, cp, tp once; got pp, dp_replicate, dp_shard, tp, tp: "
+         "twice tp; missing cp; unknown none"),
+        ({"axes": (*AXES, "ep")}, "twice none; missing none; unknown ep"),
+        ({"axes": AXES[1:]}, "missing pp"),
+        ({"axes": ()}, "got none"),
+        ({"dp_shard": 2, "cp": 3, "ep": 4}, "dp_shard(2) x cp(3) = 6 is no multiple of ep(4)"),
+        ({"dp_replicate": 4, "ep": 2}, "dp_shard(1) x cp(1) = 1 is no multiple of ep(2)"),
+        ({"context": "rings"}, "context is 'ring' or 'ulysses'; got 'rings'"),
+    ],
+)  # fmt: skip
+def test_degrees_and_axes(given, sentence):
+    assert sentence in said(HybridConfig, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "model", "sentence"),
+    [
+        ({"pp": 5}, TIED, "an embedding, 2 blocks and a head are 4 layers, and pp(5) with 1F1B has 5 stages"),
+        ({"pp": 3, "schedule": lambda p, m: interleaved_1f1b(p, m, 2), "micro_batches": 3}, TIED, "has 6 stages"),
+        ({"pp": 2, "layers": (1, 1, 2)}, TIED, "got 1 + 1 + 2 = 4"),
+        ({"pp": 2, "layers": (2, 3)}, TIED, "got 2 + 3 = 5"),
+        ({"pp": 2, "layers": (0, 4)}, TIED, "at least one; got 0 + 4 = 4"),
+        ({"tp": 8}, TIED, "4 attention heads do not divide by tp(8)"),
+        ({"tp": 4}, replace(TIED, d_ff=6), "6 numbers of an MLP's width d_ff do not divide by tp(4)"),
+        ({"tp": 4}, MANY_HEADS, "6 key-value heads cannot be given out to tp(4)"),
+        ({"dp_shard": 3, "ep": 3}, MIXTURE, "4 experts do not divide by ep(3)"),
+        ({"dp_shard": 2, "ep": 2}, TIED, "ep(2) gives out experts, and the model has none"),
+        ({"tp": 2, "cp": 4, "context": "ulysses"}, GROUPED, "4 heads do not divide by tp(2) x cp(4) = 8"),
+        ({"tp": 2, "sequence": True}, MIXTURE, "sequence=True is for blocks with one MLP, and these have 4 experts"),
+        ({"cp": 2, "sequence": True}, TIED, "sequence=True cuts tokens over the tp ranks, and tp is 1"),
+    ],
+)  # fmt: skip
+def test_the_models_sizes(given, model, sentence):
+    with torch.device("meta"):
+        built = Transformer(model)
+    assert sentence in said(HybridConfig(**given).check_model, built)
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "sentence"),
+    [
+        ({"micro_batches": 4}, (3, 8), "3 samples cannot make micro_batches(4)"),
+        ({"cp": 3}, (4, 9), "9 tokens does not divide by cp(3) x 2 chunks per rank (zigzag) = 6"),
+        ({"cp": 3, "context": "ulysses"}, (4, 8), "8 tokens does not divide by cp(3) = 3"),
+        ({"tp": 4, "sequence": True}, (4, 6), "6 tokens does not divide by tp(4) of sequence=True = 4"),
+        ({"cp": 2, "tp": 2, "sequence": True}, (4, 12),
+         "12 tokens does not divide by cp(2) x 2 chunks per rank (zigzag) x tp(2) of sequence=True = 8"),
+    ],
+)  # fmt: skip
+def test_a_batch(given, shape, sentence):
+    assert sentence in said(HybridConfig(**given).check_batch, *shape)
+
+
+def test_what_divides_is_taken():
+    with torch.device("meta"):
+        HybridConfig(pp=4, tp=2, cp=2, dp_shard=2, ep=4).check_model(Transformer(MIXTURE))
+    HybridConfig(cp=2, tp=2, sequence=True).check_batch(1, 8)
+    HybridConfig(cp=3, context="ulysses").check_batch(1, 9)
+
+
+def of_two_ranks():
+    """What two ranks are told: of the product, and of meshes that are not the config's. The model stays as it was."""
+    cut = HybridConfig(dp_shard=2, tp=1)
+    model = Transformer(TIED)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    meshes = {
+        "order": init_device_mesh("cpu", (1, 1, 1, 2, 1), mesh_dim_names=OTHER_ORDER),
+        "size": init_device_mesh("cpu", (1, 1, 1, 1, 2), mesh_dim_names=AXES),
+        "axes": init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",)),
+        "no names": init_device_mesh("cpu", (2,)),
+    }
+    heard = {kind: said(parallelize, model, mesh, cut) for kind, mesh in meshes.items()}
+    heard["product"] = said(HybridConfig(dp_shard=2, tp=3).mesh, "cpu")
+    heard["model"] = said(
+        parallelize, model, HybridConfig(tp=2).mesh("cpu"), HybridConfig(tp=2, layers=(1, 1))
+    )
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    assert [*model.state_dict()] == [*before]
+    return heard
+
+
+def test_meshes_that_are_not_the_configs():
+    for heard in launch(of_two_ranks, 2):
+        ours = "pp(1) x dp_replicate(1) x dp_shard(2) x cp(1) x tp(1) = 2"
+        theirs = "the mesh is tp(1) x pp(1) x dp_replicate(1) x dp_shard(2) x cp(1)"
+        assert heard["order"] == f"{ours}, and {theirs}, in another order"
+        assert heard["size"].endswith("dp_shard(1) x cp(1) x tp(2) = 2")
+        assert heard["size"].startswith(ours)
+        assert heard["axes"] == f"{ours}, and the mesh is dp_shard(2), with other axes"
+        assert re.search(r"the mesh is \(2,\), axes without names", heard["no names"]), heard[
+            "no names"
+        ]
+        product = "pp(1) x dp_replicate(1) x dp_shard(2) x cp(1) x tp(3) = 6, and there are 2 ranks"
+        assert heard["product"] == product
+        assert "layers says how many each of 1 stage has of 4" in heard["model"]

@@ -130,11 +130,7 @@ def tied_parameters(
                 here, in_whole = found.setdefault(parameter, ({}, {}))
                 here.setdefault(stage, f"{place}.{name}")
                 in_whole.setdefault(stage, joined(prefixes[i], name))
-    return [
-        Tied(*names, parameter.requires_grad)
-        for parameter, names in found.items()
-        if len(names[0]) > 1
-    ]
+    return [Tied(*names, p.requires_grad) for p, names in found.items() if len(names[0]) > 1]
 
 
 def tied_in(stages: Mapping[int, nn.Module]) -> list[Tied]:

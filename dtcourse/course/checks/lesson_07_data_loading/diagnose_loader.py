@@ -51,7 +51,10 @@ def recorded(kind: str, turn: int) -> tuple[Log, Diagnosis]:
 def _drawn(kind: str, turn: int) -> tuple[Log, Diagnosis, bool]:
     """One draw, and whether the log shows its mistake beyond doubt."""
     ranks, total, padding = random.randint(3, 5), random.randint(80, 120), PADDING[turn % 3]
-    odd, since = random.randrange(ranks), random.randint(1, EPOCHS - 1)
+    # Of four turns one has the first epoch that can be old, and one the last, so that neither is always right; nor is
+    # the first rank.
+    since = {0: 1, 2: EPOCHS - 1}.get(turn) or random.randint(1, EPOCHS - 1)
+    odd = random.randrange(1 if turn == 3 else 0, ranks)
     # Of two ranks with unlike orders nobody could say whose is the wrong one.
     least = max(3, odd + 1) if kind == "seed" else 2
     later = random.choice([n for n in range(least, 7) if n != ranks])

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from dtcourse.parameters.placement import place, placement_of
 from dtcourse.torch_private import own_buffers, own_parameters
 
 
@@ -31,13 +32,23 @@ def give_memory(
     for module in wanted:
         for parameter in own_parameters(module).values():
             if parameter is not None and parameter.is_meta and parameter not in made:
-                empty = torch.empty_like(parameter, device=device)
-                made[parameter] = nn.Parameter(empty, parameter.requires_grad)
-                made[parameter].__dict__.update(parameter.__dict__)
-        for name, buffer in own_buffers(module).items():
-            if buffer is not None and buffer.is_meta:
-                own_buffers(module)[name] = torch.empty_like(buffer, device=device)
+                made[parameter] = with_memory(parameter, device)
+        give_buffers_memory(module, device)
     for module in model.modules():
         for name, parameter in own_parameters(module).items():
             if parameter in made:
                 own_parameters(module)[name] = made[parameter]
+
+
+def with_memory(parameter: nn.Parameter, device: torch.device | str) -> nn.Parameter:
+    """The same one with memory: frozen where it was, its pieces where they were said to be."""
+    made = nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
+    place(made, placement_of(parameter))
+    return made
+
+
+def give_buffers_memory(module: nn.Module, device: torch.device | str) -> None:
+    """A module's own buffers that are on the meta device get memory, with whatever values are in it."""
+    for name, buffer in own_buffers(module).items():
+        if buffer is not None and buffer.is_meta:
+            own_buffers(module)[name] = torch.empty_like(buffer, device=device)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtcourse.parameters.placement import place, placement_of
+from dtcourse.parameters.on_meta import give_buffers_memory, with_memory
 from dtcourse.sharding.gathered_parameters import Named
 from dtcourse.sharding.policies import ShardGroups
 from dtcourse.torch_private import own_buffers, own_parameters
@@ -28,16 +28,10 @@ def materialise(
     empty = {p for _, p, _ in named if p.is_meta}
     if not empty:
         return named
-    made = {
-        p: nn.Parameter(torch.empty_like(p, device=where), p.requires_grad) for p in empty if first
-    }
-    for original, filled in made.items():
-        place(filled, placement_of(original))
+    made = {p: with_memory(p, where) for p in empty if first}
     for name, module in modules.items():
         own = [p for p in own_parameters(module).values() if p is not None]
-        for attribute, buffer in own_buffers(module).items():
-            if buffer is not None and buffer.is_meta:
-                own_buffers(module)[attribute] = torch.empty_like(buffer, device=where)
+        give_buffers_memory(module, where)
         if any(p in empty for p in own):
             # on all ranks alike, or some would wait for ever
             if not hasattr(module, "reset_parameters"):

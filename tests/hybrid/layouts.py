@@ -18,7 +18,7 @@ from dtcourse.hybrid.config import AXES
 from dtcourse.models import Transformer, TransformerConfig
 from dtcourse.parameters.whole import full_gradients, full_state_dict
 from dtcourse.verify import compare
-from tests.pairs.layouts import build, sgd
+from tests.pairs.layouts import build, sgd, used
 
 # Tied, with biases and a vocabulary that does not divide; the harness freezes a matrix and a norm.
 TIED = TransformerConfig(vocab=31, n_layers=2, d_model=16, n_heads=4, max_length=8)
@@ -74,11 +74,6 @@ class Found:
     norms: list[float] = field(default_factory=list)
     gradients: list[dict[str, Any]] = field(default_factory=list)
     state: dict[str, torch.Tensor] = field(default_factory=dict)
-
-
-def used(by_name: dict[str, Any]) -> dict[str, Any]:
-    """Without the layer that nobody uses: it is in no layer of the model."""
-    return {name: value for name, value in by_name.items() if not name.startswith("unused.")}
 
 
 def alone(config: TransformerConfig, data_ranks: int = 1, steps: int = STEPS) -> Found:

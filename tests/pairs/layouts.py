@@ -55,6 +55,11 @@ def build(config: TransformerConfig, seed: int = 0) -> Transformer:
     return model
 
 
+def used(by_name: dict[str, Any]) -> dict[str, Any]:
+    """Without the layer that nobody uses: it is in no layer of the model."""
+    return {name: value for name, value in by_name.items() if not name.startswith("unused.")}
+
+
 def batch(config: TransformerConfig, step: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     make = torch.Generator().manual_seed(step)
     x, y = (torch.randint(config.vocab, (BATCH, LENGTH), generator=make) for _ in range(2))

@@ -13,7 +13,7 @@ from dtcourse.parameters.clipping import clip_grad_norm
 from dtcourse.parameters.whole import full_gradients
 from dtcourse.pipeline_parallel import stages as stages_file
 from dtcourse.verify import compare, gradients_of
-from tests.pairs.layouts import GPT2, LLAMA, batch, build
+from tests.pairs.layouts import GPT2, LLAMA, batch, build, used
 from tests.pairs.micro_batches import alone, read_alone, write_alone
 from tests.pairs.pipelines import (
     EXPERTS,
@@ -29,11 +29,6 @@ from tests.pairs.pipelines import (
 
 truth = functools.cache(alone)
 LARGE = [(2, 3), (3, 2)]  # ranks on the axes (other, pipe)
-
-
-def used(by_name):
-    """Without the layer that nobody uses: it is in no layer of the model."""
-    return {name: value for name, value in by_name.items() if not name.startswith("unused.")}
 
 
 def truth_of(layout, config):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 
 from dtcourse import launch
@@ -20,5 +19,10 @@ def come_from_template(seconds: float = 120) -> bool:
 
 
 def frozen() -> bool:
-    """Whether this process's garbage collector passes over what was imported, as a template's ranks' does."""
-    return gc.get_freeze_count() > 0
+    """Whether this process is a copy of a template's, or of another that has loaded the course: such a rank is kept.
+
+    That the collector passes over something proves nothing: the fork server's own ranks have PyTorch out of its sight.
+    """
+    from dtcourse.launch import again
+
+    return again._frozen

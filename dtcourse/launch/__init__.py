@@ -5,6 +5,7 @@ place.py          use_cluster(): where a notebook's launches go
 options.py        which device and backend; what a user may ask for
 processes.py      the ranks of one launch: started, watched, gone in the end
 server.py         the fork server that makes a rank start in milliseconds
+server_process.py how its process begins: as a new Python, or as a copy of this one
 template.py       a process split off from it that has the course loaded, until a file of the course changes
 course_files.py   the course's own files, and whose a module is
 huge_pages.py     what ranks share with it in fewer, larger pages

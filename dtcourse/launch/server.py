@@ -17,13 +17,13 @@ import importlib
 import multiprocessing
 import os
 import signal
-import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
-from dtcourse.launch import again
+from dtcourse.launch import server_process
 
 # What nearly every rank imports. A module that fails to import here fails silently: the rank then imports it itself
 # and pays for it; tests/launch holds that these arrive loaded.
@@ -91,7 +91,8 @@ def _ensure_running() -> None:
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.environ.update(quiet)
     try:
-        _server.ensure_running()
+        if not _is_running():
+            _start(server_process.anew([*PRELOAD, *_further]))
     finally:
         for name, value in before.items():
             if value is None:
@@ -103,6 +104,23 @@ def _ensure_running() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
 
 
+def _is_running() -> bool:
+    """Whether there is a server. What is known of one that has ended is forgotten."""
+    if _server._forkserver_pid is None:
+        return False
+    if not os.waitpid(_server._forkserver_pid, os.WNOHANG)[0]:
+        return True
+    os.close(_server._forkserver_alive_fd)
+    _server._forkserver_address = _server._forkserver_alive_fd = _server._forkserver_pid = None
+    return False
+
+
+def _start(begin: Callable[[int, int], int]) -> None:
+    address, pid, alive = server_process.start(begin)
+    _server._forkserver_address, _server._forkserver_pid = address, pid
+    _server._forkserver_alive_fd = alive
+
+
 def start_within(modules: list[str] = PRELOAD) -> None:
     """Starts the server as a copy of this process, which imports what ranks need: once for both, not once for each.
 
@@ -110,13 +128,15 @@ def start_within(modules: list[str] = PRELOAD) -> None:
     it yet, and it has one thread. Where that is not so, or not to be seen (macOS), the server imports on its own.
     What of the course this process has loaded, ranks have too: an edit of that is not seen any more.
     """
+    global _copy
     if not os.path.isdir("/proc/self/task"):
         start_early()
         return
     load(modules)
     with _asking:
         if _server._forkserver_alive_fd is None and len(os.listdir("/proc/self/task")) == 1:
-            _split_off_server()
+            _start(server_process.as_copy)
+            _copy = _server._forkserver_pid
             return
     start_early()
 
@@ -152,36 +172,6 @@ def load(modules: list[str] = PRELOAD) -> None:
 def is_copy() -> bool:
     """Whether the server has loaded what this process had when it split it off."""
     return _copy is not None and _copy == _server._forkserver_pid
-
-
-def _split_off_server() -> None:
-    global _copy
-    address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen()
-        alive, ours = os.pipe()
-        masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # see _ensure_running
-        again.freeze()
-        if (pid := os.fork()) == 0:
-            try:
-                _close_all_but({0, 1, 2, listener.fileno(), alive})
-                forkserver.main(listener.fileno(), alive, [])
-            finally:
-                os._exit(0)
-        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-        os.close(alive)
-    _server._forkserver_address, _server._forkserver_pid = address, pid
-    _copy = pid
-    _server._forkserver_alive_fd = ours
-
-
-def _close_all_but(kept: set[int]) -> None:
-    """What else this process has open is none of the ranks' business."""
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
-        if descriptor not in kept:
-            with suppress(OSError):
-                os.close(descriptor)
 
 
 def _forget() -> None:

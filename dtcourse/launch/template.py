@@ -18,6 +18,7 @@ fork server, which is what multiprocessing does on macOS as well.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -47,6 +48,7 @@ def main(listener: socket.socket, alive: Connection, ready: Connection, loads: b
     multiprocessing.set_start_method(None, force=True)  # the notebook's comes with each call
     sys.path = [folder for folder in sys.path if is_system(folder)]
     if loads:
+        gc.disable()  # as in server.py
         load_course(alive.poll)
     # A rank forgets what was found in folders, since files may have come. To go through 300 of them is to write to 600
     # pages, and so to copy these: a fifth of what it copies in its whole life.
@@ -55,6 +57,7 @@ def main(listener: socket.socket, alive: Connection, ready: Connection, loads: b
     if len(os.listdir("/proc/self/task")) > 1 or users_modules():
         return  # `ready` ends without a word
     again.freeze()
+    gc.enable()
     if loads and memory.available() > memory.ENOUGH:
         huge_pages.gather()
     try:

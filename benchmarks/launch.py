@@ -7,8 +7,9 @@ The work: four ranks that form a gloo group, all-reduce one number and return. E
 own, a process that has imported PyTorch and has launched once before (torch.multiprocessing.spawn gains nothing from
 that). They are measured in turns (dtcourse, spawn, dtcourse, accelerate, ...), so that a machine whose speed drifts
 does the same to both; what is reported is the median of the pairs' ratios. A second part does the same with a function
-that imports two of the course's packages, as those of the lessons do, half a second after the launch before, as a
-reader would; and, with --against, holds this version of the course against another one. A third part launches after the
+that imports two of the course's packages, as those of the lessons do: half a second after the launch before, as a
+reader would, and at once, as Run All does; and, with --against, holds this version of the course against another one,
+also in a loop over numbers of ranks and in the first launches of a script. A third part launches after the
 notebook has run a multi-threaded backward pass, as any notebook has that trained a model: does the launch come back?
 
 Two of them do not do the same thing. ipyparallel is measured with its engines running, which stay alive from launch to
@@ -41,7 +42,10 @@ from typing import Any
 import psutil
 
 RANKS = 4
+LOOP = (1, 2, 4, 8)  # ranks of a loop's launches
+FIRST = 10  # launches of a script, from its start: what waits for the next one is being made
 PAUSE = 0.5  # seconds between a reader's launches, at least
+AGAINST = ("half_a_second_between", "back_to_back", "loop", "first_launch", "next_launches")
 WARM_UP = 20  # launches, in which what waits for the next one (launch/template.py) is made
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results" / "launch.json"
@@ -95,7 +99,7 @@ def backward() -> None:
 def dtcourse() -> Callable[..., list[float]]:
     from dtcourse import launch
 
-    return lambda function: list(launch(function, RANKS))
+    return lambda function, ranks=RANKS: list(launch(function, ranks))
 
 
 def spawn() -> Callable[..., list[float]]:
@@ -205,6 +209,10 @@ def serve(name: str) -> None:
         try:
             if command.strip() == "backward":
                 backward()
+            elif command.strip() == "loop":
+                for ranks in LOOP:
+                    results = once(course, ranks)
+                    assert results == [sum(range(1, ranks + 1))] * ranks, results
             else:
                 works = {"reduce": reduce, "course": course, "train": train}
                 results = once(works[command.strip()])
@@ -315,7 +323,8 @@ def time_pairs(names: list[str], rounds: int, limit: float) -> dict[str, Any]:
 def time_imports(rounds: int, limit: float, other: Path | None) -> dict[str, Any]:
     """Pairs of launches of a function that imports two of the course's packages.
 
-    "spawn": its time over ours; "half_a_second_between", "back_to_back": our time over that of folder `other`.
+    "spawn", "spawn_back_to_back": its time over ours, with a pause before ours and without;
+    "half_a_second_between", "back_to_back", "loop": our time over that of folder `other`.
     """
     notebooks = {"dtcourse": Notebook("dtcourse"), "spawn": Notebook("spawn")}
     if other is not None:
@@ -325,22 +334,31 @@ def time_imports(rounds: int, limit: float, other: Path | None) -> dict[str, Any
             for _ in range(1 if name == "spawn" else WARM_UP):
                 notebook.seconds("course", 2 * limit, after=PAUSE)
 
-        def middle(name: str, pause: float) -> float:
-            """The median of five launches; the one before them only ends what came before."""
-            notebooks[name].seconds("course", limit, after=PAUSE)
+        def middle(name: str, pause: float, work: str = "course") -> float:
+            """The median of five launches, or loops; the one before them only ends what came before."""
+            notebooks[name].seconds(work, limit, after=PAUSE)
             return statistics.median(
-                notebooks[name].seconds("course", limit, after=pause) for _ in range(5)
+                notebooks[name].seconds(work, limit, after=pause) for _ in range(5)
             )
 
-        pairs: dict[str, list[float]] = {"spawn": []}
+        pairs: dict[str, list[float]] = {"spawn": [], "spawn_back_to_back": []}
         ours: list[float] = []
+        at_once: list[float] = []
         for _ in range(rounds):
             ours.append(middle("dtcourse", PAUSE))
-            pairs["spawn"].append(notebooks["spawn"].seconds("course", limit) / ours[-1])
+            theirs = notebooks["spawn"].seconds("course", limit)
+            at_once.append(middle("dtcourse", 0.0))
+            pairs["spawn"].append(theirs / ours[-1])
+            pairs["spawn_back_to_back"].append(theirs / at_once[-1])
         if other is not None:
-            for name, pause in (("half_a_second_between", PAUSE), ("back_to_back", 0.0)):
+            for name, pause, work in (
+                ("half_a_second_between", PAUSE, "course"),
+                ("back_to_back", 0.0, "course"),
+                ("loop", 0.0, "loop"),
+            ):
                 pairs[name] = [
-                    middle("dtcourse", pause) / middle("other", pause) for _ in range(rounds)
+                    middle("dtcourse", pause, work) / middle("other", pause, work)
+                    for _ in range(rounds)
                 ]
     finally:
         for notebook in notebooks.values():
@@ -349,7 +367,35 @@ def time_imports(rounds: int, limit: float, other: Path | None) -> dict[str, Any
         name: {"pairs": [round(p, 2) for p in found], "median": round(statistics.median(found), 2)}
         for name, found in pairs.items()
     }
-    return {"seconds": round(statistics.median(ours), 3), **rows}
+    seconds = {"seconds": ours, "seconds_back_to_back": at_once}
+    return {**{name: round(statistics.median(s), 3) for name, s in seconds.items()}, **rows}
+
+
+def time_starts(rounds: int, limit: float, other: Path) -> dict[str, Any]:
+    """Scripts that launch FIRST times, one launch after the other: pairs of ours and one with folder `other`.
+
+    "first_launch", "next_launches": seconds, the medians; and our time over that of `other`.
+    """
+    seconds: dict[str, list[tuple[float, float]]] = {"first_launch": [], "next_launches": []}
+    for _ in range(rounds):
+        found = []
+        for package in (ROOT, other):
+            notebook = Notebook("dtcourse", package)
+            try:
+                found.append([notebook.seconds("course", limit) for _ in range(FIRST)])
+            finally:
+                notebook.close()
+        seconds["first_launch"].append((found[0][0], found[1][0]))
+        seconds["next_launches"].append((sum(found[0][1:]), sum(found[1][1:])))
+    return {
+        name: {
+            "ours": round(statistics.median(a for a, _ in pairs), 2),
+            "other": round(statistics.median(b for _, b in pairs), 2),
+            "pairs": [round(a / b, 2) for a, b in pairs],
+            "median": round(statistics.median(a / b for a, b in pairs), 2),
+        }
+        for name, pairs in seconds.items()
+    }
 
 
 def after_backward(names: list[str], tries: int, limit: float) -> dict[str, list[str]]:
@@ -431,12 +477,15 @@ def main() -> None:
     found = report["imports"]
     print(
         f"with two of the course's packages imported: {found['seconds']:.3f} s, "
-        f"and spawn takes {found['spawn']['median']} times as long"
+        f"and spawn takes {found['spawn']['median']} times as long; back to back "
+        f"{found['seconds_back_to_back']:.3f} s, and {found['spawn_back_to_back']['median']} times"
     )
-    for name in ("half_a_second_between", "back_to_back"):
-        if name in found:
-            words = name.replace("_", " ")
-            print(f"  {found[name]['median']} of the time with {asked.against}, {words}")
+    if asked.against:
+        report["starts"] = time_starts(asked.rounds, asked.limit, asked.against)
+        for name, row in {**found, **report["starts"]}.items():
+            if name in AGAINST:
+                words = name.replace("_", " ")
+                print(f"  {row['median']} of the time with {asked.against}: {words}")
     print(
         f"after a multi-threaded backward pass in the notebook, limit {asked.limit:g} s:",
         flush=True,

@@ -12,7 +12,7 @@ One step on a rank:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -70,12 +70,18 @@ class HybridTraining:
         ]
         self._mean_count = torch.ones(())
 
-    def step(self, tokens_BS: Tensor, targets_BS: Tensor) -> float | None:
+    def step(
+        self,
+        tokens_BS: Tensor,
+        targets_BS: Tensor,
+        scale: Callable[[Tensor], Tensor] | None = None,
+    ) -> float | None:
         """Forward and backward of one batch: adds the gradients of its mean loss to every `.grad`. All ranks call it.
 
         tokens_BS:  the samples of this rank's part of the data (`data_rank`), whole sequences: the same on all of its
                     pp, cp and tp ranks
         targets_BS: the token that follows each; -100 where none counts
+        scale:      of a loss scaler, as Pipeline.step's
 
         Returns the mean loss per token over all ranks where the last stage is, with the gates' losses; None elsewhere.
         Raises ValueError where the batch does not divide. Gradients of a step before are still there: zero_grad first.
@@ -83,7 +89,7 @@ class HybridTraining:
         self.config.check_batch(*tokens_BS.shape)
         tokens_BS, targets_BS, positions_BS = self.own_tokens(tokens_BS, targets_BS)
         self._mean_count = self.mean_over_ranks((targets_BS != IGNORED).sum().double())
-        loss = self.pipeline.step((tokens_BS, positions_BS), targets_BS)
+        loss = self.pipeline.step((tokens_BS, positions_BS), targets_BS, scale)
         average(self.module, self.token_groups)
         if loss is None:
             return None

@@ -28,7 +28,6 @@ from torch.optim import Optimizer
 from dtcourse import device as devices
 from dtcourse.memory.scaled_gradients import gradients_of
 from dtcourse.parameters.overflow import on_any_part
-from dtcourse.parameters.owners import owners_of
 from dtcourse.parameters.placement import local
 from dtcourse.torch_private import check_finite_and_multiply_, scaler_steps, step_under_scaler
 
@@ -52,6 +51,8 @@ class StaticLossScaler:
              ranks, since an average with an infinity in it is infinite everywhere.
     model:   in the place of group, where the parts lie over several axes: the model says which (`pipeline.module` of a
              pipeline). Average first, then `unscale_`, then parameters.clipping.clip_grad_norm, then `step`
+
+    Of a pipeline the last stage's ranks alone have a loss: pipeline.step(x, target, scale=scaler.scale), on all ranks.
 
     `step` raises OverflowError, on every rank of the group, where a gradient is not finite; nothing is updated.
     """
@@ -101,12 +102,11 @@ class StaticLossScaler:
                 "unscale_ was called twice for this optimizer since the last update: the gradients would be "
                 f"divided by {self._scale:g} twice"
             )
-        # Of a pipeline the last stage's ranks alone have a loss.
-        elsewhere = self.model is not None and owners_of(self.model) is not None
-        if not self._scaled and not elsewhere:
+        if not self._scaled:
             raise RuntimeError(
-                "no loss was scaled in this step: call scale(loss).backward() first, or the gradients, which are "
-                f"not {self._scale:g} times too large, would be made that much too small"
+                "no loss was scaled in this step: call scale(loss).backward() first (of a pipeline, "
+                "pipeline.step(x, target, scale=scaler.scale)), or the gradients, which are not "
+                f"{self._scale:g} times too large, would be made that much too small"
             )
         gradients = gradients_of(optimizer)
         if self.model is not None:  # a DTensor would ask the ranks of its own mesh, and no others

@@ -66,6 +66,7 @@ class Batch:
     in_halves: the stages and micro-batches whose backward has two halves
     auxiliary: the losses that this rank's stages make themselves
     recompute: by stage, where forwards keep their input only and are run once more before their backward
+    scale:     what backward begins with, of a micro-batch's part of the loss: a loss scaler's; the loss itself is kept
     number:    how many came before it: for those who look at the timeline
     """
 
@@ -79,6 +80,7 @@ class Batch:
     auxiliary: AuxiliaryLosses
     recompute: Mapping[int, Recompute] = field(default_factory=dict)
     training: bool = True
+    scale: Callable[[torch.Tensor], torch.Tensor] | None = None
     number: int = 0
     stash: dict[tuple[int, int], Stash] = field(default_factory=dict)
     losses: dict[int, torch.Tensor] = field(default_factory=dict)  # weighted, by micro-batch
@@ -158,7 +160,7 @@ class Batch:
         loss = self.loss(y, self.targets[i])
         loss = sum(self.auxiliary.go_with(stage, earlier, (loss,)), start=loss) * self.weights[i]
         self.losses[i] = loss.detach()
-        return (loss,)
+        return (loss if self.scale is None else self.scale(loss),)
 
     def run_to_train(self, stage: int, i: int, kept: Stash) -> Tensors:
         """The same for a backward: keeps where the outputs stand in the graph, and not the outputs."""

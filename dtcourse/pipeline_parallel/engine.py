@@ -114,19 +114,24 @@ class Pipeline(Performer):
             if names:  # none where all is frozen, on all ranks that hold these stages
                 self.reducer = Reducer(names, data_parallel)
 
-    def step(self, x: Any, target: Any) -> float | None:
+    def step(
+        self, x: Any, target: Any, scale: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> float | None:
         """Forward and backward of one batch: adds the gradients of its mean loss to every `.grad`.
 
         x, target: the whole batch: a tensor with samples on dim 0, or a tuple of such. Only the ranks of the first and
         of the last stage look at them.
-        Returns the mean loss on the last stage's rank, None elsewhere.
+        scale: of a loss scaler, `memory.GradScaler(model=pipeline.module).scale`: gradients are as many times too
+        large, those of losses that are made inside the stages (gates') as well. Scaled in `loss`, those would not be.
+
+        Returns the mean loss on the last stage's rank, not scaled; None elsewhere.
 
         Raises ValueError if the batch has fewer samples than there are micro-batches, or a stage's outputs change in
         shape: on the rank that finds it, and as StepRefused on those that wait for that rank.
         """
         with self.summing_shared():
             with self.step_with(self.mail):
-                batch = self.batch(x, target)
+                batch = self.batch(x, target, scale=scale)
                 if self.reducer:
                     self.reducer.keep_local()
                 for action in self.schedule.ranks[self.rank]:

@@ -86,8 +86,15 @@ class Performer:
         """What a stage makes of a micro-batch."""
         return self.stages[stage](*inputs)
 
-    def batch(self, x: Any, target: Any, training: bool = True) -> Batch:
+    def batch(
+        self,
+        x: Any,
+        target: Any,
+        training: bool = True,
+        scale: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> Batch:
         """A batch before its first action. x, target: only the ranks of the first and of the last stage look at them.
+        scale: as Pipeline.step's.
 
         Raises ValueError if it has fewer samples than there are micro-batches, or is no tensor (or tuple of tensors).
         """
@@ -100,6 +107,8 @@ class Performer:
             if isinstance(target, torch.Tensor):
                 targets = [one for (one,) in targets]
             weights = self.weights_of(targets)
+        elif scale:  # the loss is elsewhere, and each rank's scaler asks whether it has scaled one
+            scale(torch.zeros((), device=self.mail.device))
         return Batch(
             schedule=self.schedule,
             call=self.call,
@@ -111,6 +120,7 @@ class Performer:
             auxiliary=self.auxiliary,
             recompute=self.recompute,
             training=training,
+            scale=scale,
             number=next(self.numbers),
         )
 

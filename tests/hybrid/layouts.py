@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from dtcourse import launch
 from dtcourse.hybrid import HybridConfig, HybridTraining, parallelize
 from dtcourse.hybrid.config import AXES
+from dtcourse.memory import GradScaler
 from dtcourse.models import Transformer, TransformerConfig
 from dtcourse.parameters.whole import full_gradients, full_state_dict
 from dtcourse.verify import compare
@@ -123,12 +124,16 @@ def own_samples(training: HybridTraining, *tensors: torch.Tensor) -> list[torch.
 
 
 def together(config: TransformerConfig, cut: HybridConfig, steps: int = STEPS) -> Found:
-    """The same on this rank of many."""
+    """The same on this rank of many, the second step under a loss scaler."""
     training, found = start(config, cut), Found()
     optimizer = sgd(training.module)
+    scaler = GradScaler(init_scale=1024.0, model=training.module)
     for step in range(steps):
         optimizer.zero_grad()
-        found.losses.append(training.step(*own_samples(training, *batch(config, step))))
+        scale = scaler.scale if step == 1 else None
+        found.losses.append(training.step(*own_samples(training, *batch(config, step)), scale))
+        if scale is not None:
+            scaler.unscale_(optimizer)
         found.gradients.append(full_gradients(training.module))
         found.norms.append(training.clip_grad_norm(MAX_NORM).item())
         optimizer.step()

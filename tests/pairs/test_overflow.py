@@ -13,15 +13,19 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 
+from dtcourse import expert_parallel as ep
 from dtcourse import launch
 from dtcourse.memory import GradScaler
 from dtcourse.parameters.clipping import clip_grad_norm
+from dtcourse.parameters.cuts import EXPERT
 from dtcourse.parameters.naming import entries
 from dtcourse.parameters.placement import local
 from dtcourse.parameters.whole import full_state_dict
 from dtcourse.verify import compare
+from tests.pairs import pipelines
 from tests.pairs.layouts import GPT2, MAX_NORM, Layout, Training, batch, build, sgd, share
-from tests.pairs.pipelines import Piped, loss
+from tests.pairs.micro_batches import in_micro_batches
+from tests.pairs.pipelines import EXPERTS, MICRO_BATCHES, Piped, loss
 
 RANKS = 4
 BAD = range(1, 1 + RANKS)  # in step 1 + r rank r overflows
@@ -29,23 +33,29 @@ SCALE = 1024.0
 
 
 @functools.cache
-def alone():
-    """The first step and the last one."""
-    model = build(GPT2)
+def alone(config=GPT2, parts=1, micro_batches=1, make=build):
+    """The first step and the last one. parts, micro_batches: as in_micro_batches"""
+    model = make(config)
     optimizer, norms = sgd(model), []
     for step in (0, 1 + RANKS):
         optimizer.zero_grad()
-        model.loss(*batch(GPT2, step)).backward()
+        x_and_y = (in_micro_batches(t, parts, micro_batches) for t in batch(config, step))
+        total = sum(model.loss(x, y) for x, y in zip(*x_and_y, strict=True))
+        (total / micro_batches).backward()
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM).item())
         optimizer.step()
     return model.state_dict(), norms
 
 
 def spoil(model, step):
-    """This rank's first gradient is infinite where it is its turn."""
+    """This rank's first gradient is infinite where it is its turn; its experts', where it has some."""
     if step - 1 == dist.get_rank():
-        held = [e.parameter.grad for e in entries(model) if e.parameter.grad is not None]
-        next(local(g) for g in held if local(g).numel()).view(-1)[0] = math.inf
+        held = [e for e in entries(model) if e.parameter.grad is not None]
+        experts = [
+            e for e in held if any(c.technique == EXPERT and c.differs for c in e.placed.cuts)
+        ]
+        grads = [local(e.parameter.grad) for e in experts or held]
+        next(grad for grad in grads if grad.numel()).view(-1)[0] = math.inf
 
 
 def step_with(scaler, model, optimizer, found):
@@ -57,47 +67,53 @@ def step_with(scaler, model, optimizer, found):
     found.append((scaler.get_scale(), norm))
 
 
-def over_two_axes(layout):
+def over_two_axes(layout, config=GPT2):
     logging.disable(logging.WARNING)
-    training, found = Training(layout, GPT2, seed=0), []
+    training, found = Training(layout, config, seed=0), []
     scaler = GradScaler(init_scale=SCALE, model=training.wrapped)
     for step in range(2 + RANKS):
         training.optimizer.zero_grad()
-        x, y = (share(layout, training.mesh, t) for t in batch(GPT2, step))
-        logits = training.wrapped(x).flatten(0, 1)
-        scaler.scale(nn.functional.cross_entropy(logits, y.flatten())).backward()
+        x, y = (share(layout, training.mesh, t) for t in batch(config, step))
+        if layout.inner == "expert":
+            scaler.scale(training.model.loss(x, y)).backward()
+            ep.average_gradients(training.model, training.mesh)
+        else:
+            logits = training.wrapped(x).flatten(0, 1)
+            scaler.scale(nn.functional.cross_entropy(logits, y.flatten())).backward()
         spoil(training.wrapped, step)
         step_with(scaler, training.wrapped, training.optimizer, found)
     return full_state_dict(training.wrapped), found
 
 
-def over_a_pipeline(layout, by):
+def over_a_pipeline(layout, by, config=GPT2):
     """by: what overflows: a gradient after the mean, each rank's in turn, or a replica's loss before it."""
     logging.disable(logging.WARNING)
     mesh = layout.mesh()
-    pipeline = layout.pipeline(GPT2, mesh)
+    pipeline = layout.pipeline(config, mesh)
     optimizer = layout.optimizer(pipeline, mesh)
     scaler, found = GradScaler(init_scale=SCALE, model=pipeline.module), []
     turn = -1
 
-    def scaled(logits, target):
+    def spoiled(logits, target):
         mine = by == "loss" and turn in BAD and dist.get_rank() == (1, 3)[turn % 2]
-        return scaler.scale(loss(logits, target) * (math.inf if mine else 1.0))
+        return loss(logits, target) * (math.inf if mine else 1.0)
 
-    pipeline.loss = scaled
+    pipeline.loss = spoiled
     for step in range(2 + RANKS):
         optimizer.zero_grad()
         turn = step
-        pipeline.step(*layout.batch(GPT2, mesh, step))
+        pipeline.step(*layout.batch(config, mesh, step), scale=scaler.scale)
+        if layout.other == "expert":
+            ep.average_gradients(pipeline.module, mesh["other"])
         if by == "gradient":
             spoil(pipeline.module, step)
         step_with(scaler, pipeline.module, optimizer, found)
     return full_state_dict(pipeline.module), found
 
 
-def check(ranks, skipped=RANKS):
-    state, norms = alone()
-    scales = [SCALE] + [SCALE / 2**n for n in range(1, skipped + 1)]
+def check(ranks, right=None):
+    state, norms = right or alone()
+    scales = [SCALE / 2**n for n in range(1 + RANKS)]
     for rank, (mine, found) in enumerate(ranks):
         assert [scale for scale, _ in found] == [*scales, scales[-1]], rank
         assert [found[0][1], found[-1][1]] == pytest.approx(norms, rel=1e-12), rank
@@ -111,6 +127,17 @@ OUTER = ["fully_shard", "FullyShardedDataParallel", "ZeRO-2"]
 @pytest.mark.parametrize("outer", OUTER)
 def test_overflow_on_a_rank_of_two_axes_skips_the_step_on_all(outer):
     check(launch(over_two_axes, RANKS, Layout(outer, "tensor", (2, 2))))
+
+
+def test_overflow_of_one_ranks_experts_skips_the_step_on_all():
+    check(
+        launch(over_two_axes, RANKS, Layout("nothing", "expert", (2, 2)), EXPERTS), alone(EXPERTS)
+    )
+
+
+def test_overflow_of_one_ranks_experts_skips_the_step_on_all_stages():
+    right = alone(EXPERTS, 2, MICRO_BATCHES, make=pipelines.build)
+    check(launch(over_a_pipeline, RANKS, Piped("expert", "1F1B"), "gradient", EXPERTS), right)
 
 
 @pytest.mark.parametrize("other", ["tensor", "fully_shard", "ZeRO-2"])

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse.launch import launch
+from dtcourse.memory import GradScaler
 from dtcourse.models import Experts, MoE, TopKGate, Transformer, TransformerConfig
 from dtcourse.parameters.whole import full_gradients, full_state_dict
 from dtcourse.pipeline_parallel import PipeDream, Pipeline, layers_of, one_f_one_b, split
@@ -66,16 +67,20 @@ def pipelined(schedule, built, **keywords):
 
 
 def step(schedule, make, recompute, other=None):
+    """A step under a loss scaler, and one without."""
     pipeline = pipelined(schedule, make(), recompute=recompute)
     if other is not None:
         other(pipeline)
     x, y = tokens(), tokens(seed=1)
-    pipeline.step(x, y)
+    scaler = GradScaler(init_scale=1024.0, model=pipeline.module)
+    scaled_loss = pipeline.step(x, y, scale=scaler.scale)
+    scaler.unscale_(torch.optim.SGD(pipeline.module.parameters()))
+    scaled = full_gradients(pipeline.module)
     pipeline.module.zero_grad()
     loss = pipeline.step(x, y)
     kept = [one.auxiliary_loss for s in pipeline.auxiliary.makers.values() for one in s]
     assert not any(one.requires_grad for one in kept), "no graph is alive"
-    return full_gradients(pipeline.module), loss, pipeline.evaluate(x, y)
+    return full_gradients(pipeline.module), loss, pipeline.evaluate(x, y), scaled, scaled_loss
 
 
 def check(schedule, make, recompute=False):
@@ -83,16 +88,12 @@ def check(schedule, make, recompute=False):
     loss = alone(plain, tokens(), tokens(seed=1))
     right = gradients_of(plain)
     ranks = launch(step, schedule.num_ranks, schedule, make, recompute)
-    for found, *_ in ranks:
-        compare(found, {n: right[n] for n in found}, 1e-12, "gradient")
     last = schedule.rank_of[schedule.num_stages - 1]
-    for rank, (_, mine, evaluated) in enumerate(ranks):
-        if rank == last:
-            assert mine == pytest.approx(loss, rel=1e-12)
-            assert evaluated == pytest.approx(loss, rel=1e-12)
-        else:
-            assert mine is None
-            assert evaluated is None
+    for rank, (found, mine, evaluated, scaled, scaled_loss) in enumerate(ranks):
+        compare(found, {n: right[n] for n in found}, 1e-12, "gradient")
+        compare(scaled, {n: right[n] for n in scaled}, 1e-12, "gradient, scaled and divided,")
+        for reported in (mine, evaluated, scaled_loss):
+            assert reported == (pytest.approx(loss, rel=1e-12) if rank == last else None)
 
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
@@ -126,6 +127,31 @@ def double(pipeline):
         return tuple(one + sum(losses.values()) for one in total)
 
     pipeline.auxiliary.go_with = twice
+
+
+def scaled_in_the_loss(built):
+    """How not to: the gates' losses come in beside it."""
+    pipeline = pipelined(one_f_one_b(2, MICRO_BATCHES), built)
+    scaler = GradScaler(init_scale=1024.0, model=pipeline.module)
+    pipeline.loss = lambda logits, targets: scaler.scale(cross_entropy(logits, targets))
+    pipeline.step(tokens(), tokens(seed=1))
+    refusal = ""
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError) as caught:
+            scaler.unscale_(torch.optim.SGD(pipeline.module.parameters()))
+        refusal = str(caught.value)
+    gradients = full_gradients(pipeline.module)
+    return {n: g / 1024 for n, g in gradients.items() if g is not None}, refusal
+
+
+def test_a_loss_that_is_scaled_without_the_gates_is_refused():
+    plain = model()
+    alone(plain, tokens(), tokens(seed=1))
+    gate = "blocks.0.mlp.gate.linear.weight"
+    right = plain.get_parameter(gate).grad
+    ((found, refusal), _) = launch(scaled_in_the_loss, 2, model())
+    assert (found[gate] - right).norm() > 0.1 * right.norm()
+    assert "pipeline.step(x, target, scale=scaler.scale)" in refusal
 
 
 @pytest.mark.parametrize("mistake", [forget, double])

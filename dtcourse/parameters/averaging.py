@@ -25,6 +25,7 @@ from dtcourse.parameters.backward import check_gradient
 from dtcourse.parameters.buckets import BYTES, Bucket, divided
 from dtcourse.parameters.cuts import FULL
 from dtcourse.parameters.naming import Entry, entries
+from dtcourse.parameters.owners import owners_of
 from dtcourse.parameters.placement import local
 from dtcourse.parameters.replicas import Group
 
@@ -37,14 +38,23 @@ def average(model: nn.Module, groups: Sequence[Group], bucket_bytes: int = BYTES
 
     A parameter without a gradient counts as zero, since another rank may have one; frozen ones are left alone. What
     full sharding has averaged over an axis by itself is left so.
+
+    A sum over three ranks or more rounds by a gradient's place in its message. Of a tied parameter that ranks of a
+    pipeline hold copies of, so, the first copy is averaged alone, and its mean sent to the others: no more bytes.
+
     Raises ValueError, before anything is changed, for sparse gradients, and for a group in which some ranks hold
     different pieces of a parameter and others the same one.
     """
+    owners = owners_of(model)
+    apart = owners is not None and any(dist.get_world_size(group) > 2 for group in groups)
+    later = owners.later() if owners is not None and apart else ()
     trained = [entry for entry in entries(model) if entry.parameter.requires_grad]
     sums: dict[tuple[tuple[Group, ...], int], list[Entry]] = {}
     for entry in trained:
         if entry.parameter.grad is not None:
             check_gradient(local(entry.parameter.grad), entry.names[0])
+        if entry.parameter in later:
+            continue
         left = [group for group in groups if not _averaged_by_sharding(entry, group)]
         over = tuple(group for group in left if not _is_cut(entry, group))
         ranks = prod(dist.get_world_size(group) for group in left)
@@ -55,6 +65,8 @@ def average(model: nn.Module, groups: Sequence[Group], bucket_bytes: int = BYTES
             [_gradient(entry.parameter) for entry in held], bytes_each=bucket_bytes
         ):
             _reduce(members, over, 1.0 / ranks)
+    if owners is not None and apart:
+        owners.spread()
 
 
 def _reduce(gradients: Sequence[Tensor], over: Sequence[Group], scale: float) -> None:

@@ -12,7 +12,7 @@ other, over the group. A tied parameter that two ranks hold has the same value a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +31,13 @@ class ModelOwners:
     group: the ranks that have the model between them
     later: gives this rank's parameters that an earlier rank of the group holds as well
     tied:  for each of those, on whichever rank, its names in the whole model, in the model's order
+    spread: gives those of `later` the gradients that the earlier ranks have. A collective
     """
 
     group: Group
     later: Callable[[], Collection[nn.Parameter]]
     tied: Sequence[Sequence[str]] = ()
+    spread: Callable[[], None] = lambda: None
 
     def everyones(self, mine: Mapping[str, Any], on_cpu: bool = False) -> Iterator[tuple[str, Any]]:
         """What the owners have, by name, on every rank: tensors as they are there, anything else pickled.
@@ -88,6 +90,17 @@ class ModelOwners:
                         "that is in two stages. Put it into one stage, or give each stage one of its own"
                     )
         return list(enumerate(everyone))
+
+
+def note_copied(parameters: Iterable[nn.Parameter]) -> None:
+    """Notes on parameters that other ranks hold copies of them, for those who are given parameters only."""
+    for parameter in parameters:
+        parameter.copied = True  # type: ignore[attr-defined]
+
+
+def is_copied(parameter: Tensor) -> bool:
+    """Whether another rank holds a copy of it, as part of another stage."""
+    return getattr(parameter, "copied", False)
 
 
 @dataclass(frozen=True)

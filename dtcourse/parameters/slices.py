@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse.parameters.cuts import EXPERT, FULL, OTHER, TENSOR, Sliced
+from dtcourse.parameters.owners import is_copied
 from dtcourse.parameters.placement import placement_of
 from dtcourse.plural import plural
 from dtcourse.torch_private import gradient_hooks
@@ -106,11 +107,15 @@ def require_same(named: Named, group: dist.ProcessGroup | None, who: str) -> Non
                     )
 
 
-def require_replicas(named: Named, group: dist.ProcessGroup | None, who: str) -> None:
+def require_replicas(
+    named: Named, group: dist.ProcessGroup | None, who: str, copies_part: bool = False
+) -> None:
     """Raises ValueError where a mean of gradients over the group would not be the mean of all losses.
 
     Slices of tensor parallelism are averaged as they are, over ranks that hold the same ones. Experts have gradients of
     several ranks' losses, and gates of one: no one divisor is right for both. Sharded parameters are averaged already.
+
+    copies_part: whether `who` rounds the mean of a tied parameter otherwise in each of a pipeline's stages
     """
     named = list(named)
     require_whole(
@@ -124,6 +129,15 @@ def require_replicas(named: Named, group: dist.ProcessGroup | None, who: str) ->
     )
     require_unsharded(named, who)
     require_same(named, group, who)
+    if copies_part and dist.get_world_size(group) > 2:
+        for name, parameter in named:
+            if is_copied(parameter):
+                raise ValueError(
+                    f"{who}: other ranks of a pipeline hold copies of {name}, a tied parameter, and a mean over "
+                    f"{dist.get_world_size(group)} ranks is rounded by who gets it: the copies would drift apart. "
+                    "Wrap the stages in ShardedDataParallel(stage, optimizer), or pass "
+                    "Pipeline(..., data_parallel=group): they average before the copies are added up"
+                )
 
 
 def require_unsharded(named: Named, who: str) -> None:

@@ -11,6 +11,7 @@ layers.py          a model as a list of layers
 balance.py         which layers go into which stage
 stages.py          a rank's stages of such a list, their names in the whole model, and weights they share with others
 auxiliary.py       losses that are made inside the stages: those of experts' gates
+copies.py          of a tied weight on several ranks: one gradient for all
 split_backward.py  the two halves, for an unchanged model: input now, weights later
 headers.py         what is said of a tensor before it comes
 posting.py         the one order in which all ranks post their messages

@@ -25,18 +25,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtcourse.parameters.owners import note_copied
 from dtcourse.parameters.placement import local
 from dtcourse.parameters.reducer import Reducer
 from dtcourse.parameters.slices import require_replicas, require_unwrapped
+from dtcourse.parameters.unused import UsedParameters
 from dtcourse.pipeline_parallel.actions import Schedule
 from dtcourse.pipeline_parallel.batch import samples
+from dtcourse.pipeline_parallel.copies import gradient_owner, lies_in_a_flat, sum_over_copies
 from dtcourse.pipeline_parallel.performer import Performer
-from dtcourse.pipeline_parallel.stages import (
-    copies_in,
-    gradient_owner,
-    lies_in_a_flat,
-    sum_over_copies,
-)
 from dtcourse.pipeline_parallel.stages import split as split  # where a pipeline begins
 from dtcourse.pipeline_parallel.wrapped import refuse_wrapped
 
@@ -62,8 +59,8 @@ class Pipeline(Performer):
     What tensor, sequence and expert parallelism cut, they cut before the model is split; full sharding takes the
     stages, before they come here, and so does ZeRO-2: ShardedDataParallel(stage, optimizer), with one optimizer for all
     stages of the rank, sends gradients to their owners after each micro-batch. optimizer.reduce_gradients() after the
-    step sends them once, and they are whole until then. States, gradients and norms of `module` are the whole model's
-    (dtcourse/parameters).
+    step sends them once, and they are whole until then; with tied weights on two replicas at most. States, gradients
+    and norms of `module` are the whole model's (dtcourse/parameters).
 
     Raises ScheduleError if the schedule cannot be run. Raises ValueError if ranks or stages are not those of the
     schedule, for backwards in two halves of stages that are fully sharded, for stages in a wrapper that averages after
@@ -112,7 +109,10 @@ class Pipeline(Performer):
             require_replicas(named, data_parallel, "Pipeline's data_parallel")
             require_unwrapped(named, "Pipeline's data_parallel")
             if names:  # none where all is frozen, on all ranks that hold these stages
-                self.reducer = Reducer(names, data_parallel)
+                # A micro-batch, or a replica, may leave some unused: None where all do, as in one process.
+                used = UsedParameters(list(names), find=True, static=False, group=data_parallel)
+                self.reducer = Reducer(names, data_parallel, used=used)
+        note_copied(self.copied())
 
     def step(
         self, x: Any, target: Any, scale: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -142,12 +142,10 @@ class Pipeline(Performer):
                 self.reducer.reduce_local()
         return batch.mean_loss()
 
-    def copies(self) -> list[tuple[nn.Parameter, list[int]]]:
-        """What `split` has found to be tied, and is trained: asked for in each step, since sharding puts others in
-        their place.
-        """
-        found = copies_in(self.stages, self.schedule, self.rank)
-        return [(parameter, ranks) for parameter, ranks in found if parameter.requires_grad]
+    def copied(self) -> list[nn.Parameter]:
+        """The parameters of this rank of which others hold copies."""
+        held = self.copies() if self.shared is None else self.shared
+        return [parameter for parameter, _ in held]
 
     def held_before(self) -> Collection[nn.Parameter]:
         """The parameters of which an earlier rank of the pipeline holds a copy."""
@@ -155,12 +153,26 @@ class Pipeline(Performer):
             return super().held_before()
         return {parameter for parameter, group in self.shared if dist.get_rank(group) > 0}
 
+    def spread_gradients(self) -> None:
+        """Gives all copies of a parameter the gradient of the first."""
+        if self.shared is None:
+            super().spread_gradients()
+        for parameter, group in self.shared or ():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.broadcast(local(parameter.grad), group=group, group_src=0)
+
     @contextmanager
     def summing_shared(self) -> Iterator[None]:
-        """A step: afterwards all copies of a parameter have the sum of its gradients, beside what they had before."""
-        held = self.copies() if self.shared is None else self.shared
-        earlier = {parameter: parameter.grad for parameter, _ in held}
-        for parameter in earlier:
+        """A step: afterwards all copies of a parameter have the sum of its gradients, beside what they had before.
+
+        What is averaged over replicas is so without what it had before.
+        """
+        averaged = self.reducer.parameters if self.reducer else []
+        earlier = {p: p.grad for p in (*self.copied(), *averaged)}
+        for parameter, gradient in earlier.items():
+            if gradient is not None and averaged:  # it lies in a bucket, which this step fills anew
+                earlier[parameter] = gradient.clone()
             parameter.grad = None
         try:
             yield

@@ -24,9 +24,10 @@ from dtcourse.parameters.wrapper import Wrapper
 from dtcourse.pipeline_parallel.actions import BACKWARD_WEIGHT, FORWARD, Schedule
 from dtcourse.pipeline_parallel.auxiliary import AuxiliaryLosses
 from dtcourse.pipeline_parallel.batch import Batch, Tensors, samples, split_batch
+from dtcourse.pipeline_parallel.copies import copies_in, take_first_copies
 from dtcourse.pipeline_parallel.messages import Mail
 from dtcourse.pipeline_parallel.recompute import Recompute
-from dtcourse.pipeline_parallel.stages import Held, copies_in
+from dtcourse.pipeline_parallel.stages import Held
 from dtcourse.pipeline_parallel.validate import validate
 from dtcourse.plural import plural
 
@@ -61,7 +62,7 @@ class Performer:
             )
         self.stages = dict(zip(mine, stages, strict=True))
         self.schedule, self.loss, self.group = schedule, loss, group
-        self.module = Held(self.stages, group, self.held_before)
+        self.module = Held(self.stages, group, self.held_before, self.spread_gradients)
         self.auxiliary = AuxiliaryLosses(self.stages)
         self.weigh = weigh
         self.recompute = {s: Recompute(one) for s, one in self.stages.items()} if recompute else {}
@@ -76,6 +77,17 @@ class Performer:
         self.mail = Mail(schedule, group, here)
         self.forward_only = _forwards(schedule)
         self.quiet_mail = Mail(self.forward_only, group, here)
+
+    def copies(self) -> list[tuple[nn.Parameter, list[int]]]:
+        """What `split` has found to be tied, and is trained: asked for in each step, since sharding puts others in
+        their place.
+        """
+        found = copies_in(self.stages, self.schedule, self.rank)
+        return [(parameter, ranks) for parameter, ranks in found if parameter.requires_grad]
+
+    def spread_gradients(self) -> None:
+        """Gives all copies of a parameter the gradient of the first."""
+        take_first_copies(self.copies(), self.group)
 
     def held_before(self) -> Collection[nn.Parameter]:
         """The parameters of which an earlier rank of the pipeline holds a copy."""

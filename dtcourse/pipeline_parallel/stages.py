@@ -12,22 +12,18 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtcourse.collectives import p2p
-from dtcourse.parameters.cuts import EXPERT, OTHER, TENSOR, Owners, Run
-from dtcourse.parameters.naming import Entry, joined, kept_of
+from dtcourse.parameters.cuts import EXPERT, OTHER, TENSOR
+from dtcourse.parameters.naming import joined
 from dtcourse.parameters.owners import ModelOwners
-from dtcourse.parameters.placement import Placement, gradient_placement_of, local, placement_of
 from dtcourse.parameters.slices import require_whole
-from dtcourse.parameters.whole import gathered
 from dtcourse.parameters.wrapper import unwrapped
 from dtcourse.pipeline_parallel.actions import Schedule
 from dtcourse.pipeline_parallel.auxiliary import first_stage
 from dtcourse.plural import plural
-from dtcourse.torch_private import gradient_hooks, own_modules
+from dtcourse.torch_private import own_modules
 
 
 class Tied(NamedTuple):
@@ -139,27 +135,11 @@ def tied_in(stages: Mapping[int, nn.Module]) -> list[Tied]:
     return next((list(one.tied) for one in inner if isinstance(one, Stage)), [])
 
 
-def copies_in(
-    stages: Mapping[int, nn.Module], schedule: Schedule, rank: int
-) -> list[tuple[nn.Parameter, list[int]]]:
-    """The parameters of a rank's stages of which other ranks hold copies, and all of these ranks, in the model's order.
-
-    stages: the rank's, by number
-    """
-    found = []
-    for names in (one.names for one in tied_in(stages)):
-        ranks = sorted({schedule.rank_of[stage] for stage in names})
-        if rank in ranks and len(ranks) > 1:
-            stage = next(stage for stage in names if stage in stages)
-            held = unwrapped(stages[stage]).get_parameter(names[stage])
-            found.append((kept_of(held), ranks))
-    return found
-
-
 class Held(nn.ModuleList):
     """All stages of a rank, in the model's order, as the part of the whole model that this rank has.
 
-    later: gives the parameters of which an earlier rank of the group holds a copy
+    later:  gives the parameters of which an earlier rank of the group holds a copy
+    spread: gives those the gradients of that rank's copies. A collective
     """
 
     def __init__(
@@ -167,6 +147,7 @@ class Held(nn.ModuleList):
         stages: Mapping[int, nn.Module],
         group: dist.ProcessGroup | None,
         later: Callable[[], Collection[nn.Parameter]],
+        spread: Callable[[], None],
     ) -> None:
         super().__init__(stages.values())
         # Stages of the caller's own are the layers of a model that is a sequence of them.
@@ -174,72 +155,8 @@ class Held(nn.ModuleList):
             str(i): "" if hasattr(unwrapped(stage), "names_in_whole") else str(number)
             for i, (number, stage) in enumerate(stages.items())
         }
-        self.owners = ModelOwners(group, later, [[*t.in_whole.values()] for t in tied_in(stages)])
-
-
-def sum_over_copies(
-    copies: Sequence[tuple[nn.Parameter, list[int]]], group: dist.ProcessGroup | None
-) -> None:
-    """Gives each parameter the sum of its copies' gradients, the same bits on all ranks.
-
-    The first rank gets the others' and sends the sum back: with two copies each sends the gradient once, as in an
-    all-reduce, and no group has to be formed for them. A copy that is not used has no gradient, and counts 0.
-    """
-    rank = p2p.rank(group)
-    for parameter, (first, *others) in copies:
-        total = _alike_in_all_stages(parameter)
-        if rank != first:
-            p2p.send(total, first, group)
-            p2p.recv(total, first, group)
-        else:
-            for other in others:
-                one = torch.empty_like(total)
-                p2p.recv(one, other, group)
-                total += one
-            for other in others:
-                p2p.send(total, other, group)
-        _keep_of(parameter, total)
-
-
-def lies_in_a_flat(parameter: nn.Parameter) -> bool:
-    """Whether this rank keeps of it a run of a flat tensor, which another stage's flat cuts elsewhere."""
-    return any(isinstance(cut, Run) for cut in placement_of(parameter).cuts)
-
-
-def gradient_owner(parameter: nn.Parameter) -> Owners | None:
-    """Which of its replicas has its gradient, where backward leaves it on one (ZeRO-2): in each stage another one.
-
-    Where reduce_gradients has done so in an earlier step, this step's are whole until it is called again.
-    """
-    wrappers = [hook.of() for hook in gradient_hooks(parameter) if hasattr(hook, "of")]
-    if not any(hasattr(wrapper, "owners") for wrapper in wrappers):
-        return None
-    last = gradient_placement_of(parameter).cuts[-1:]
-    return last[0] if last and isinstance(last[0], Owners) else None
-
-
-def _alike_in_all_stages(parameter: nn.Parameter) -> torch.Tensor:
-    """What a copy's gradient is added up by: this rank's piece, or all of it where another stage's pieces differ."""
-    owner, placed = gradient_owner(parameter), placement_of(parameter)
-    if parameter.grad is None and (owner is None or owner.counts):
-        parameter.grad = torch.zeros_like(parameter)
-    grad = None if parameter.grad is None else local(parameter.grad)
-    if owner is None and not lies_in_a_flat(parameter):
-        assert grad is not None, "made above"
-        return grad.contiguous()
-    if owner is not None:  # of the slice, where tensor parallelism has cut all copies alike
-        placed = Placement(parameter.shape, (owner,))
-    ((_, whole),) = gathered([Entry(["a tied parameter"], parameter, placed)], lambda _: grad)
-    assert whole is not None, "each rank, or the owner, has its piece"
-    return whole.contiguous()
-
-
-def _keep_of(parameter: nn.Parameter, total: torch.Tensor) -> None:
-    """This rank's piece of the sum, where its gradient is."""
-    if parameter.grad is None:  # another rank has it
-        return
-    in_flat = gradient_owner(parameter) is None and lies_in_a_flat(parameter)
-    local(parameter.grad).copy_(placement_of(parameter).cut(total) if in_flat else total)
+        tied = [[*one.in_whole.values()] for one in tied_in(stages)]
+        self.owners = ModelOwners(group, later, tied, spread)
 
 
 def _takes_one(layer: nn.Module) -> bool:

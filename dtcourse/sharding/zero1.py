@@ -136,7 +136,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
                 "reduce_gradients() once before step(), or wrap the model in ShardedDataParallel"
             )
         trained = {p for p in self.owner if p.requires_grad}
-        require_replicas(self._named(self.param_groups), self.process_group, "reduce_gradients")
+        named = self._named(self.param_groups)
+        require_replicas(named, self.process_group, "reduce_gradients", copies_part=True)
         place_gradients(trained, self)
         buckets = self._buckets(trained)
         reduce_to_owners(buckets, self.process_group)

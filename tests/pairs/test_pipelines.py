@@ -11,7 +11,7 @@ from dtcourse import launch
 from dtcourse.expert_parallel import average_gradients
 from dtcourse.parameters.clipping import clip_grad_norm
 from dtcourse.parameters.whole import full_gradients
-from dtcourse.pipeline_parallel import stages as stages_file
+from dtcourse.pipeline_parallel import copies as copies_file
 from dtcourse.verify import compare, gradients_of
 from tests.pairs.layouts import GPT2, LLAMA, batch, build, used
 from tests.pairs.micro_batches import alone, read_alone, write_alone
@@ -176,7 +176,7 @@ def test_gradients_stay_on_their_owners_and_add_up():
 
 def forgets_the_owner(layout, config):
     """A tied gradient is added up as if it were whole on every replica of a stage."""
-    stages_file.gradient_owner = lambda parameter: None
+    copies_file.gradient_owner = lambda parameter: None
     mesh = layout.mesh()
     pipeline = layout.pipeline(config, mesh)
     pipeline.step(*layout.batch(config, mesh, 0))

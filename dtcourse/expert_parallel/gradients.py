@@ -21,6 +21,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse.parameters import whole
 from dtcourse.parameters.averaging import average
+from dtcourse.parameters.cuts import EXPERT
+from dtcourse.parameters.naming import entries
 
 
 def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -31,8 +33,22 @@ def average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
 
     What full sharding has averaged over an axis already is left so: with fully_shard over the data axis, each rank's
     part of the others' gradients is summed over the expert axis alone, and experts' are divided by its ranks.
+
+    Raises ValueError for parameters that expert_parallel has not seen: a stage without a gate that was left out.
     """
+    if mesh.size() > 1:
+        _require_given_out(model)
     average(model, [mesh.get_group(i) for i in range(mesh.ndim)])
+
+
+def _require_given_out(model: nn.Module) -> None:
+    for entry in entries(model):
+        if not any(cut.technique == EXPERT for cut in entry.placed.cuts):
+            raise ValueError(
+                f"{entry.names[0]} has not been through expert_parallel: nobody has seen to it that the ranks of the "
+                "mesh start with the same values. Call expert_parallel(stage, mesh) for each stage of a pipeline, "
+                "those without a gate too, and before anything that makes parameters anew"
+            )
 
 
 def full_gradients(model: nn.Module) -> dict[str, Tensor | None]:

@@ -90,7 +90,8 @@ def expert_parallel(
     """Gives out the experts of every mixture in the model, in place, and returns the model.
     All ranks of the mesh call it.
 
-    model:     has modules with `gate` and `experts` (models.MoE), or is one; the same on all ranks but for its values
+    model:     has modules with `gate` and `experts` (models.MoE), or is one; the same on all ranks but for its values.
+               Of a model that was split before, each stage in its turn: those without a gate start alike, too
     mesh:      all ranks that share a batch, each with tokens of its own
     axes:      over which the experts are given out; None is the last. Two of them, ("node", "rank"), make the
                all-to-all hierarchical. Over the others each expert is held more than once
@@ -154,7 +155,7 @@ def _mixtures(model: nn.Module, ranks: int, scope: str) -> list[Any]:
         if isinstance(getattr(module, "gate", None), nn.Module)
         and hasattr(getattr(module, "experts", None), "num_experts")
     ]
-    if not found:
+    if not found and getattr(model, "first_loss", None) is None:  # a stage knows of gates in others
         raise ValueError(
             "no module here has a gate and experts: expert_parallel gives out those of models.MoE"
         )

@@ -114,7 +114,7 @@ PAIRS = [
     Pair("tensor", "split backward", f"{SPLIT}.test_a_backward_in_two_halves"),
     Pair("expert", "split backward", f"{SPLIT}.test_a_backward_in_two_halves"),
     Pair("tensor", "pipeline", f"{SPLIT}.test_stages_are_cut_after_the_split"),
-    Pair("expert", "pipeline", f"{SPLIT}.test_stages_are_cut_after_the_split", words="from one start in all stages"),
+    Pair("expert", "pipeline", f"{SPLIT}.test_stages_are_cut_after_the_split", words="stage by stage"),
     Pair("tensor", "sequence", "tensor over sequence", False, "tensor first"),
     Pair("tensor", "tensor", "tensor over tensor", False, "one plan"),
     Pair("expert", "sequence", "sequence of a mixture", False, "gates would choose for a part"),

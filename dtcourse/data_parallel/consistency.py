@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtcourse.parameters.placement import local
 from dtcourse.parameters.replicas import Group
+from dtcourse.parameters.same_model import is_cut_over, named_tensors
 
 _FACTOR = 0x1E3779B97F4A7C15  # odd, and without a pattern
 _PART = 1 << 20  # elements at a time: the numbers below take 24 bytes for each
@@ -50,9 +52,9 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
 def check_replicas(model: nn.Module, group: Group = None) -> None:
     """Raises ReplicasDiffer on every rank unless parameters and buffers are the same on all, bit for bit.
 
-    All ranks must call it. Each sends its 8 bytes per tensor to every other one.
+    All ranks must call it. Each sends its 8 bytes per tensor to every other one. What is cut over them is left out.
     """
-    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    tensors = {n: local(t) for n, t in named_tensors(model) if not is_cut_over(t, group)}
     if not tensors:
         return
     mine = torch.stack([checksum(t) for t in tensors.values()])

@@ -33,7 +33,8 @@ from dtcourse.expert_parallel.exchange import combine, dispatch
 from dtcourse.expert_parallel.scope import AllRanks
 from dtcourse.parameters.cuts import EXPERT, TENSOR, Replicated, Sliced
 from dtcourse.parameters.placement import place, placement_of
-from dtcourse.parameters.replicas import Group, broadcast_tensors, check_same_model, named_tensors
+from dtcourse.parameters.replicas import Group, broadcast_tensors
+from dtcourse.parameters.same_model import check_same_model, named_tensors
 from dtcourse.parameters.slices import require_uncut, require_whole
 
 

@@ -2,7 +2,7 @@
 
 In the order in which to read them:
 
-    replicas.py        the same model on all ranks: compared, broadcast, gradients averaged one by one
+    replicas.py        the same model on all ranks: broadcast, gradients averaged one by one
     buckets.py         many gradients in one message
     backward.py        where a backward pass begins, and when all of it is over
     reducer.py         the Reducer: gradients into buckets, buckets on their way while backward runs
@@ -10,6 +10,7 @@ In the order in which to read them:
     wrapper.py         what all wrappers round a module have in common
     cuts.py            how a technique gives out a parameter over the ranks of an axis
     placement.py       where each parameter's pieces are, whoever has cut it
+    same_model.py      whether all ranks have the same model, cut alike
     naming.py          a model's parameters by the names that the whole model has for them
     owners.py          a model of which each rank has some parameters: a pipeline
     on_meta.py         a model without memory, which gets it when it has been cut

@@ -10,8 +10,8 @@ A parameter may be gathered at the moment: what a technique keeps of it then is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -101,6 +101,15 @@ def plain_order(model: nn.Module) -> list[str]:
         for prefix, module in modules_of(model)
         for name in [*own_parameters(module), *own_buffers(module), "_extra_state"]
     ]
+
+
+def named_in_groups(groups: Iterable[dict[str, Any]]) -> list[tuple[str, torch.Tensor]]:
+    """An optimizer's parameters by the names that they were passed with; where they had none, by their places."""
+    named: list[tuple[str, torch.Tensor]] = []
+    for number, group in enumerate(groups):
+        places = [f"parameter {i} of group {number}" for i in range(len(group["params"]))]
+        named += zip(group.get("param_names", places), group["params"], strict=True)
+    return named
 
 
 def joined(prefix: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""What ranks that hold the same model do with it: compare it, start it alike, average its gradients.
+"""What ranks that hold the same model do with it: start it alike, average its gradients.
 
 After they have started from the same weights, replicas stay the same because each takes the same step: the mean of all
 ranks' gradients. The mean over ranks of the mean over each rank's equal share is the mean over the whole batch.
@@ -6,26 +6,32 @@ ranks' gradients. The mean over ranks of the mean over each rank's equal share i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtcourse.parameters.slices import require_same
+from dtcourse.parameters.cuts import Group
+from dtcourse.parameters.same_model import check_same_model, named_tensors
 
-Group = dist.ProcessGroup | None
+__all__ = ["Group", "average_gradients", "broadcast_model", "broadcast_tensors"]
 
 
 def broadcast_model(
-    model: nn.Module, source: int = 0, group: Group = None, buffers: bool = True
+    model: nn.Module,
+    source: int = 0,
+    group: Group = None,
+    buffers: bool = True,
+    *,
+    who: str = "one model on all ranks",
 ) -> None:
     """Gives every rank the parameters and, unless told not to, the buffers of `source` (a rank of the group).
 
+    who: asks for it: a part of the message where ranks of the group hold different slices
     Raises ValueError on every rank, before anything is sent, if the ranks built different models.
     """
-    check_same_model(model, group, buffers)
+    check_same_model(model, group, buffers, who)
     broadcast_tensors((t for _, t in named_tensors(model, buffers)), source, group)
 
 
@@ -36,11 +42,6 @@ def broadcast_tensors(
     with torch.no_grad():
         for tensor in tensors:
             dist.broadcast(tensor, group=group, group_src=source)
-
-
-def named_tensors(model: nn.Module, buffers: bool = True) -> list[tuple[str, torch.Tensor]]:
-    """The model's parameters, and its buffers, by name: in the same order on every rank."""
-    return [*model.named_parameters(), *(model.named_buffers() if buffers else ())]
 
 
 def average_gradients(model: nn.Module, group: Group = None) -> None:
@@ -57,48 +58,3 @@ def average_gradients(model: nn.Module, group: Group = None) -> None:
             parameter.grad = torch.zeros_like(parameter)
         dist.all_reduce(parameter.grad, group=group)
         parameter.grad /= size
-
-
-# --- the same on all ranks? ------------------------------------------------------------------------------------
-
-
-def check_same_model(model: nn.Module, group: Group = None, buffers: bool = True) -> None:
-    """Raises ValueError, naming ranks and shapes, unless every rank's model has the same parameters and buffers.
-
-    Slices that differ from rank to rank are not the same either.
-    """
-    if any(nn.parameter.is_lazy(p) for p in model.parameters()):
-        raise ValueError(
-            "lazy layers have no shapes yet: run the module's forward once on every rank, then go on"
-        )
-    require_same(model.named_parameters(), group, "one model on all ranks")
-    check_same_on_all_ranks(
-        named_tensors(model, buffers), group, "built different models", "only the data differs"
-    )
-
-
-def check_same_on_all_ranks(
-    named: Sequence[tuple[str, torch.Tensor]], group: Group, what: str, besides: str = ""
-) -> None:
-    """Raises ValueError on every rank unless all have the same tensors: names, shapes, dtypes and what is frozen.
-
-    what:    what the ranks have done where they have not ("built different models");  besides: the advice's end
-    """
-    mine = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in named]
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, mine, group=group)
-    first = everyone[0]
-    for rank, theirs in enumerate(everyone):
-        if theirs == first:
-            continue
-        pairs = [pair for pair in zip(first, theirs, strict=False) if pair[0] != pair[1]]
-        a, b = map(_words, pairs[0]) if pairs else (f"{len(first)} tensors", f"{len(theirs)}")
-        raise ValueError(
-            f"the ranks {what}: rank 0 has {a}, rank {rank} has {b}. Build the same model on every rank"
-            f"{'; ' + besides if besides else ''}."
-        )
-
-
-def _words(tensor: tuple[str, tuple[int, ...], str, bool]) -> str:
-    name, shape, dtype, trains = tensor
-    return f"{name} {list(shape)} {dtype.removeprefix('torch.')}{'' if trains else ' (frozen)'}"

@@ -28,6 +28,7 @@ from torch import nn
 from dtcourse.parameters.owners import note_copied
 from dtcourse.parameters.placement import local
 from dtcourse.parameters.reducer import Reducer
+from dtcourse.parameters.same_model import check_same
 from dtcourse.parameters.slices import require_replicas, require_unwrapped
 from dtcourse.parameters.unused import UsedParameters
 from dtcourse.pipeline_parallel.actions import Schedule
@@ -108,6 +109,7 @@ class Pipeline(Performer):
             named = [(name, parameter) for parameter, name in names.items()]
             require_replicas(named, data_parallel, "Pipeline's data_parallel")
             require_unwrapped(named, "Pipeline's data_parallel")
+            check_same(named, data_parallel, "train different stages")
             if names:  # none where all is frozen, on all ranks that hold these stages
                 # A micro-batch, or a replica, may leave some unused: None where all do, as in one process.
                 used = UsedParameters(list(names), find=True, static=False, group=data_parallel)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dtcourse.parameters.agreement import raise_on_all_ranks
-from dtcourse.parameters.replicas import check_same_on_all_ranks
+from dtcourse.parameters.same_model import check_same
 from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
 from dtcourse.torch_private import in_backward
 
@@ -45,7 +45,7 @@ def lay_out_again(unit: Any) -> None:
     groups = [g for g in (unit.shard_groups.shard, unit.shard_groups.replicate) if g is not None]
     for group in groups:
         raise_on_all_ranks(lambda: _check_sent(unit), group)
-        check_same_on_all_ranks(
+        check_same(
             [(name, parameter) for name, parameter, _ in named],
             group,
             f"have changed different parameters of {unit.name} since it was sharded",

@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from dtcourse import device
-from dtcourse.parameters.replicas import check_same_on_all_ranks
-from dtcourse.parameters.slices import require_same, require_unwrapped
+from dtcourse.parameters.same_model import check_same
+from dtcourse.parameters.slices import require_unwrapped
 from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
 from dtcourse.sharding.hooks import Hooks
 from dtcourse.sharding.policies import (
@@ -73,10 +73,12 @@ def shard_module(
     named = _parameters_of(mine)
     require_unwrapped([(name, parameter) for name, parameter, _ in named], methods.made_by)
     for group in filter(None, (shard_groups.shard, shard_groups.replicate)):
-        held = [(name, parameter) for name, parameter, _ in named]
-        require_same(held, group, methods.made_by)
-        check_same_on_all_ranks(
-            held, group, "shard different modules", "shard them in the same order"
+        check_same(
+            [(name, parameter) for name, parameter, _ in named],
+            group,
+            "shard different modules",
+            "shard them in the same order",
+            copies=methods.made_by,
         )
     here, first = device.current(), _is_first(shard_groups)
     on_meta = methods.may_change and must_wait(mine)

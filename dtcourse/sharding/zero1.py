@@ -26,9 +26,11 @@ from torch.optim import Optimizer
 from dtcourse import events
 from dtcourse.parameters.buckets import Bucket
 from dtcourse.parameters.cuts import Owners
+from dtcourse.parameters.naming import named_in_groups
 from dtcourse.parameters.placement import place_gradients
-from dtcourse.parameters.replicas import Group, check_same_on_all_ranks
-from dtcourse.parameters.slices import require_replicas, require_same, require_unsharded
+from dtcourse.parameters.replicas import Group
+from dtcourse.parameters.same_model import check_same
+from dtcourse.parameters.slices import require_replicas, require_unsharded
 from dtcourse.sharding.exchange import reduce_to_owners, spread_from_owners
 from dtcourse.sharding.optimizer_states import on_cpu, states_of
 from dtcourse.sharding.partition import assign_owners, by_turns, in_buckets
@@ -136,7 +138,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
                 "reduce_gradients() once before step(), or wrap the model in ShardedDataParallel"
             )
         trained = {p for p in self.owner if p.requires_grad}
-        named = self._named(self.param_groups)
+        named = named_in_groups(self.param_groups)
         require_replicas(named, self.process_group, "reduce_gradients", copies_part=True)
         place_gradients(trained, self)
         buckets = self._buckets(trained)
@@ -252,19 +254,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     # --- bookkeeping ----------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _named(groups: list[dict[str, Any]]) -> list[tuple[str, torch.Tensor]]:
-        return [
-            (f"parameter {place} of group {number}", parameter)
-            for number, group in enumerate(groups)
-            for place, parameter in enumerate(group["params"])
-        ]
-
     def _check_same(self, groups: list[dict[str, Any]]) -> None:
-        named = self._named(groups)
+        named = named_in_groups(groups)
         require_unsharded(named, type(self).__name__)
-        require_same(named, self.process_group, type(self).__name__)
-        check_same_on_all_ranks(named, self.process_group, "optimize different parameters")
+        check_same(
+            named, self.process_group, "optimize different parameters", copies=type(self).__name__
+        )
 
     def _owned_group(self, group: dict[str, Any]) -> dict[str, Any]:
         options = {k: v for k, v in group.items() if k not in ("params", "param_names")}

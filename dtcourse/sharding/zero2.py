@@ -36,7 +36,7 @@ from dtcourse.parameters.buckets import Bucket
 from dtcourse.parameters.cuts import Owners
 from dtcourse.parameters.placement import place_gradients
 from dtcourse.parameters.reducer import Reducer
-from dtcourse.parameters.replicas import broadcast_tensors
+from dtcourse.parameters.replicas import broadcast_model, broadcast_tensors
 from dtcourse.parameters.slices import require_replicas
 from dtcourse.parameters.unused import UsedParameters
 from dtcourse.parameters.wrapper import Wrapper
@@ -87,8 +87,7 @@ class ShardedDataParallel(Wrapper):
         self.broadcast_buffers = broadcast_buffers
         self._check_parameters()
         require_replicas(module.named_parameters(), self.process_group, type(self).__name__)
-        buffers = module.buffers() if broadcast_buffers else ()
-        broadcast_tensors([*module.parameters(), *buffers], group=self.process_group)
+        broadcast_model(module, group=self.process_group, buffers=broadcast_buffers)
         names: dict[torch.Tensor, str] = {
             p: n for n, p in module.named_parameters() if p.requires_grad
         }

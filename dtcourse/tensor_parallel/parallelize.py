@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from dtcourse.parameters.cuts import EXPERT, TENSOR, Replicated
 from dtcourse.parameters.placement import place, placement_of
 from dtcourse.parameters.replicas import broadcast_model
-from dtcourse.parameters.slices import require_same, require_uncut, require_whole
+from dtcourse.parameters.slices import require_uncut, require_whole
 from dtcourse.tensor_parallel.experts import ExpertsParallel
 from dtcourse.tensor_parallel.random_state import same_on_all_ranks
 from dtcourse.tensor_parallel.styles import (
@@ -78,12 +78,8 @@ def parallelize(
         style.check(model.get_submodule(name), name or "the model", size)
     tied = _check_cuts(model, chosen, size)
     if src_data_rank is not None:
-        require_same(
-            model.named_parameters(),
-            group,
-            "parallelize sends rank 0's values to all (put all styles into one plan, or pass src_data_rank=None)",
-        )
-        broadcast_model(model, src_data_rank, group)
+        who = "parallelize sends rank 0's values to all (put all styles into one plan, or pass src_data_rank=None)"
+        broadcast_model(model, src_data_rank, group, who=who)
     training = {name: module.training for name, module in model.named_modules()}
     for name, style in chosen.items():
         parent, _, last = name.rpartition(".")

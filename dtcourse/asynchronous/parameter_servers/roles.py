@@ -21,7 +21,8 @@ from torch import nn
 from dtcourse import device
 from dtcourse.parameters.agreement import raise_on_all_ranks
 from dtcourse.parameters.buckets import Bucket, assign
-from dtcourse.parameters.replicas import Group, broadcast_model, check_same_model
+from dtcourse.parameters.replicas import Group, broadcast_model
+from dtcourse.parameters.same_model import check_same_model
 from dtcourse.torch_private import gpu_backend_of
 
 GRADIENT, DONE, GAVE_UP = range(3)

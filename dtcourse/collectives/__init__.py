@@ -17,7 +17,7 @@ algorithms.py        all of them in one table: when to use which, its terms, its
 What these share: reduce_ops.py (what is combined, and how), chunks.py (blocks, chunks, scratch memory), checks.py
 (mistakes in a call), subgroup.py (some ranks of a group, over its messages). How steps become torch.distributed's
 calls: forms.py, personal_forms.py (where each rank gets something else) and running.py. What was sent: traffic.py
-counts, counted.py sums.
+counts, counted.py sums, over each axis of a mesh as well (mesh_axes.py, axis_table.py).
 
 wire/                what carries the messages: channel, tags, workers, guard
 backend/             the algorithms behind torch.distributed's own calls: launch(..., backend="ring")

@@ -6,10 +6,11 @@ or NCCL did the work nobody has seen a message: such rows hold *algorithmic* byt
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from dtcourse.collectives.axis_table import Lines, by_axis
 from dtcourse.plural import plural
 
 SENT, RECEIVED = "sent", "received"
@@ -20,6 +21,7 @@ class Row(NamedTuple):
 
     rank, peer: ranks of the default group; peer is None where a row counts algorithmic volume
     direction:  "sent" or "received"
+    axis:       of the mesh whose group they went over; empty where that is no mesh's
     """
 
     rank: int
@@ -29,6 +31,7 @@ class Row(NamedTuple):
     peer: int | None
     messages: int
     bytes: int
+    axis: str = ""
 
 
 @dataclass
@@ -74,15 +77,11 @@ class Traffic:
         phase: str | None = None,
         direction: str | None = None,
         peer: int | None = None,
+        axis: str | None = None,
     ) -> list[Row]:
         """The rows that match everything given."""
-        wanted = {
-            "rank": rank,
-            "operation": operation,
-            "phase": phase,
-            "direction": direction,
-            "peer": peer,
-        }
+        wanted = {"rank": rank, "operation": operation, "phase": phase, "direction": direction}
+        wanted |= {"peer": peer, "axis": axis}
         wanted = {name: value for name, value in wanted.items() if value is not None}
         return [r for r in self.rows if all(getattr(r, k) == v for k, v in wanted.items())]
 
@@ -92,9 +91,10 @@ class Traffic:
         operation: str | None = None,
         phase: str | None = None,
         peer: int | None = None,
+        axis: str | None = None,
     ) -> int:
         """Bytes of payload sent, by one rank or by all (rank=None); peer is whom they went to."""
-        return self._sum("bytes", SENT, rank, operation, phase, peer)
+        return self._sum("bytes", SENT, rank, operation, phase, peer, axis)
 
     def messages_sent(
         self,
@@ -102,9 +102,10 @@ class Traffic:
         operation: str | None = None,
         phase: str | None = None,
         peer: int | None = None,
+        axis: str | None = None,
     ) -> int:
         """How many messages these bytes were sent in."""
-        return self._sum("messages", SENT, rank, operation, phase, peer)
+        return self._sum("messages", SENT, rank, operation, phase, peer, axis)
 
     def bytes_received(
         self,
@@ -112,9 +113,10 @@ class Traffic:
         operation: str | None = None,
         phase: str | None = None,
         peer: int | None = None,
+        axis: str | None = None,
     ) -> int:
         """Bytes of payload received; peer is whom they came from."""
-        return self._sum("bytes", RECEIVED, rank, operation, phase, peer)
+        return self._sum("bytes", RECEIVED, rank, operation, phase, peer, axis)
 
     def messages_received(
         self,
@@ -122,9 +124,10 @@ class Traffic:
         operation: str | None = None,
         phase: str | None = None,
         peer: int | None = None,
+        axis: str | None = None,
     ) -> int:
         """How many messages these bytes came in."""
-        return self._sum("messages", RECEIVED, rank, operation, phase, peer)
+        return self._sum("messages", RECEIVED, rank, operation, phase, peer, axis)
 
     def _sum(
         self,
@@ -134,9 +137,10 @@ class Traffic:
         operation: str | None,
         phase: str | None,
         peer: int | None,
+        axis: str | None,
     ) -> int:
         chosen = self.select(
-            rank=rank, operation=operation, phase=phase, direction=direction, peer=peer
+            rank=rank, operation=operation, phase=phase, direction=direction, peer=peer, axis=axis
         )
         return sum(getattr(row, column) for row in chosen)
 
@@ -152,7 +156,7 @@ class Traffic:
 
     @property
     def rows(self) -> list[Row]:
-        """What was counted, a row for each rank, operation, phase, direction and peer."""
+        """What was counted, a row for each rank, operation, phase, direction, peer and axis."""
         return self._rows
 
     @property
@@ -166,16 +170,42 @@ class Traffic:
             dict.fromkeys([r.operation for r in self.rows] + [o for _, o, _ in self.call_counts])
         )
 
-    def matrix(self) -> list[list[int]]:
+    @property
+    def axes(self) -> list[str]:
+        """Names of the mesh's axes whose groups were used, in the order in which they first were."""
+        return [axis for axis in dict.fromkeys(row.axis for row in self.rows) if axis]
+
+    def matrix(self, *, axis: str | None = None, phase: str | None = None) -> list[list[int]]:
         """bytes[src][dst] over all pairs of ranks; only where messages were counted exactly."""
         size = max([*self.ranks, *(row.peer or 0 for row in self.rows), -1]) + 1
         counts = [[0] * size for _ in range(size)]
-        for row in self.rows:
-            if row.direction == SENT and row.peer is not None:
+        for row in self.select(direction=SENT, axis=axis, phase=phase):
+            if row.peer is not None:
                 counts[row.rank][row.peer] += row.bytes
         return counts
 
-    def table(self) -> list[dict[str, int | str]]:
+    def matrices(self, *, phase: str | None = None) -> dict[str, list[list[int]]]:
+        """The matrix of each axis, for plots.traffic_by_axis; what went over no axis is in none of them."""
+        return {axis: self.matrix(axis=axis, phase=phase) for axis in self.axes}
+
+    def by_axis(
+        self,
+        *,
+        phase: str | None = None,
+        steps: int = 1,
+        formula: Mapping[tuple[str, str], int] | None = None,
+    ) -> Lines:
+        """Per step, what all ranks together sent on each axis of the mesh: a dict for each axis and operation.
+
+        phase:   count this one alone (`with traffic.phase("step"): ...`)
+        steps:   how many were counted, all equal
+        formula: {(axis, operation): bytes of a step that all ranks send}: gets a column beside, and the ratio
+
+        Raises ValueError where messages or bytes do not divide by steps.
+        """
+        return by_axis(self.select(direction=SENT, phase=phase), steps, formula, self.algorithmic)
+
+    def table(self) -> Lines:
         """One dict a rank, operation and phase: for pandas, or to print."""
         lines: dict[tuple[int, str, str], dict[str, int | str]] = {}
         keys = [(row.rank, row.operation, row.phase) for row in self.rows] + list(self.call_counts)
@@ -191,33 +221,20 @@ class Traffic:
                 "messages received": self.messages_received(*key),
                 "bytes received": self.bytes_received(*key),
             }
-        return list(lines.values())
+        return Lines(lines.values())
 
     def __str__(self) -> str:
         rows = self.table()
-        if not rows:
-            return "no traffic"
         if self.algorithmic:  # nobody has seen a message, so there is none to count
-            rows = [
-                {k: v for k, v in row.items() if "messages" not in k and "received" not in k}
+            rows = Lines(
+                {
+                    name.replace("bytes sent", "algorithmic bytes"): value
+                    for name, value in row.items()
+                    if "messages" not in name and "received" not in name
+                }
                 for row in rows
-            ]
-            rows = [
-                {k.replace("bytes sent", "algorithmic bytes"): v for k, v in row.items()}
-                for row in rows
-            ]
-        cells = [list(rows[0])] + [
-            [f"{v:,}" if isinstance(v, int) else v for v in row.values()] for row in rows
-        ]
-        widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
-        text = {1, 2}  # operation and phase; all other columns are numbers
-        return "\n".join(
-            "  ".join(
-                c.ljust(w) if i in text else c.rjust(w)
-                for i, (c, w) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in cells
-        )
+            )
+        return str(rows)
 
     def __repr__(self) -> str:
         kind = "algorithmic bytes" if self.algorithmic else "bytes"

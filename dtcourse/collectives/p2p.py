@@ -32,7 +32,8 @@ from dtcourse import torch_private
 from dtcourse.collectives.traffic import operation
 from dtcourse.collectives.wire import batch as batches
 from dtcourse.collectives.wire.arrivals import wait_any
-from dtcourse.collectives.wire.channel import Channel, check_message
+from dtcourse.collectives.wire.channel import Channel
+from dtcourse.collectives.wire.sendable import check_message
 
 __all__ = [
     "batch",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dtcourse import events
-from dtcourse.collectives import checks, traffic
+from dtcourse.collectives import checks, mesh_axes, traffic
 from dtcourse.collectives.wire.work import CollectiveWork, Worker
 
 _workers: weakref.WeakKeyDictionary[Any, Worker] = weakref.WeakKeyDictionary()
@@ -46,7 +46,7 @@ def run(
             steps()
 
     def job(_: int = 0) -> None:
-        with inside(), recorded(name, result):
+        with inside(), recorded(name, result, **mesh_axes.detail(group)):
             steps_alone()
 
     if _is_inside() and not async_op:  # a collective that is made of others, or that a backend runs

@@ -11,6 +11,7 @@ activation checkpointing recomputes), else "forward"; `with traffic.phase("optim
     run = launch(step, 4, backend="ring", record=True)
     print(run.traffic)                                        # a table
     run.traffic.bytes_sent(rank=0, operation="all_reduce")
+    print(run.traffic.by_axis())                              # of the mesh whose groups were used
 
     with traffic.counting() as counted:                       # inside a rank
         ring.all_reduce(gradient)
@@ -104,11 +105,13 @@ class Counter(Traffic):
     def __init__(self, rank: int) -> None:
         super().__init__()
         self.rank = rank
-        self._counts: dict[tuple[str, str, str, int | None], list[int]] = {}
+        self._counts: dict[tuple[str, str, str, int | None, str], list[int]] = {}
         self._lock = threading.Lock()
 
-    def message(self, label: Label, direction: str, peer: int | None, nbytes: int) -> None:
-        key = (label.operation, label.phase, direction, peer)
+    def message(
+        self, label: Label, direction: str, peer: int | None, nbytes: int, axis: str = ""
+    ) -> None:
+        key = (label.operation, label.phase, direction, peer, axis)
         with self._lock:
             count = self._counts.setdefault(key, [0, 0])
             count[0] += 1
@@ -124,8 +127,11 @@ class Counter(Traffic):
         """What was counted so far."""
         with self._lock:
             return [
-                Row(self.rank, operation, phase, direction, peer, *count)
-                for (operation, phase, direction, peer), count in self._counts.items()
+                Row(self.rank, operation, phase, direction, peer, messages, nbytes, axis)
+                for (operation, phase, direction, peer, axis), (
+                    messages,
+                    nbytes,
+                ) in self._counts.items()
             ]
 
     def record(self) -> RankRecord:
@@ -142,16 +148,16 @@ def active() -> bool:
     return bool(_counters)
 
 
-def sent(label: Label, peer: int, nbytes: int) -> None:
-    """Counts a message that leaves this rank for `peer` (a rank of the default group)."""
+def sent(label: Label, peer: int, nbytes: int, axis: str = "") -> None:
+    """Counts a message that leaves this rank for `peer` (a rank of the default group), over an axis of a mesh."""
     for counter in _counters:
-        counter.message(label, SENT, peer, nbytes)
+        counter.message(label, SENT, peer, nbytes, axis)
 
 
-def received(label: Label, peer: int, nbytes: int) -> None:
+def received(label: Label, peer: int, nbytes: int, axis: str = "") -> None:
     """Counts a message that comes from `peer`."""
     for counter in _counters:
-        counter.message(label, RECEIVED, peer, nbytes)
+        counter.message(label, RECEIVED, peer, nbytes, axis)
 
 
 def called(label: Label) -> None:
@@ -160,11 +166,11 @@ def called(label: Label) -> None:
         counter.call(label)
 
 
-def algorithmic(label: Label, nbytes: int) -> None:
+def algorithmic(label: Label, nbytes: int, axis: str = "") -> None:
     """Counts a call of gloo's or NCCL's own collective, by the bytes that the best algorithm sends."""
     for counter in _counters:
         counter.algorithmic = True
-        counter.message(label, SENT, None, nbytes)
+        counter.message(label, SENT, None, nbytes, axis)
 
 
 def _rank() -> int:

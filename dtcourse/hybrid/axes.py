@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from dtcourse.collectives import mesh_axes
 from dtcourse.hybrid.config import HybridConfig
 from dtcourse.parameters.replicas import Group
 
@@ -29,6 +30,11 @@ class Axes:
         config.check_mesh(mesh)
         self.mesh, self.config = mesh, config
         self._made: dict[tuple[int, ...], Group] = {}
+        for name in config.axes:
+            if (
+                self.size(name) > 1
+            ):  # the others send nothing, and of one over all ranks torch keeps no name
+                mesh_axes.name(mesh.get_group(name), name)
 
     def size(self, *names: str) -> int:
         """How many ranks differ in these axes alone."""
@@ -53,13 +59,14 @@ class Axes:
         wide = [name for name in names if self.size(name) > 1]
         if len(wide) < 2:
             return self.mesh.get_group((wide or names)[0])
-        return self._group_of(self.ranks(*names))
+        return self._group_of(self.ranks(*names), " x ".join(wide))
 
     def folded(self, parts: int) -> tuple[Group, Group]:
         """dp_shard x cp as two axes: (those that hold the same experts, `parts` neighbours with different ones)."""
         ranks = torch.tensor(self.ranks("dp_shard", "cp")).view(-1, parts)
         row, column = divmod(self.rank("dp_shard", "cp"), parts)
-        return self._group_of(ranks[:, column].tolist()), self._group_of(ranks[row].tolist())
+        copies = self._group_of(ranks[:, column].tolist(), "copies of experts")
+        return copies, self._group_of(ranks[row].tolist(), "ep")
 
     def submesh(self, groups: Sequence[Group], names: Sequence[str]) -> DeviceMesh:
         """A mesh of groups whose ranks are a grid, the first one's counting slowest."""
@@ -79,13 +86,14 @@ class Axes:
     def _in_order(self, names: Sequence[str]) -> list[str]:
         return [name for name in self.config.axes if name in names]
 
-    def _group_of(self, ranks: list[int]) -> Group:
-        """The mesh's own where an axis has just these ranks."""
+    def _group_of(self, ranks: list[int], called: str) -> Group:
+        """The mesh's own where an axis has just these ranks; else one whose messages are counted as `called`."""
         for name in self.config.axes:
             if self.ranks(name) == ranks:
                 return self.mesh.get_group(name)
         if tuple(ranks) not in self._made:
             # Every rank makes one of its own at this moment: only its members take part.
             made = dist.new_group(ranks, use_local_synchronization=True)
+            mesh_axes.name(made, called)
             self._made[tuple(ranks)] = made
         return self._made[tuple(ranks)]

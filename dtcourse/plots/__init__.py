@@ -9,6 +9,7 @@ JupyterLab and in print), a `Table` or an `Interactive`; none of them shows anyt
 """
 
 from dtcourse.plots import notebook as _notebook
+from dtcourse.plots.axis_pictures import traffic_by_axis
 from dtcourse.plots.bar_pictures import bars, bytes_by_rank
 from dtcourse.plots.exchange import message_grid, message_step, message_stepper
 from dtcourse.plots.graph_pictures import graphs
@@ -88,6 +89,7 @@ __all__ = [
     "timeline",
     "timeline_explorer",
     "timelines",
+    "traffic_by_axis",
 ]
 
 apply_style()

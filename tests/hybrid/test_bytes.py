@@ -48,6 +48,9 @@ def measured(cut):
             # A ring over ranks of two axes: some neighbours differ in one of them, some in both.
             assert axes in ("dp_shard", "cp", "dp_shard x cp")
             axes = "dp_shard x cp"
+            assert row.axis == ("dp_shard x cp" if cut.cp > 1 else "dp_shard")
+        else:
+            assert row.axis == axes
         sent[row.operation, axes] += row.bytes
     return dict(sent), [(place, kept) for place, kept in run]
 

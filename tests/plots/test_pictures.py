@@ -74,6 +74,14 @@ def pipeline(ranks: int, micro_batches: int, chunks: int = 1) -> Timeline:
     return Timeline(events)
 
 
+def ring_matrix(ranks: int, size: int, nbytes: int) -> np.ndarray:
+    """Rings of `size` neighbours."""
+    sent = np.zeros((ranks, ranks), dtype=int)
+    for rank in range(ranks):
+        sent[rank, rank // size * size + (rank + 1) % size] = nbytes
+    return sent
+
+
 x = np.arange(100)
 noise = np.random.default_rng(0).normal(size=(4, 100))
 sizes = 2.0 ** np.arange(4, 27, 2)
@@ -120,6 +128,10 @@ PICTURES = {
     "heatmap, 12": lambda: plots.heatmap(noise[:, :12], diverging=True, fmt="{:.2f}", yticks=list("abcd")),
     "heatmap, holes": lambda: plots.heatmap([[1.0, np.nan], [2.0, 3.0]], unit="GB/s"),
     "heatmap, 32": lambda: plots.heatmap(np.eye(32), xlabel="to rank", ylabel="from rank"),
+    "axes": lambda: plots.traffic_by_axis({"tp": ring_matrix(4, 2, 6 << 20), "pp": ring_matrix(4, 4, 1 << 20)}, node_size=2, title="Who sends to whom"),
+    "axes, 8, three in a cell": lambda: plots.traffic_by_axis({name: ring_matrix(8, 8, 10**i) for i, name in enumerate(("tp", "dp_shard x cp", "my own"), 4)}),
+    "axes, 32": lambda: plots.traffic_by_axis({name: ring_matrix(32, 2**i, 1 << i) for i, name in enumerate(("tp", "cp", "dp_shard", "dp_replicate", "pp"), 1)}, node_size=8),
+    "axes, two ranks": lambda: plots.traffic_by_axis({"pp": [[0, 32], [32, 0]]}),
     "graph": lambda: plots.graphs({"a pair": ({"0": (0, 0), "switch": (1, 1)}, [("0", "switch", 10.0, 0.0)])}),
     "graphs without names": lambda: plots.graphs({"a tree": ({"0": (0, 0), "1": (1, 0), "switch": (0.5, 1)}, [("0", "switch", 10.0, 1.0), ("1", "switch", 10.0, 0.0)])}, switches={"switch"}),
     "graphs": lambda: plots.graphs({f"graph {n}": ({str(i): (i % 4, i // 4) for i in range(n)}, [(str(i), str(i + 1), i + 1, i) for i in range(n - 1)]) for n in (2, 4, 8)}, title="Three"),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtcourse.collectives.wire.channel import check_message
+from dtcourse.collectives.wire.sendable import check_message
 
 
 def single(tensors: Any) -> torch.Tensor:

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import device, events, torch_private
-from dtcourse.collectives import traffic
+from dtcourse.collectives import mesh_axes, traffic
 from dtcourse.collectives.traffic import Label
 from dtcourse.collectives.wire.channel import Channel
 from dtcourse.collectives.wire.work import CollectiveWork, Worker
@@ -77,7 +77,7 @@ class InstrumentedGroup(dist.ProcessGroup):
         for kind in torch_private.devices_of(self.inner):
             torch_private.attach(self, kind, torch_private.backend_of(self.inner, kind), backend)
         gpu = torch_private.gpu_backend_of(self.inner)
-        self.channel = Channel(self.inner, rank, global_ranks, gpu)
+        self.channel = Channel(self.inner, rank, global_ranks, gpu, group=self)
         self._worker = Worker(f"{backend}-{'-'.join(map(str, global_ranks[:8]))}")
 
     def _watched(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -88,9 +88,10 @@ class InstrumentedGroup(dist.ProcessGroup):
         nbytes = _size(name, args, self.size())
         traffic.called(label)
         if traffic.active():
-            traffic.algorithmic(label, traffic.algorithmic_bytes(name, nbytes, self.size()))
+            volume = traffic.algorithmic_bytes(name, nbytes, self.size())
+            traffic.algorithmic(label, volume, mesh_axes.axis_of(self))
         call = getattr(self.inner, method)
-        detail = {"phase": label.phase, "backend": self.backend}
+        detail = {"phase": label.phase, "backend": self.backend, **mesh_axes.detail(self)}
         if self.backend == "nccl" or any(device.is_gpu(t.device) for t in tensors):
             with events.span(
                 name, "communication", bytes=nbytes, lane="collectives", detail=detail

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import device, torch_private
-from dtcourse.collectives import running, traffic
+from dtcourse.collectives import mesh_axes, running, traffic
 from dtcourse.collectives.backend import arguments
 from dtcourse.collectives.backend.collective_calls import CollectiveCalls
 from dtcourse.collectives.backend.monitored_barrier import meet
@@ -63,7 +63,7 @@ class AlgorithmGroup(CollectiveCalls):
         """Sends by these from here on."""
         watching = dist.PrefixStore("guard", torch_private.own_client(self.store))
         self.guard = Guard(host, watching, self.rank(), self.size(), global_ranks)
-        self.channel = Channel(host, self.rank(), global_ranks, gpu, self.guard)
+        self.channel = Channel(host, self.rank(), global_ranks, gpu, self.guard, group=self)
         self._worker = Worker(f"{self.backend}-{'-'.join(map(str, global_ranks[:8]))}")
 
     # --- how every collective runs ---
@@ -97,7 +97,9 @@ class AlgorithmGroup(CollectiveCalls):
             try:
                 with (
                     running.inside(),
-                    running.recorded(name, tensors, phase=phase, backend=self.backend),
+                    running.recorded(
+                        name, tensors, phase=phase, backend=self.backend, **mesh_axes.detail(self)
+                    ),
                     traffic.labelled(Label(name, phase, salt)),
                 ):
                     steps()

@@ -1,5 +1,6 @@
 """What carries the algorithms' messages from rank to rank: an algorithm sees `p2p` alone, and p2p stands on this.
 
+sendable.py           what can be a message
 channel.py            one rank's end of a group: a message's tag says what it is, so no other can be taken for it
 work.py               asynchronous collectives: a worker thread, a Work to wait for
 guard.py              a rank that fails, or calls something else, is found; the others raise instead of waiting

@@ -9,6 +9,7 @@ its buffer, and says nothing when it is shorter. NCCL has no tags: there, such m
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections.abc import Sequence
 from datetime import timedelta
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from dtcourse import device, events
-from dtcourse.collectives import traffic
+from dtcourse.collectives import mesh_axes, traffic
 from dtcourse.collectives.traffic import Label
 from dtcourse.collectives.wire import batch, device_transport
 from dtcourse.collectives.wire.arrivals import Pending, Posted
@@ -29,39 +30,13 @@ PICTURED = 64  # elements up to which a recorded message keeps its values, for p
 _HEADER = 0x48  # goes into the tag of the note that precedes a message on an emulated network
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the bytes in memory, in order, are the values: no gaps, and no conjugation or sign still to apply."""
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-
-
-def check_message(tensor: torch.Tensor, rank: int) -> None:
-    """ValueError unless the tensor's memory is the message: dense, here, contiguous, its bytes the values."""
-    if tensor.layout != torch.strided:
-        raise ValueError(
-            f"rank {rank}: a message must be dense, got layout {tensor.layout}; call .to_dense() first"
-        )
-    if not tensor.is_cpu and tensor.device.type != device.available():
-        raise ValueError(
-            f"rank {rank}: a message is on cpu or {device.available()}, got a tensor on {tensor.device}"
-        )
-    if not tensor.is_contiguous():
-        raise ValueError(
-            f"rank {rank}: a message must be contiguous, got shape {tuple(tensor.shape)} "
-            f"with strides {tensor.stride()}; call .contiguous() first"
-        )
-    if not is_plain(tensor):
-        raise ValueError(
-            f"rank {rank}: a message must hold its values, and this tensor is a view that conjugates or negates "
-            "them; call .resolve_conj().resolve_neg() first"
-        )
-
-
 class Channel:
     """Sends and receives for one group on one rank.
 
     host:  what carries tensors in host memory: a ProcessGroup or a backend, whose send and recv are called
     gpu:   what carries tensors on GPUs, or None: then they travel through host memory
     guard: turns broken connections into reports; None for torch's own groups
+    group: whose messages these are, where the host does not know it
     """
 
     def __init__(
@@ -71,8 +46,11 @@ class Channel:
         global_ranks: Sequence[int],
         gpu: Any = None,
         guard: Guard | None = None,
+        group: Any = None,
     ) -> None:
         self.host, self.gpu, self.guard = host, gpu, guard
+        # Not held: the group has this channel.
+        self._group = weakref.ref(host if group is None else group)
         self.rank, self.size = rank, len(global_ranks)
         self.global_ranks = tuple(global_ranks)
 
@@ -138,6 +116,16 @@ class Channel:
     def explain(self, error: BaseException, peer: int | None, what: str) -> BaseException:
         return error if self.guard is None else self.guard.lost(error, peer, what)
 
+    @property
+    def group(self) -> Any:
+        """What these messages are of; None once it is gone."""
+        return self._group()
+
+    @property
+    def axis(self) -> str:
+        """Of the mesh that the group belongs to; empty where it belongs to none."""
+        return mesh_axes.axis_of(self.group)
+
     def global_rank(self, peer: int | None) -> int:
         """The default group's number of a group rank."""
         assert peer is not None
@@ -170,9 +158,9 @@ class Message(Pending):
         self._values = tensor.tolist() if small else None
         nbytes = tensor.numel() * tensor.element_size()
         if kind == "send":
-            traffic.sent(label, channel.global_rank(peer), nbytes)
+            traffic.sent(label, channel.global_rank(peer), nbytes, channel.axis)
         elif peer is not None:
-            traffic.received(label, channel.global_rank(peer), nbytes)
+            traffic.received(label, channel.global_rank(peer), nbytes, channel.axis)
         if ports is not None:
             # A note travels beside the message: when its head arrives, and how long it is, since it may be shorter than
             # where it is received. The note belongs to the emulation: it is not counted, nor is what makes it.
@@ -231,7 +219,8 @@ class Message(Pending):
                 work.wait(timeout) if timeout else work.wait()
         if self._peer is None:
             self._peer = self._started.source_rank()
-            traffic.received(self._label, self._channel.global_rank(self._peer), self._nbytes)
+            src = self._channel.global_rank(self._peer)
+            traffic.received(self._label, src, self._nbytes, self._channel.axis)
         if self._ports is None or self._kind == "send":
             return
         if self._note_started is None:
@@ -268,6 +257,7 @@ class Message(Pending):
             "offset": self._tensor.storage_offset(),
             "elements": self._tensor.numel(),
             **({} if self._values is None else {"values": self._values}),
+            **mesh_axes.detail(self._channel.group),
         }
 
     def is_completed(self) -> bool:

@@ -23,7 +23,7 @@ from torch import nn
 from dtcourse import events
 from dtcourse.sharding.progress import Progress
 from dtcourse.sharding.reduction import Reduction
-from dtcourse.sharding.unit import SHARDED, Unit
+from dtcourse.sharding.unit import SHARDED, UNSHARDED, Unit
 from dtcourse.torch_private import after_backward, backward_pass, in_backward
 
 
@@ -103,6 +103,7 @@ class Schedule:
         frees = unit.reshard_after_forward
         if frees is None:  # PyTorch's default: the outermost unit is needed again at once
             frees = bool(self._running)
+        frees = frees and unit.reshard_after_backward
         if unit in self._running:  # in another forward of its own, which still computes with it
             pass
         elif (frees and not unseen) or not torch.is_grad_enabled():
@@ -135,7 +136,8 @@ class Schedule:
         self._reductions.clear()
         for unit in self.units:
             self.progress[unit].in_backward = False
-            if not unit.unsharded_by_user:
+            stays = not unit.reshard_after_backward and unit.is_current
+            if not (unit.unsharded_by_user or stays):
                 unit.reshard()
 
     def expect_backward(self, unit: Unit, tells_its_end: bool) -> None:
@@ -206,7 +208,7 @@ class Schedule:
             return
         now.gradients_to_come -= 1
         if now.gradients_to_come == 0 and self._may_leave_early(unit):
-            unit.reshard()  # before its gradients take memory on their way
+            self._leave(unit)  # before its gradients take memory on their way
             self.post_backward(unit)
 
     def _may_leave_early(self, unit: Unit) -> bool:
@@ -254,8 +256,15 @@ class Schedule:
             self.send_gradients(unit)
         now.in_backward = False
         self._computation_ended(unit, "backward")
-        unit.reshard()
+        self._leave(unit)
         self._prefetch()
+
+    def _leave(self, unit: Unit) -> None:
+        """Backward needs a unit's parameters no more: they go, or wait for the next micro-batch."""
+        if unit.reshard_after_backward:
+            unit.reshard()
+        elif unit.state == UNSHARDED:
+            unit.use_sharded_views()
 
     def in_backward(self, unit: Unit) -> bool:
         """Whether a unit's backward runs: a forward of it now computes activations again."""
@@ -296,7 +305,7 @@ class Schedule:
         self._callback_queued, self._next_unit, self._passed_by_backward = False, None, []
         for unit in self.units:
             if not unit.unsharded_by_user:
-                unit.reshard()  # before gradients on their way take memory
+                self._leave(unit)  # before gradients on their way take memory
         for unit in self._inner_first(self.units):
             if self.progress[unit].in_backward:
                 self.post_backward(unit)

@@ -129,6 +129,16 @@ class ShardedModule(AsksBeforeConversion):
         for unit in units_of(self, recurse):
             unit.reshard_after_forward = reshard_after_forward
 
+    def set_reshard_after_backward(
+        self, reshard_after_backward: bool, *, recurse: bool = True
+    ) -> None:
+        """False: from the next backward on parameters stay whole, in forwards too, until a backward with True has run.
+
+        For micro-batches whose gradients are kept whole as well; what an optimizer changes is gathered anew.
+        """
+        for unit in units_of(self, recurse):
+            unit.reshard_after_backward = reshard_after_backward
+
     def before_conversion(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool) -> None:
         """What model.to(...) and .half() ask first: fine where it changes nothing."""
         for unit in units_of(self, recurse):

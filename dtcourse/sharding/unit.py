@@ -52,6 +52,7 @@ class Unit:
         self.name = type(module).__name__  # until the root is known: schedule.py
         self.reshard_after_forward = reshard_after_forward
         self.reduces_gradients = True  # whether the next backward sends its gradients
+        self.reshard_after_backward = True
         self.device = device.current()
         self.offloaded = is_offload(offload_policy)
         self.pinned = self.offloaded and offload_policy.pin_memory and device.is_gpu(self.device)
@@ -139,6 +140,12 @@ class Unit:
     def keeps_unsharded(self) -> bool:
         """Whether it is gathered from forward to backward."""
         return self.reshard_after_forward is False
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the gathered parameters are what the shards are now: no optimizer has stepped since."""
+        versions = [group.version() for group in self.param_groups]
+        return self.gathered_versions == [self._times_laid_out, *versions]
 
     @property
     def unsharded_bytes(self) -> int:

@@ -69,7 +69,9 @@ def check(degrees: dict[str, int], name: str) -> None:
         }
         mean = sum(theirs for _, theirs in heard.values()) / len(heard)
         assert len(heard) == degrees.get("dp_shard", 1)
-        assert [mine for mine, _ in heard.values()] == pytest.approx([mean] * len(heard), rel=1e-10)
+        assert [float(mine) for mine, _ in heard.values()] == pytest.approx(
+            [mean] * len(heard), rel=1e-10
+        )
         seen = set()
         for rank, run in enumerate(runs):
             mine, theirs = run[step]["gradients"]

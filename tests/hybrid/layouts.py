@@ -33,7 +33,7 @@ MIXTURE = TransformerConfig(
     vocab=31, n_layers=2, d_model=16, n_heads=4, max_length=8, d_ff=8, experts=4, balancing=0.1,
     shared_experts=1,
 )  # fmt: skip
-SAMPLES, MICRO_BATCHES, STEPS, MAX_NORM = 8, 2, 3, 0.3
+SAMPLES, MICRO_BATCHES, STEPS, MAX_NORM = 16, 2, 3, 0.3
 IGNORED = -100
 
 

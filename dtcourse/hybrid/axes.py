@@ -69,19 +69,32 @@ class Axes:
         return copies, self._group_of(ranks[row].tolist(), "ep")
 
     def submesh(self, groups: Sequence[Group], names: Sequence[str]) -> DeviceMesh:
-        """A mesh of groups whose ranks are a grid, the first one's counting slowest."""
+        """A mesh of groups whose ranks are a grid, the first one's counting slowest. Nobody is asked: the mesh knows.
+
+        groups: of dp_replicate, of dp_shard x cp, or of one of the two axes into which that is folded
+        """
         known: Any = list(groups)
         kind = self.mesh.device_type
         if len(known) == 1:
             return DeviceMesh.from_group(known[0], kind, mesh_dim_names=tuple(names))
-        ranks: Any = dist.get_rank()
-        for group in reversed(known):
-            everyone: list[Any] = [None] * dist.get_world_size(group)
-            dist.all_gather_object(everyone, ranks, group=group)
-            ranks = everyone
         return DeviceMesh.from_group(
-            known, kind, mesh=torch.tensor(ranks), mesh_dim_names=tuple(names)
+            known, kind, mesh=self.grid(known), mesh_dim_names=tuple(names)
         )
+
+    def grid(self, groups: Sequence[Group]) -> torch.Tensor:
+        """The ranks on a grid that has these groups as its lines through this rank."""
+        # Where each is counted as dp_replicate x (dp_shard x cp). To go along one line and then along another adds up.
+        ranks = torch.tensor(self.ranks(*TOKENS)).view(
+            [self.size(n) for n in self._in_order(TOKENS)]
+        )
+        ranks = ranks.movedim(self._in_order(TOKENS).index("dp_replicate"), 0).flatten()
+        number = {rank: i for i, rank in enumerate(ranks.tolist())}
+        here = number[self.mesh.get_rank()]
+        numbers = torch.tensor(here)
+        for group in groups:
+            line = torch.tensor([number[rank] for rank in dist.get_process_group_ranks(group)])
+            numbers = numbers.unsqueeze(-1) + line - here
+        return ranks[numbers]
 
     def _in_order(self, names: Sequence[str]) -> list[str]:
         return [name for name in self.config.axes if name in names]

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from dtcourse import launch
 from dtcourse.hybrid import HybridConfig, parallelize
-from dtcourse.hybrid.config import AXES
 from dtcourse.models import Transformer
-from dtcourse.parameters.naming import entries
 from dtcourse.parameters.whole import full_gradients, full_state_dict, load_full_state_dict
 from dtcourse.verify import compare, gradients_of
 from tests.hybrid.layouts import (
     GROUPED,
-    MICRO_BATCHES,
     MIXTURE,
     TIED,
     batch,
@@ -136,48 +131,3 @@ def test_a_rank_gets_memory_for_its_part_alone():
     cut = HybridConfig(pp=2, tp=2)
     for given, kept in launch(memory_given, 4, GROUPED, cut):
         assert given == kept < whole_bytes(GROUPED) * 0.3
-
-
-# --- random numbers -------------------------------------------------------------------------------------------------
-
-
-def draws(config, cut):
-    training = start(config, cut, 0)
-    return training.layout.place, torch.rand(4).tolist()
-
-
-@pytest.mark.parametrize("degrees", vectors(4), ids=named)
-def test_ranks_with_other_activations_draw_other_numbers(degrees):
-    found = launch(draws, 4, TIED, HybridConfig(**degrees, micro_batches=MICRO_BATCHES))
-    for place, mine in found:
-        for other, theirs in found:
-            same = all(place[name] == other[name] for name in place if name != "tp")
-            assert (mine == theirs) == same
-
-
-def dropped(config, cut):
-    """Two steps with dropout: parameters that ranks hold alike stay alike, gradients are those of one model."""
-    training = start(config, cut, 0)
-    training.step(*own_samples(training, *batch(config, 0)))
-    alike = {}
-    for entry in entries(training.module):
-        if not any(cut.differs for cut in entry.placed.cuts) and entry.parameter.grad is not None:
-            alike[entry.names[0]] = entry.parameter.grad.clone()
-    return training.layout.place, alike
-
-
-@pytest.mark.parametrize(
-    "degrees",
-    [{"tp": 4}, {"pp": 2, "tp": 2}, {"cp": 2, "tp": 2}, {"dp_replicate": 2, "cp": 2}],
-    ids=lambda d: named({**dict.fromkeys(AXES, 1), **d}),
-)
-def test_with_dropout_copies_have_equal_gradients(degrees):
-    config = replace(TIED, dropout=0.3)
-    found = launch(dropped, 4, config, HybridConfig(**degrees, micro_batches=MICRO_BATCHES))
-    for place, mine in found:
-        for other, theirs in found:
-            if place["pp"] == other["pp"]:
-                assert mine.keys() == theirs.keys()
-                assert mine
-                for name, grad in mine.items():
-                    assert torch.equal(grad, theirs[name]), name

@@ -20,7 +20,15 @@ from dtcourse.hybrid import HybridConfig, HybridTraining, training
 from dtcourse.parameters.placement import local
 from dtcourse.pipeline_parallel import Pipeline
 from dtcourse.verify import NotEqual, compare
-from tests.hybrid.layouts import GROUPED, MICRO_BATCHES, MIXTURE, TIED, together, truth, used
+from tests.hybrid.layouts import (
+    GROUPED,
+    MICRO_BATCHES,
+    MIXTURE,
+    TIED,
+    together,
+    truth,
+    used,
+)
 
 FAR = 1e-3  # what is right differs by 1e-12
 # The package's `parallelize` is the function.

@@ -58,7 +58,7 @@ def nvlink_mesh(bandwidth: float) -> Topology:
     graph = networkx.Graph()
     for i in range(8):
         x, y = corners[i % 4]
-        graph.add_node(f"GPU {i}", kind="host", at=(x + 0.55 * (i > 3), y + 0.55 * (i > 3)))
+        graph.add_node(f"GPU {i}", kind="host", at=(x + 0.75 * (i > 3), y + 0.35 * (i > 3)))
     for (a, b), count in WIRING.items():
         graph.add_edge(f"GPU {a}", f"GPU {b}", bandwidth=count * bandwidth / 6)
     return Topology("NVLink mesh", graph)

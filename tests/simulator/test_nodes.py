@@ -22,6 +22,17 @@ def test_every_gpu_of_the_mesh_has_six_links():
         assert len(rates) == 4
 
 
+def test_no_gpu_of_the_drawn_mesh_lies_on_a_link_of_others():
+    """Or nobody sees whether the line goes on."""
+    places, links = nodes.drawing(MESH)
+    for a, b, *_ in links:
+        start, end = torch.tensor(places[a]), torch.tensor(places[b])
+        for name in places.keys() - {a, b}:
+            to_gpu, along = torch.tensor(places[name]) - start, end - start
+            share = (to_gpu @ along / (along @ along)).clamp(0, 1)
+            assert (to_gpu - share * along).norm() > 0.2, f"{name} on {a} to {b}"
+
+
 def test_rings_on_the_mesh():
     def seconds(*rings):
         return nodes.seconds(MESH, nodes.ring_flows(N, *rings))

@@ -41,7 +41,6 @@ from __future__ import annotations
 import io
 import os
 import random
-import resource
 import statistics
 import tempfile
 import time
@@ -56,6 +55,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from dtcourse.course import curves, results_file
+from dtcourse.course.other_programs import processor_seconds, undisturbed
 from dtcourse.course.results_file import key
 from dtcourse.data import Prefetcher
 
@@ -188,45 +188,6 @@ def private_megabytes() -> float | None:
 # --- measuring ---------------------------------------------------------------------------------------------------
 
 
-def processor_seconds() -> float:
-    """Of this process and of those that it started and that have ended."""
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
-def machine_seconds() -> float | None:
-    """Processor seconds of all programs, and what a host took from this machine; None where nobody counts them."""
-    counted = Path("/proc/stat")
-    if not counted.exists():
-        return None
-    user, nice, system, _, _, irq, softirq, steal = map(int, counted.read_text().split()[1:9])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-
-
-def undisturbed(run: Callable[[], dict[str, Any]], settings: Settings) -> dict[str, Any]:
-    """The run, made again while other programs take too much of the machine; with what they took."""
-    kept: dict[str, Any] = {}
-    for _ in range(settings.tries):
-        load, start, own, all_of_them = (
-            os.getloadavg()[0],
-            time.perf_counter(),
-            processor_seconds(),
-            machine_seconds(),
-        )
-        found = run()
-        seconds, own = time.perf_counter() - start, processor_seconds() - own
-        found |= {"seconds": round(seconds, 2), "load": round(load, 2), "others": None}
-        if all_of_them is not None:
-            taken = (machine_seconds() or 0.0) - all_of_them - own
-            found["others"] = round(max(0.0, taken) / seconds / (os.cpu_count() or 1), 3)
-        if not kept or (found["others"] or 0) < (kept["others"] or 0):
-            kept = found
-        if not kept["others"] or kept["others"] <= settings.others:
-            break
-        time.sleep(0.5)
-    return kept
-
-
 def loader(dataset: Dataset[Any], name: str, **options: Any) -> Iterable[Any]:
     """Batches of a dataset whose samples are batches."""
     if name == "in turns":
@@ -324,7 +285,7 @@ def jobs(folder: Path, settings: Settings, seeds: int) -> Iterator[results_file.
         ]
         random.Random(seed).shuffle(made)
         for name, run in made:
-            yield name, partial(undisturbed, run, settings)
+            yield name, partial(undisturbed, run, settings.others, settings.tries)
 
 
 def load(path: Path, settings: Settings) -> dict[str, Any]:

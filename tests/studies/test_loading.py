@@ -65,31 +65,6 @@ def test_time_passes_between_the_batches_that_count(script):
     assert found["batch"] >= 0.002
 
 
-def test_a_disturbed_run_is_made_again_and_the_least_disturbed_kept(script, small, monkeypatch):
-    taken = iter([9.0, 3.0, 5.0])
-    counted = [0.0]
-    made = []
-
-    def run():
-        made.append(len(made))
-        counted[0] += next(taken) * 1000
-        return {"number": made[-1]}
-
-    monkeypatch.setattr(script, "machine_seconds", lambda: counted[0])
-    monkeypatch.setattr(script.time, "sleep", lambda seconds: None)
-    found = script.undisturbed(run, replace(small, tries=3))
-    assert made == [0, 1, 2]
-    assert found["others"] > small.others
-
-
-def test_a_quiet_run_is_made_once(script, small, monkeypatch):
-    monkeypatch.setattr(script, "machine_seconds", lambda: 0.0)
-    made = []
-    found = script.undisturbed(lambda: made.append(1) or {}, replace(small, tries=3))
-    assert len(made) == 1
-    assert found["others"] == 0
-
-
 def test_the_study_goes_on_where_it_stopped(script, small, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script, "LOADERS", ("in turns", "2 processes"))
     monkeypatch.setattr(script, "FACTORS", ("1", "4, any order"))

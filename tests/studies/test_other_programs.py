@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from dtcourse.course import other_programs
@@ -9,26 +11,27 @@ from dtcourse.course import other_programs
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Processor seconds of all programs: counted[0], which a test moves."""
-    seconds = [0.0]
+    """Processor seconds of all programs: counted[0], which a test moves. A run takes 100 s by the clock."""
+    seconds, clock = [0.0], itertools.count(0.0, 100.0)
     monkeypatch.setattr(other_programs, "machine_seconds", lambda: seconds[0])
+    monkeypatch.setattr(other_programs, "processor_seconds", lambda: 0.0)
+    monkeypatch.setattr(other_programs.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(other_programs.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(other_programs.time, "sleep", lambda _: None)
     return seconds
 
 
 def test_a_disturbed_run_is_made_again_and_the_least_disturbed_kept(counted):
-    taken, made = iter([9.0, 3.0, 5.0]), []
+    taken, made = iter([180.0, 60.0, 100.0]), []
 
     def run():
         made.append(len(made))
-        counted[0] += next(taken) * 1000
+        counted[0] += next(taken)
         return {"number": made[-1]}
 
     found = other_programs.undisturbed(run, 0.05, 3)
     assert made == [0, 1, 2]
-    assert found["others"] > 0.05
-    # Each run takes about as long, and the second one lost the least.
-    assert found["number"] in (1, 2)
+    assert (found["number"], found["others"], found["seconds"]) == (1, 0.3, 100.0)
 
 
 def test_a_quiet_run_is_made_once(counted):

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-# What a rank's program does: ("send", rank, bytes), ("receive", rank), or ("wait",) until all it sent has left its port.
+# What a rank does: ("send", rank, bytes), ("receive", rank, bytes), or ("wait", ...) until all it sent has left its port.
 Act = tuple[str, int, float]
 Program = list[Act]
 Message = tuple[int, int, float, float, float]  # source, target, bytes, left, arrived
@@ -59,6 +59,12 @@ ROUTES: dict[str, Callable[[int, int, float], Program]] = {
     "tree": tree,
     "halving and doubling": halving,
 }
+
+
+def message_sizes(route: str, p: int, n: float) -> set[float]:
+    """Bytes of the messages that all ranks send."""
+    programs = (ROUTES[route](rank, p, n) for rank in range(p))
+    return {nbytes for program in programs for kind, _, nbytes in program if kind == "send"}
 
 
 @dataclass(frozen=True)

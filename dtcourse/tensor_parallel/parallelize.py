@@ -60,9 +60,15 @@ def parallelize(
     Raises ValueError, before anything is changed, where the plan names nothing, or sizes do not divide.
     """
     if mesh.ndim != 1:
+        names = mesh.mesh_dim_names
+        has = f"{mesh.ndim}, {', '.join(names)}" if names else f"{mesh.ndim} without names"
+        example = (
+            f"mesh[{names[-1]!r}]"
+            if names
+            else 'mesh_dim_names=("data", "tensor") and mesh["tensor"]'
+        )
         raise ValueError(
-            f"tensor parallelism takes one axis of a mesh; this one has {mesh.mesh_dim_names or mesh.ndim}: "
-            'mesh["tensor"], say, is one'
+            f"tensor parallelism takes one axis of a mesh, and this one has {has}: pass {example}"
         )
     group, size = mesh.get_group(), mesh.size()
     require_whole(

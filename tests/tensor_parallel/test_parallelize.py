@@ -400,6 +400,7 @@ def mistakes():
     region, heads = RegionParallel(("up",), "down"), HeadwiseParallel()
     cases = {
         "two axes": (GPT2, {"output": ColwiseParallel()}, whole),
+        "no names": (GPT2, {"output": ColwiseParallel()}, init_device_mesh("cpu", (2, 2))),
         "no module": (GPT2, {"blocks.*.attn": heads}, line),
         "deeper": (GPT2, {"blocks.*.mlp.gate": ColwiseParallel()}, line),
         "heads": (replace(GPT2, n_heads=6), {"blocks.*.attention": heads}, line),
@@ -446,7 +447,11 @@ def mistakes():
 def test_mistakes_are_named_before_anything_is_changed():
     run = launch(mistakes, 4)
     said = run[0]
-    assert "('data', 'tensor')" in said["two axes"]
+    takes = "tensor parallelism takes one axis of a mesh, and this one has 2"
+    assert said["two axes"] == f"{takes}, data, tensor: pass mesh['tensor']"
+    assert said["no names"].startswith(
+        f'{takes} without names: pass mesh_dim_names=("data", "tensor")'
+    )
     assert "'blocks.*.attn'" in said["no module"]
     assert "blocks.0.attention" in said["no module"]
     assert "blocks.0.mlp.up" in said["deeper"]

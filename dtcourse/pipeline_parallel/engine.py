@@ -52,7 +52,7 @@ class Pipeline(Performer):
     recompute: forwards keep their input only, and are run once more before their backward, with the same random
               numbers and buffers: BatchNorm counts a micro-batch once
     data_parallel: ranks that hold the same stages and have other samples: gradients are averaged over them, once, after
-              the last micro-batch
+              the last micro-batch, with 4 bytes for each parameter: whether a rank has used it
     shared:   parameters of which ranks of the pipeline hold copies (first and last stage's embedding), each with the
               group of those ranks: their gradients are summed. Copies on one rank are the same parameter and need
               nothing. Default: what `split` has found in the model; stages of your own say nothing of it

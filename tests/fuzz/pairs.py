@@ -1,5 +1,5 @@
 """Random models under two techniques at once, saved there and loaded on another layout of as many ranks, against one
-process: what is drawn, run, compared, made simpler and printed.
+process: what is drawn, run and compared. How a case is made simpler and printed is in simpler_pairs.py.
 
 Pairs are those that tests/pairs/table.py says work.
 """
@@ -7,7 +7,7 @@ Pairs are those that tests/pairs/table.py says work.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,8 +21,8 @@ from dtcourse.models import TransformerConfig
 from dtcourse.parameters.whole import full_state_dict
 from dtcourse.verify import NotEqual, compare
 from tests.fuzz.running import outcomes_of
-from tests.fuzz.written import written
-from tests.pairs.grid import Alone, Grid, Task, Training, zeros_of_none
+from tests.pairs.grid import Grid, Task, zeros_of_none
+from tests.pairs.grid_training import Alone, Training
 from tests.pairs.layouts import Steps
 from tests.pairs.table import PAIRS
 
@@ -124,10 +124,6 @@ def cases(draw: st.DrawFn, pair: tuple[str, str], ranks: int) -> Case:
     )
     frozen = draw(st.frozensets(st.integers(0, 30), min_size=draw(st.integers(0, 4)), max_size=6))
     source = grid_of(*pair, draw(st.sampled_from(shapes)), draw(schedules))
-    if (
-        experts and source.pipe > 1 and source.expert == 3
-    ):  # average_gradients rounds the copies apart
-        config = replace(config, tied=False)
     others = [one for one in DRAWN if ("expert" in one) == experts]
     target = grid_of(*draw(st.sampled_from(others)), draw(st.sampled_from(shapes)), draw(schedules))
     return fitting(Case(source, target, Task(config, frozen, draw(st.booleans()))))
@@ -173,8 +169,11 @@ def shared_folder() -> Iterator[str]:
 # --- here -------------------------------------------------------------------------------------------------------------
 
 
-def complaints(cases: list[Case]) -> list[str]:
-    """What is wrong with each, "" where it is right. All have as many ranks."""
+def complaints(cases: list[Case], run: Callable[[Case], Found] = run) -> list[str]:
+    """What is wrong with each, "" where it is right. All have as many ranks.
+
+    run: on the ranks; another one for a mistake on purpose
+    """
     outcomes = outcomes_of(cases, cases[0].ranks, run=run) if cases else []
     return [complaint(case, of_ranks) for case, of_ranks in zip(cases, outcomes, strict=True)]
 
@@ -189,77 +188,21 @@ def complaint(case: Case, outcomes: list[Any]) -> str:
     after = alone.steps([case.target], first=STEPS)
     for rank, found in enumerate(outcomes):
         try:
-            differ(case, case.source, found.before, right, "before it was saved")
+            differ(case, found.before, right, "before it was saved")
             compare(found.loaded, found.before.state, 0.0, "loaded value")
             compare(found.loaded, saved, TOLERANCE, "loaded value", norm=2)
-            differ(case, case.target, found.after, after, "after the load")
+            differ(case, found.after, after, "after the load")
         except NotEqual as difference:
             return f"rank {rank}: {difference}"
     return ""
 
 
-def differ(case: Case, grid: Grid, mine: Steps, right: Steps, when: str) -> None:
+def differ(case: Case, mine: Steps, right: Steps, when: str) -> None:
     """Raises NotEqual, with a parameter's name, where they do."""
     pairs = zip(mine.gradients, right.gradients, mine.norms, right.norms, strict=True)
     for step, (found, theirs, norms, right_norms) in enumerate(pairs):
-        theirs = zeros_of_none(theirs, found, grid, case.task)
+        theirs = zeros_of_none(theirs, found, case.task)
         compare(found, theirs, TOLERANCE, f"gradient {when}, step {step},", norm=2)
         as_tensors = [{"all": torch.tensor(each)} for each in (norms, right_norms)]
         compare(*as_tensors, TOLERANCE, f"norms 1, 2 and inf {when}, step {step},")
     compare(mine.state, right.state, TOLERANCE, f"value {when}", norm=2)
-
-
-def simpler(case: Case) -> Iterator[Case]:
-    """Cases with something less, the largest cuts first."""
-    task, config = case.task, case.task.config
-    found = [replace(case, target=case.source)]
-    found += [replace(case, task=replace(task, frozen=less)) for less in fewer(task.frozen)]
-    found += [replace(case, task=replace(task, unused=False))]
-    for name, plain in PLAIN.items():
-        if getattr(config, name) != plain:
-            changed = replace(config, **{name: plain})  # type: ignore[arg-type]
-            found.append(replace(case, task=replace(task, config=changed)))
-    for which in ("source", "target"):
-        grid = getattr(case, which)
-        for plainer in (replace(grid, schedule="GPipe"), replace(grid, expert_first=False)):
-            found.append(replace(case, **{which: plainer}))
-    return (one for one in found if one != case and one.fits())
-
-
-def fewer(numbers: frozenset[int]) -> list[frozenset[int]]:
-    return [frozenset()] + [numbers - {one} for one in sorted(numbers)] if numbers else []
-
-
-PLAIN = {
-    "n_layers": 1,
-    "n_kv_heads": None,
-    "tied": False,
-    "bias": False,
-    "positions": "learned",
-    "norm": "rms",
-    "mlp": "gelu",
-    "shared_experts": 0,
-    "balancing": 0.0,
-    "vocab": 5,
-}
-
-SCRIPT = """\
-PYTHONPATH=. .venv/bin/python - <<'END'
-from dtcourse.models import TransformerConfig
-from tests.fuzz.pairs import Case, tell
-from tests.pairs.grid import Grid, Task
-
-tell(
-    {case},
-)
-END"""
-
-
-def shown(case: Case, said: str) -> str:
-    """In words, what is wrong with it, and the script that says so again."""
-    return f"{case}\n{said}\n\n{SCRIPT.format(case=written(case, '    '))}"
-
-
-def tell(case: Case) -> None:
-    """What a printed script calls."""
-    print(case, complaints([case])[0] or "is right", sep="\n")

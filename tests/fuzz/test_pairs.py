@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import os
 import random
+import re
+from dataclasses import replace
+from functools import partial
+from unittest.mock import patch
 
 import pytest
 
 from dtcourse.models import TransformerConfig
+from dtcourse.pipeline_parallel import engine
 from tests.fuzz.drawing import drawn
-from tests.fuzz.pairs import AXIS, DRAWN, OVER_DATA, Case, cases, complaints, shown, simpler
+from tests.fuzz.pairs import AXIS, DRAWN, OVER_DATA, Case, cases, complaints, run
 from tests.fuzz.reducing import reduced
+from tests.fuzz.simpler_pairs import shown, simpler
 from tests.fuzz.written import written
 from tests.pairs.grid import Grid, Task
 
@@ -56,6 +62,48 @@ def test_each_pair_is_one_process(ranks):
                 smallest, said = reduced(part[number], said, simpler, complaints)
                 which = f"number {start + number} of {len(examples)}"
                 pytest.fail(f"{shown(smallest, said)}\n({which})", pytrace=False)
+
+
+# Tied, of three layers with biases, SwiGLU, frozen and unused parameters; two layouts and schedules.
+LARGE = Case(
+    Grid(pipe=2),
+    Grid(pipe=2, schedule="interleaved"),
+    Task(
+        TransformerConfig(vocab=9, n_layers=3, d_model=8, n_heads=2, max_length=4, mlp="swiglu"),
+        frozenset({3, 9}),
+    ),
+)
+SMALLEST = Case(
+    Grid(pipe=2, schedule="GPipe"),
+    Grid(pipe=2, schedule="GPipe"),
+    Task(
+        TransformerConfig(
+            vocab=5, n_layers=1, d_model=8, n_heads=2, max_length=4, bias=False, norm="rms", balancing=0.0
+        ),
+        unused=False,
+    ),
+)  # fmt: skip
+
+
+def forgets_copies(case):
+    """Gradients of a tied weight's copies are not added up over the stages."""
+    with patch.object(engine, "sum_over_copies", lambda copies, group: None):
+        return run(case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)  # each launch has a limit of its own
+def test_a_mistake_with_tied_weights_is_shown_by_a_model_that_has_nothing_else():
+    assert SMALLEST.task.config.tied
+    untied = replace(
+        SMALLEST, task=replace(LARGE.task, config=replace(LARGE.task.config, tied=False))
+    )
+    wrong = partial(complaints, run=forgets_copies)
+    said, right = wrong([LARGE, untied])
+    assert not right, "the mistake is about nothing else"
+    smallest, said = reduced(LARGE, said, simpler, wrong)
+    assert smallest == SMALLEST, said
+    assert re.search("token_embedding.weight .* and output.weight", said)
 
 
 def test_all_pairs_are_drawn_and_what_models_have():

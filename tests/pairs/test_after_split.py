@@ -18,7 +18,8 @@ from dtcourse import tensor_parallel as tp
 from dtcourse.expert_parallel import average_gradients, expert_parallel
 from dtcourse.models import Experts, MoE, TopKGate
 from dtcourse.pipeline_parallel import one_f_one_b, split
-from tests.pairs.grid import Grid, Training
+from tests.pairs.grid import Grid
+from tests.pairs.grid_training import Training
 from tests.pairs.test_mutations import DENSE, MIXED
 from tests.pairs.test_three import STEPS, check, check_found
 

@@ -10,7 +10,8 @@ import pytest
 from dtcourse import launch
 from dtcourse.models import TransformerConfig
 from dtcourse.verify import compare
-from tests.pairs.grid import Alone, Grid, Task, Training, zeros_of_none
+from tests.pairs.grid import Grid, Task, zeros_of_none
+from tests.pairs.grid_training import Alone, Training
 from tests.pairs.layouts import Steps
 
 STEPS = 2
@@ -56,7 +57,7 @@ def check_found(grid: Grid, task: Task, ranks: Iterable[Steps]) -> None:
     for rank, found in enumerate(ranks):
         where = f"{grid}, rank {rank}"
         for step, (mine, theirs) in enumerate(zip(found.gradients, right.gradients, strict=True)):
-            theirs = zeros_of_none(theirs, mine, grid, task)
+            theirs = zeros_of_none(theirs, mine, task)
             compare(mine, theirs, 1e-12, f"{where}, step {step}: gradient", norm=2)
         for mine, theirs in zip(found.norms, right.norms, strict=True):
             assert mine == pytest.approx(theirs, rel=1e-12), where

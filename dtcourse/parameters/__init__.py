@@ -17,6 +17,7 @@ In the order in which to read them:
     whole.py           the whole state and gradients, from pieces and into them
     grad_norm.py       the norm of gradients that are spread over any axes
     averaging.py       gradients averaged over the axes on which a batch is divided
+    partial_gradients.py  of which each rank of an axis brings a part: summed in every backward, or once
     clipping.py        that of a model's, and clipping by it
     overflow.py        a gradient that is not finite on one rank is so for all
     slices.py          techniques that do not compose refuse each other

@@ -61,12 +61,21 @@ def average(model: nn.Module, groups: Sequence[Group], bucket_bytes: int = BYTES
         sums.setdefault((over, ranks), []).append(entry)
     for (over, ranks), held in sums.items():
         over = tuple(group for group in over if dist.get_world_size(group) > 1)
-        for members in divided(
-            [_gradient(entry.parameter) for entry in held], bytes_each=bucket_bytes
-        ):
-            _reduce(members, over, 1.0 / ranks)
+        gradients = [_gradient(entry.parameter) for entry in held]
+        sum_together(gradients, over, 1.0 / ranks, bucket_bytes)
     if owners is not None and apart:
         owners.spread()
+
+
+def sum_together(
+    gradients: Sequence[Tensor],
+    over: Sequence[Group],
+    scale: float = 1.0,
+    bucket_bytes: int = BYTES,
+) -> None:
+    """Scales gradients and sums them over each of the groups, in place and in buckets. All ranks of these call it."""
+    for members in divided(gradients, bytes_each=bucket_bytes):
+        _reduce(members, over, scale)
 
 
 def _reduce(gradients: Sequence[Tensor], over: Sequence[Group], scale: float) -> None:

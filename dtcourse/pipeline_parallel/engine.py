@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse.parameters.owners import note_copied
+from dtcourse.parameters.partial_gradients import summed_once
 from dtcourse.parameters.placement import local
 from dtcourse.parameters.reducer import Reducer
 from dtcourse.parameters.same_model import check_same
@@ -131,7 +132,7 @@ class Pipeline(Performer):
         Raises ValueError if the batch has fewer samples than there are micro-batches, or a stage's outputs change in
         shape: on the rank that finds it, and as StepRefused on those that wait for that rank.
         """
-        with self.summing_shared():
+        with self.summing_shared(), summed_once(self.module.parameters()):
             with self.step_with(self.mail):
                 batch = self.batch(x, target, scale=scale)
                 if self.reducer:

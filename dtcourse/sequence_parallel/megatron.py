@@ -16,7 +16,8 @@ Per rank and layer, in units of (t - 1)/t n, n being the bytes of s b h activati
 sum each way, so 8, as tensor parallelism's four all-reduces; step 4 adds two gathers: 10. gather_again=False keeps what
 was gathered: 8, and two tensors of s b h more alive. Kept are 34/t s b h bytes and the attention core, instead of 10 s
 b h + 24/t s b h: at two bytes a number and one for a dropout's mask, 18/t numbers instead of 6 + 12/t.
-Norms and the biases after the sums see a part of the tokens: their gradients are summed over the ranks, h numbers each.
+Norms and the biases after the sums see a part of the tokens: their gradients are summed over the ranks, h numbers each,
+in every backward; or once for several (parameters/partial_gradients.py), as a pipeline does in a step.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
+from dtcourse.parameters.partial_gradients import sum_gradients
 from dtcourse.parameters.replicas import Group
 from dtcourse.sequence_parallel.order import require_equal_parts
 from dtcourse.sequence_parallel.token_mappings import DIM, start_sum, sum_cut
@@ -178,21 +180,6 @@ class OwnTokens(nn.Module):
         size = dist.get_world_size(self.group)
         require_equal_parts(x.shape[DIM], size, f"{size} ranks")
         return self.dropout(mappings.scatter(x, DIM, self.group))
-
-
-def sum_gradients(parameters: Sequence[nn.Parameter], group: Group) -> None:
-    """Of parameters that every rank uses for its own tokens:
-    from now on backward adds up their gradients over the ranks.
-    """
-
-    def total(grad: Tensor) -> Tensor:
-        grad = grad.clone()
-        dist.all_reduce(grad, group=group)
-        return grad
-
-    for parameter in parameters:
-        if parameter.requires_grad:
-            parameter.register_hook(total)
 
 
 def cut_blocks(model: nn.Module) -> list[Any]:

@@ -26,7 +26,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from dtcourse.parameters import cuts, placement
-from dtcourse.sharding.gathered_parameters import GatheredParameters, Named, hooks_of
+from dtcourse.parameters.partial_gradients import hooks_of
+from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
 from dtcourse.sharding.inner_axes import in_torchs_words, whole_mesh
 from dtcourse.sharding.sharded_parameter import Place
 from dtcourse.torch_private import dtensor_like, set_local, version_of

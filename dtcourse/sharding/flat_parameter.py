@@ -23,7 +23,8 @@ import torch
 from torch import nn
 
 from dtcourse.parameters import cuts, placement
-from dtcourse.sharding.gathered_parameters import GatheredParameters, Named, hooks_of
+from dtcourse.parameters.partial_gradients import hooks_of
+from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
 from dtcourse.sharding.sharded_parameter import Place, ShardedParameter
 
 _numbers = count()  # one for each flat

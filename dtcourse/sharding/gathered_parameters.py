@@ -26,19 +26,12 @@ from dtcourse.sharding.sharded_parameter import FreedParameter, Place
 from dtcourse.sharding.unsent_gradients import UnsentGradients
 from dtcourse.torch_private import (
     as_plain_tensors,
-    hooks_on_gradient,
     own_parameters,
     version_of,
 )
 
 Named = tuple[str, nn.Parameter, tuple[tuple[nn.Module, str], ...]]
 """A parameter with its name and the modules and attributes that hold it: several where it is tied."""
-
-
-def hooks_of(parameter: nn.Parameter) -> tuple[Any, ...]:
-    """What is to be called with the gradient of the whole: of one that is sharded already, what was so before."""
-    hooks: tuple[Any, ...] | None = getattr(parameter, "hooks_on_whole", None)
-    return tuple(hooks_on_gradient(parameter)) if hooks is None else hooks
 
 
 class GatheredParameters(UnsentGradients):

@@ -181,8 +181,8 @@ def inside_layers(sent: Counter, grid: Grid, mixed: bool) -> None:
     # Before each region forward, and backward twice; at the head alike; back to the embedding.
     sent["all_gather", "tensor"] += passed(t, (6 * L + 2 + 1) * activations)
     sent["reduce_scatter", "tensor"] += passed(t, (4 * L + 1) * activations)
-    norms = (2 * L + 1) * D
-    sent["all_reduce", "tensor"] += 2 * grid.data * passed(t, grid.micro_batches * norms)
+    norms = (2 * L + 1) * D  # summed once in a step, of however many micro-batches
+    sent["all_reduce", "tensor"] += 2 * grid.data * passed(t, norms)
 
 
 def of_experts(sent: Counter, grid: Grid, held: Held) -> None:

@@ -1,0 +1,91 @@
+"""Gradients of which each rank of an axis brings a part: added up in every backward, or once for several of them.
+
+A norm that each rank applies to its own tokens has the gradient of those tokens (torch's Partial()). A hook on the
+parameter adds the ranks' parts up as soon as backward has one: whatever comes after it, a bucket, a shard, an owner,
+gets the sum. That is a message for each parameter and backward, and backward waits for each.
+
+A sum over this axis and a mean over another one may change places. So where a step has several backwards, it may wait:
+
+    with summed_once(model.parameters()):
+        for x, y in micro_batches:
+            loss(model(x), y).backward()
+
+the hooks let their parts pass, and what has come of them by the end (shards, owners' or averaged ones) is added up in
+buckets. m micro-batches and n parameters send 1 / m of the bytes, in one message where there were m n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dtcourse.parameters.averaging import sum_together
+from dtcourse.parameters.cuts import Group
+from dtcourse.parameters.naming import kept_of
+from dtcourse.parameters.placement import local
+from dtcourse.torch_private import hooks_on_gradient
+
+
+class SumOverRanks:
+    """A hook on gradients. waits: leaves the sum to `summed_once`"""
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.waits = group, False
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        if self.waits:
+            return gradient
+        total = gradient.clone()
+        dist.all_reduce(total, group=self.group)
+        return total
+
+
+def sum_gradients(parameters: Iterable[Tensor], group: Group) -> None:
+    """Of parameters that every rank uses for its own tokens: from now on backward adds up their gradients."""
+    hook = SumOverRanks(group)
+    for parameter in parameters:
+        if parameter.requires_grad:
+            parameter.register_hook(hook)
+
+
+def hooks_of(parameter: Tensor) -> tuple[Any, ...]:
+    """What is to be called with the gradient of the whole: of one that is sharded already, what was so before."""
+    hooks: tuple[Any, ...] | None = getattr(parameter, "hooks_on_whole", None)
+    return tuple(hooks_on_gradient(parameter)) if hooks is None else hooks
+
+
+@contextmanager
+def summed_once(parameters: Iterable[Any]) -> Iterator[None]:
+    """Of the backwards inside, parts are added up at the end: to what was in .grad before, which is summed already.
+
+    All ranks of the groups take part, with the same parameters. What raises inside leaves parts, and sends nothing.
+    """
+    found: dict[SumOverRanks, list[Any]] = {}
+    for parameter in dict.fromkeys(kept_of(p) for p in parameters):
+        for hook in hooks_of(parameter):
+            if isinstance(hook, SumOverRanks) and not hook.waits:
+                found.setdefault(hook, []).append(parameter)
+    earlier = [(p, p.grad.clone()) for held in found.values() for p in held if p.grad is not None]
+    for parameter, _ in earlier:
+        parameter.grad = None
+    for hook in found:
+        hook.waits = True
+    try:
+        yield
+        for hook, held in found.items():
+            parts = [local(p.grad) for p in held if p.grad is not None]
+            sum_together([part for part in parts if part.numel()], [hook.group])
+    finally:
+        for hook in found:
+            hook.waits = False
+        with torch.no_grad():
+            for parameter, gradient in earlier:
+                if parameter.grad is None:
+                    parameter.grad = gradient
+                else:
+                    local(parameter.grad).add_(local(gradient))

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from dtcourse import tensor_parallel
 from dtcourse.pipeline_parallel import Schedule, one_f_one_b
 from dtcourse.plural import plural
 
@@ -143,20 +144,14 @@ class HybridConfig:
             )
         if self.ep > 1 and not experts:
             raise ValueError(f"ep({self.ep}) gives out experts, and the model has none")
-        heads, kv = model.config.n_heads, model.config.kv_heads
-        for what, count, degree in (
-            ("attention heads", heads, self.tp),
-            ("numbers of an MLP's width d_ff", model.config.ff, self.tp),
-            ("experts", experts, self.ep),
-        ):
-            if count % degree:
-                by = "ep" if what == "experts" else "tp"
-                raise ValueError(f"{count} {what} do not divide by {by}({degree})")
-        if kv % self.tp and self.tp % kv:
-            raise ValueError(
-                f"{kv} key-value heads cannot be given out to tp({self.tp}) ranks: each gets an equal number of them, "
-                "or an equal number of ranks shares one"
-            )
+        if experts % self.ep:
+            raise ValueError(f"{experts} experts do not divide by ep({self.ep})")
+        if self.tp > 1:
+            try:
+                tensor_parallel.check_plan(model, tensor_parallel.transformer_plan(model), self.tp)
+            except ValueError as error:
+                raise ValueError(f"tp({self.tp}): {error}") from None
+        heads = model.config.n_heads
         if self.context == "ulysses" and heads % (self.tp * self.cp):
             raise ValueError(
                 f"Ulysses gives heads out to the ranks of cp, and {heads} heads do not divide by "

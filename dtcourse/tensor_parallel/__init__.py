@@ -21,7 +21,7 @@ from dtcourse.tensor_parallel.cross_entropy import cross_entropy
 from dtcourse.tensor_parallel.embedding import ColumnParallelEmbedding, VocabParallelEmbedding
 from dtcourse.tensor_parallel.experts import ExpertsParallel, TensorParallelExperts
 from dtcourse.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from dtcourse.tensor_parallel.parallelize import parallelize, transformer_plan
+from dtcourse.tensor_parallel.parallelize import check_plan, parallelize, transformer_plan
 from dtcourse.tensor_parallel.prepare import (
     PrepareModuleInput,
     PrepareModuleInputOutput,
@@ -58,6 +58,7 @@ __all__ = [
     "SummaLinear",
     "TensorParallelExperts",
     "VocabParallelEmbedding",
+    "check_plan",
     "clip_grad_norm",
     "cross_entropy",
     "different_on_each_rank",

@@ -79,10 +79,7 @@ def parallelize(
         "ZeroRedundancyOptimizer for the optimizer's states.",
         besides=(TENSOR, EXPERT),
     )
-    chosen = _resolve(model, plan if isinstance(plan, Mapping) else {"": plan})
-    for name, style in chosen.items():
-        style.check(model.get_submodule(name), name or "the model", size)
-    tied = _check_cuts(model, chosen, size)
+    chosen, tied = check_plan(model, plan, size)
     if src_data_rank is not None:
         who = "parallelize sends rank 0's values to all (put all styles into one plan, or pass src_data_rank=None)"
         broadcast_model(model, src_data_rank, group, who=who)
@@ -105,6 +102,20 @@ def parallelize(
         module.training = training.get(name, module.training)
     same_on_all_ranks(group, None if src_data_rank is None else 0)
     return model
+
+
+def check_plan(
+    model: nn.Module, plan: Plan | Style, size: int
+) -> tuple[dict[str, Style], list[list[str]]]:
+    """Whether the plan can cut the model over `size` ranks: a style for each module that it names, and tied parameters'
+    names. Nothing is changed, and no other rank is asked.
+
+    Raises ValueError, naming the module and its sizes, where it cannot.
+    """
+    chosen = _resolve(model, plan if isinstance(plan, Mapping) else {"": plan})
+    for name, style in chosen.items():
+        style.check(model.get_submodule(name), name or "the model", size)
+    return chosen, _check_cuts(model, chosen, size)
 
 
 def transformer_plan(model: nn.Module, *, gather_logits: bool = True) -> dict[str, Style]:

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-# What a rank does: ("send", rank, bytes), ("receive", rank, bytes), or ("wait", ...) until all it sent has left its port.
+# What a rank does: ("send", rank, bytes), ("receive", rank, bytes), or ("wait", ...) until its port is free.
 Act = tuple[str, int, float]
 Program = list[Act]
 Message = tuple[int, int, float, float, float]  # source, target, bytes, left, arrived

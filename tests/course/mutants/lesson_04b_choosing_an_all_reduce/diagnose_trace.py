@@ -86,8 +86,14 @@ MUTANTS = [
 ]  # fmt: skip
 
 NOTHING = [
-    ("always healthy", '\ndef diagnose_trace(calls, routes, alpha, gap, beta):\n    return "healthy", None\n'),
-    ("always latency", '\ndef diagnose_trace(calls, routes, alpha, gap, beta):\n    return "latency", None\n'),
+    (
+        "always healthy",
+        '\ndef diagnose_trace(calls, routes, alpha, gap, beta):\n    return "healthy", None\n',
+    ),
+    (
+        "always latency",
+        '\ndef diagnose_trace(calls, routes, alpha, gap, beta):\n    return "latency", None\n',
+    ),
 ]
 
 # Each explanation is played: what a message takes by it is compared with what it took, by the sum of all deviations.

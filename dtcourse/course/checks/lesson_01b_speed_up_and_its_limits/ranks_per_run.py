@@ -11,7 +11,7 @@ from dtcourse.plural import plural
 
 RANKS = Exercise(
     "ranks_per_run",
-    lesson="01",
+    lesson="01b",
     title="How many ranks per run?",
     takes=("ranks_per_run",),
     target="at most 1.01 times the shortest time to the end of the last run, measured on 9 emulated clusters",

@@ -11,7 +11,7 @@ from dtcourse.plural import plural
 
 AMDAHL = Exercise(
     "amdahl",
-    lesson="01",
+    lesson="01b",
     title="Amdahl's law from measurements",
     takes=("serial_fraction", "predict_seconds", "most_ranks"),
     target="the fraction to 1e-6 from exact times and to 0.03 from times with 2% noise; the number of ranks exactly",

@@ -1,0 +1,7 @@
+"""The checks of lesson 01b: Amdahl's law, a choice of ranks per run."""
+
+# In the order of the notebook.
+EXERCISES = (
+    "amdahl",
+    "ranks_per_run",
+)

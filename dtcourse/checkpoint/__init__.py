@@ -5,6 +5,7 @@
 
 In the order in which to read them:
 
+    held.py         what this rank has of the model
     local_chunks.py what a rank keeps of a parameter, as chunks of the whole: so any number of ranks can read it
     checksums.py    a damaged byte is found before anything is loaded
     coverage.py     so is a parameter of which a part is missing, or there twice

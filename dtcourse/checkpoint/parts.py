@@ -14,6 +14,7 @@ rank keeps; and only when all of it has come on all ranks does it take effect.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ from torch.distributed.tensor import DTensor
 
 from dtcourse.checkpoint.coverage import check_covered
 from dtcourse.checkpoint.folder import open_whole, read, shapes_below, write
+from dtcourse.checkpoint.held import Held
 from dtcourse.checkpoint.local_chunks import LocalChunks
 from dtcourse.checkpoint.state import check_groups, groups_in, keeps_state, named_groups, paths
 from dtcourse.checkpoint.tied import check_copies, check_values, read_names, written_names
 from dtcourse.parameters.agreement import raise_on_all_ranks
-from dtcourse.parameters.naming import Entry, buffers, entries, names_in
-from dtcourse.parameters.owners import owners_of
+from dtcourse.parameters.naming import Entry, buffers, names_in
+from dtcourse.parameters.owners import ModelOwners
 from dtcourse.parameters.placement import local
 from dtcourse.parameters.whole import check_names
 from dtcourse.torch_private import dtensor_like
@@ -44,10 +46,11 @@ def save(
     ranks own different ones, pass `pipeline.module`. Raises ValueError on all ranks, and writes nothing, where copies
     of a tied parameter on two stages differ.
     """
-    raise_on_all_ranks(lambda: check_copies(model))
-    state: dict[str, Any] = {"model": {**_parameters(model), **buffers(model)}}
+    held = Held.of(model)
+    raise_on_all_ranks(lambda: check_copies(held))
+    state: dict[str, Any] = {"model": {**_parameters(held), **buffers(model)}}
     if optimizer is not None:
-        state["optimizer"] = _optimizer_state(model, optimizer)
+        state["optimizer"] = _optimizer_state(held, optimizer)
     write(folder, state)
 
 
@@ -61,37 +64,33 @@ def load(
     with other parameter groups.
     """
     metadata = open_whole(folder)
-    owners = owners_of(model)
+    held = Held.of(model)
+    owners = held.owners
     others = owners.names_of_others(names_in(model)) if owners else set()
     stored = {n: s for n, s in shapes_below(metadata, "model.").items() if n not in others}
     raise_on_all_ranks(lambda: check_names(model, stored, "the checkpoint", ignore_empty=True))
-    staged: dict[str, Any] = {}
-    for entry in entries(model):
-        for name in read_names(entry, owners):
-            if entry.shape.numel():
-                # Zeros: where there is padding, nothing is read.
-                staged[f"model.{name}"] = _as_stored(
-                    entry, torch.zeros_like(local(entry.parameter))
-                )
-    for name, buffer in buffers(model).items():
-        staged[f"model.{name}"] = torch.empty_like(buffer)
+    staged = {f"model.{n}": torch.empty_like(buffer) for n, buffer in buffers(model).items()}
+    staged |= _room_for_parameters(held)
     if optimizer is not None:
-        staged.update(
-            raise_on_all_ranks(lambda: _room_for_state(model, optimizer, metadata, others))
-        )
-        groups = _groups(model, optimizer)
+        staged |= raise_on_all_ranks(lambda: _room_for_state(held, optimizer, metadata, others))
+        groups = _groups(held, optimizer)
     raise_on_all_ranks(lambda: check_covered(metadata, staged))
 
     def check() -> None:
-        for entry in entries(model):
-            names = read_names(entry, owners)
-            came = {n: _kept(staged[f"model.{n}"]) for n in names if f"model.{n}" in staged}
-            check_values(entry, owners, came, folder)
+        for entry in held.entries:
+            check_values(entry, owners, _values_read(entry, owners, staged), folder)
         if optimizer is not None:
             check_groups(groups, groups_in(staged, metadata))
 
     read(folder, staged, check)
-    _take_effect(model, optimizer, staged, metadata)
+    with torch.no_grad():
+        for entry in held.entries:
+            for value in _values_read(entry, owners, staged).values():
+                local(entry.parameter).copy_(value)
+        for name, buffer in buffers(model).items():
+            buffer.copy_(staged[f"model.{name}"])
+    if optimizer is not None:
+        _give_state(held, optimizer, staged, metadata)
 
 
 # --- what is written -------------------------------------------------------------------------------------------
@@ -106,22 +105,22 @@ def _kept(stored: Any) -> Any:
     return stored.kept if isinstance(stored, LocalChunks) else stored
 
 
-def _parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+def _parameters(held: Held) -> dict[str, torch.Tensor]:
     """This rank's part of each parameter; a tied one under each of its names, as a plain model has it."""
     return {
         name: _as_stored(entry, local(entry.parameter))
-        for entry, names in written_names(model)
+        for entry, names in written_names(held)
         for name in names
         if entry.shape.numel()
     }
 
 
-def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _optimizer_state(held: Held, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """In the shape of torch.distributed.checkpoint.state_dict: by parameters' names."""
     state: dict[str, Any] = {}
-    owners, names = owners_of(model), _names(model)
-    elsewhere = owners.later() if owners else ()
-    for entry in entries(model):
+    names = held.state_names()
+    elsewhere = held.owners.later() if held.owners else ()
+    for entry in held.entries:
         if entry.parameter in elsewhere:
             continue
         slots = optimizer.state.get(entry.parameter, {})
@@ -137,34 +136,18 @@ def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
                     continue
                 value = _as_stored(entry, local(value))
             state.setdefault(names[entry.parameter], {})[slot] = value
-    return {"state": state, "param_groups": _groups(model, optimizer)}
+    return {"state": state, "param_groups": _groups(held, optimizer)}
 
 
-def _names(model: nn.Module) -> dict[torch.Tensor, str]:
-    """What the optimizer's state of each parameter is called, on all ranks that have it."""
-    owners = owners_of(model)
-    return {
-        entry.parameter: owners.first_name(entry.names[0]) if owners else entry.names[0]
-        for entry in entries(model)
-    }
-
-
-def _by_name(model: nn.Module) -> dict[str, Entry]:
-    """Each parameter by all names that a state of it may have."""
-    names = _names(model)
-    return {n: e for e in entries(model) for n in (*e.names, names[e.parameter])}
-
-
-def _groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def _groups(held: Held, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """The optimizer's groups, of all owners' parameters. Where there are owners, a collective.
 
     Raises ValueError where owners have not as many groups.
     """
-    owners = owners_of(model)
-    groups = named_groups(optimizer, _names(model))
-    if owners is None:
+    groups = named_groups(optimizer, held.state_names())
+    if held.owners is None:
         return groups
-    everyones = owners.said_by_all([group["params"] for group in groups])
+    everyones = held.owners.said_by_all([group["params"] for group in groups])
     if len({len(theirs) for theirs in everyones}) > 1:
         raise ValueError(
             f"the owners' optimizers have {[len(theirs) for theirs in everyones]} parameter groups: build them alike"
@@ -177,14 +160,32 @@ def _groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str
 # --- what is read ----------------------------------------------------------------------------------------------
 
 
+def _room_for_parameters(held: Held) -> dict[str, Any]:
+    """Zeros: where there is padding, nothing is read."""
+    return {
+        f"model.{name}": _as_stored(entry, torch.zeros_like(local(entry.parameter)))
+        for entry in held.entries
+        for name in read_names(entry, held.owners)
+        if entry.shape.numel()
+    }
+
+
+def _values_read(
+    entry: Entry, owners: ModelOwners | None, staged: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """What has come for a parameter, by each of its names."""
+    names = read_names(entry, owners)
+    return {n: _kept(staged[f"model.{n}"]) for n in names if f"model.{n}" in staged}
+
+
 def _room_for_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, metadata: Metadata, others: set[str]
+    held: Held, optimizer: torch.optim.Optimizer, metadata: Metadata, others: set[str]
 ) -> dict[str, Any]:
     if not any(paths(metadata, "param_groups")):
         raise ValueError(
             "the checkpoint holds no optimizer: call load without one, or save with it"
         )
-    by_name = _by_name(model)
+    by_name = held.by_name()
     room: dict[str, Any] = {}
     for key, _, _ in paths(metadata, "param_groups"):
         option = metadata.state_dict_metadata[key]
@@ -211,21 +212,10 @@ def _room_for_state(
     return room
 
 
-def _take_effect(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    staged: dict[str, Any],
-    metadata: Metadata,
+def _give_state(
+    held: Held, optimizer: torch.optim.Optimizer, staged: Mapping[str, Any], metadata: Metadata
 ) -> None:
-    by_name = _by_name(model)
-    with torch.no_grad():
-        for name, entry in by_name.items():
-            if f"model.{name}" in staged:
-                local(entry.parameter).copy_(_kept(staged[f"model.{name}"]))
-        for name, buffer in buffers(model).items():
-            buffer.copy_(staged[f"model.{name}"])
-    if optimizer is None:
-        return
+    by_name = held.by_name()
     optimizer.state.clear()
     for key, name, slot in paths(metadata, "state"):
         if key not in staged:  # another rank has it

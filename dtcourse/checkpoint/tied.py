@@ -14,22 +14,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
+from dtcourse.checkpoint.held import Held
 from dtcourse.parameters.cuts import Run
-from dtcourse.parameters.naming import Entry, entries
-from dtcourse.parameters.owners import ModelOwners, owners_of
+from dtcourse.parameters.naming import Entry
+from dtcourse.parameters.owners import ModelOwners
 from dtcourse.parameters.placement import local
 from dtcourse.parameters.whole import gathered
 
 
-def written_names(model: nn.Module) -> list[tuple[Entry, list[str]]]:
+def written_names(held: Held) -> list[tuple[Entry, list[str]]]:
     """Each parameter, and the names under which this rank writes it: of a copy those alone that no other rank knows."""
-    owners = owners_of(model)
-    later = owners.later() if owners else ()
+    later = held.owners.later() if held.owners else ()
     found = []
-    for entry in entries(model):
-        known = _names_of_copies(entry, owners)
+    for entry in held.entries:
+        known = _names_of_copies(entry, held.owners)
         if entry.parameter in later:
             names = [name for name in entry.names if name not in known]
         else:
@@ -38,17 +37,17 @@ def written_names(model: nn.Module) -> list[tuple[Entry, list[str]]]:
     return found
 
 
-def check_copies(model: nn.Module) -> None:
+def check_copies(held: Held) -> None:
     """Raises ValueError, with names and numbers, where two ranks' copies of a parameter differ. A collective: of
     digests, and only where they differ of values.
     """
-    owners = owners_of(model)
+    owners = held.owners
     if owners is None or not owners.tied:
         return
-    held = [entry for entry in entries(model) if _names_of_copies(entry, owners)]
+    tied = [entry for entry in held.entries if _names_of_copies(entry, owners)]
     # The run of a flat that a rank keeps is another one on each stage: its whole is compared.
-    in_flats = [e for e in held if any(isinstance(cut, Run) for cut in e.placed.cuts)]
-    mine = {e.names[0]: local(e.parameter) for e in held if e not in in_flats}
+    in_flats = [e for e in tied if any(isinstance(cut, Run) for cut in e.placed.cuts)]
+    mine = {e.names[0]: local(e.parameter) for e in tied if e not in in_flats}
     for entry, whole in gathered(in_flats, lambda entry: local(entry.parameter)):
         assert whole is not None, "each rank has its piece"
         mine[entry.names[0]] = whole

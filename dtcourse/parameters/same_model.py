@@ -14,7 +14,7 @@ One message per rank, of some tens of bytes a parameter; every rank of the group
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,8 @@ from torch import nn
 from dtcourse.parameters.cuts import Group, Run, Sliced
 from dtcourse.parameters.placement import local, placement_of
 from dtcourse.parameters.slices import require_same
+
+Form = tuple[Any, ...]
 
 
 def named_tensors(model: nn.Module, buffers: bool = True) -> list[tuple[str, torch.Tensor]]:
@@ -80,33 +82,24 @@ def is_cut_over(tensor: torch.Tensor, group: Group) -> bool:
     return any(cut.differs and _together(cut, group) for cut in placement_of(tensor).cuts)
 
 
-class _Form(NamedTuple):
-    """What is to be the same of a tensor. shape: the whole's;  here: of the piece, where all have one shape of it"""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    trains: bool
-    cuts: tuple[str, ...]
-    here: tuple[int, ...] | None
-
-    def __str__(self) -> str:
-        said = f"{self.name} {list(self.shape)} {self.dtype}{'' if self.trains else ' (frozen)'}"
-        if self.here is not None and self.here != self.shape:
-            said += f", of which {list(self.here)} is here"
-        return ", ".join([said, *self.cuts])
-
-
-def _form(name: str, tensor: torch.Tensor, group: Group) -> _Form:
+def _form(name: str, tensor: torch.Tensor, group: Group) -> Form:
+    """What is to be the same of a tensor: what the whole is; and where it is cut, how, and the shape that is here."""
     placed = placement_of(tensor)
-    return _Form(
-        name,
-        tuple(placed.shape),
-        str(tensor.dtype).removeprefix("torch."),
-        tensor.requires_grad,
-        tuple(_words(cut, _together(cut, group)) for cut in placed.cuts if cut.differs),
-        None if is_cut_over(tensor, group) else tuple(local(tensor).shape),
-    )
+    whole = name, tuple(placed.shape), str(tensor.dtype), tensor.requires_grad
+    if not placed.over:
+        return whole
+    here = None if is_cut_over(tensor, group) else tuple(local(tensor).shape)
+    cuts = tuple(_words(cut, _together(cut, group)) for cut in placed.cuts if cut.differs)
+    return *whole, here, cuts
+
+
+def _said(form: Form) -> str:
+    name, shape, dtype, trains, *piece = form
+    said = f"{name} {list(shape)} {dtype.removeprefix('torch.')}{'' if trains else ' (frozen)'}"
+    if not piece:
+        return said
+    here, cuts = piece
+    return ", ".join([said, *([f"of which {list(here)} is here"] if here else []), *cuts])
 
 
 def _refused(named: Sequence[tuple[str, torch.Tensor]], group: Group, copies: str) -> str:
@@ -139,13 +132,13 @@ def _words(cut: Any, together: bool) -> str:
     return f"cut by {cut.technique}"
 
 
-def _first_difference(first: list[_Form], theirs: list[_Form]) -> tuple[str, str]:
+def _first_difference(first: list[Form], theirs: list[Form]) -> tuple[str, str]:
     """What two ranks have where they do not have the same."""
     for one, other in zip(first, theirs, strict=False):
         if one != other:
-            return str(one), str(other)
+            return _said(one), _said(other)
     shorter, longer = sorted((first, theirs), key=len)
-    beyond = f", among them {longer[len(shorter)]}"
+    beyond = f", among them {_said(longer[len(shorter)])}" if longer[len(shorter) :] else ""
     return (
         f"{len(first)} tensors{beyond if first is longer else ''}",
         f"{len(theirs)}{beyond if theirs is longer else ''}",

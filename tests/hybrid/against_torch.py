@@ -23,6 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    PrepareModuleInput,
     RowwiseParallel,
     loss_parallel,
     parallelize_module,
@@ -69,6 +70,10 @@ def cut_tensors(part: Part, mesh: DeviceMesh) -> None:
     """Over tp: a style for each layer."""
     columns, rows = ColwiseParallel, RowwiseParallel
     plan: dict[str, Any] = {
+        # Queries, keys and values take one input: so its gradient is summed once, and not for each of the three.
+        "blocks.*.attention": PrepareModuleInput(
+            input_layouts=(Replicate(), None), desired_input_layouts=(Replicate(), None)
+        ),
         **{f"blocks.*.attention.{name}": columns() for name in ("query", "key", "value")},
         "blocks.*.attention.output": rows(),
         "blocks.*.mlp.up": columns(),

@@ -48,10 +48,9 @@ def main(listener: socket.socket, alive: Connection, ready: Connection, loads: b
     multiprocessing.set_start_method(None, force=True)  # the notebook's comes with each call
     sys.path = [folder for folder in sys.path if is_system(folder)]
     if loads:
-        gc.disable()  # as in server.py
+        gc.disable()  # as server_process.py does
         load_course(alive.poll)
-    # A rank forgets what was found in folders, since files may have come. To go through 300 of them is to write to 600
-    # pages, and so to copy these: a fifth of what it copies in its whole life.
+    # A rank forgets what was found in folders: to go through 300 of them would copy 600 pages, a fifth of all its own.
     importlib.invalidate_caches()
     sys.path_importer_cache.clear()
     if len(os.listdir("/proc/self/task")) > 1 or users_modules():

@@ -1,4 +1,7 @@
-"""An optimizer's states by number, of which each rank keeps those of its own parameters: ZeRO-1's state dict."""
+"""An optimizer's states by number, of which each rank keeps those of its own parameters: ZeRO-1's state dict.
+
+Where tensor or expert parallelism has cut a parameter, its state is cut as well. A state dict has both whole.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+
+from dtcourse.parameters.naming import Entry
+from dtcourse.parameters.placement import local, placement_of
+from dtcourse.parameters.whole import gathered
 
 
 def states_of(
@@ -25,13 +32,75 @@ def states_of(
     for number, parameter in zip(numbers, parameters, strict=True):
         state = state_dict["state"].get(number, {})
         for name, value in state.items():
-            if isinstance(value, torch.Tensor) and not _fits(value.shape, parameter.shape):
+            if isinstance(value, torch.Tensor) and not _fits(
+                value.shape, whole := shape_of(parameter)
+            ):
                 raise ValueError(
                     f"{name} of parameter {number} is {list(value.shape)} in the state dict, and the parameter "
-                    f"{list(parameter.shape)}: it is another model's"
+                    f"{list(whole)}: it is another model's"
                 )
         found[number] = parameter, state
     return found
+
+
+def shape_of(parameter: torch.Tensor) -> torch.Size:
+    """Of the whole parameter, where this rank has a slice."""
+    return placement_of(parameter).shape
+
+
+def whole_states(
+    states: Mapping[int, Any], parameters: Sequence[torch.Tensor]
+) -> dict[int, dict[str, Any]]:
+    """States by number, each slot in the whole parameter's shape. A collective over the axes on which they are cut.
+
+    Raises ValueError for a slot that is no slice of the parameter's: an average over its rows, say.
+    """
+    return {
+        number: {
+            name: _whole(value, name, number, parameters[number])
+            for name, value in states[number].items()
+        }
+        for number in sorted(states)
+    }
+
+
+def _whole(value: Any, name: str, number: int, parameter: torch.Tensor) -> Any:
+    placed = placement_of(parameter)
+    if not placed.over or not isinstance(value, torch.Tensor) or not value.dim():
+        return value
+    if value.shape != local(parameter).shape:
+        raise ValueError(
+            f"{name} of parameter {number} has shape {list(value.shape)}, and this rank's slice of the parameter "
+            f"{list(parameter.shape)}: what it is of the whole {list(placed.shape)} is unknown. Take an optimizer "
+            "whose states are shaped as the parameter"
+        )
+    piece = value.to(local(parameter).device)
+    ((_, whole),) = gathered([Entry([f"parameter {number}"], parameter, placed)], lambda _: piece)  # type: ignore[arg-type]
+    assert whole is not None, "there is a piece"
+    return whole.cpu()
+
+
+def own_piece(state: Any, parameter: torch.Tensor) -> Any:
+    """This rank's slice of each slot in a whole parameter's state."""
+    placed = placement_of(parameter)
+    if not placed.over:
+        return state
+    return {
+        name: placed.cut(value)
+        if isinstance(value, torch.Tensor) and value.shape == placed.shape
+        else value
+        for name, value in state.items()
+    }
+
+
+def check_as_built(before: Sequence[tuple[Any, Any]], now: Sequence[tuple[Any, Any]]) -> None:
+    """Raises ValueError where a parameter has another dtype or device than when its optimizer was built."""
+    for number, (was, is_now) in enumerate(zip(before, now, strict=True)):
+        if was != is_now:
+            raise ValueError(
+                f"parameter {number} was {was[0]} on {was[1]} when the optimizer was built, and is "
+                f"{is_now[0]} on {is_now[1]}: move or convert the model first, then build the optimizer"
+            )
 
 
 def on_cpu(value: Any) -> Any:

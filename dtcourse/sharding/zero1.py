@@ -32,7 +32,13 @@ from dtcourse.parameters.replicas import Group
 from dtcourse.parameters.same_model import check_same
 from dtcourse.parameters.slices import require_replicas, require_unsharded
 from dtcourse.sharding.exchange import reduce_to_owners, spread_from_owners
-from dtcourse.sharding.optimizer_states import on_cpu, states_of
+from dtcourse.sharding.optimizer_states import (
+    check_as_built,
+    on_cpu,
+    own_piece,
+    states_of,
+    whole_states,
+)
 from dtcourse.sharding.partition import assign_owners, by_turns, in_buckets
 from dtcourse.torch_private import joining, joins_first
 
@@ -203,7 +209,10 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     # --- state dicts ----------------------------------------------------------------------------------------
 
     def consolidate_state_dict(self, to: int = 0) -> None:
-        """Brings all states to rank `to` of the group, into host memory; all ranks call it. Then `state_dict` there."""
+        """Brings all states to rank `to` of the group, into host memory; all ranks call it. Then `state_dict` there.
+
+        Over tensor or expert parallelism all ranks of those axes call it: those beside `to` get the whole states, too.
+        """
         if not 0 <= to < self.world_size:
             raise ValueError(
                 f"there is no rank {to} in a group of {self.world_size}: states can be brought to "
@@ -216,7 +225,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._consolidated = None
         if shards is not None:
             states = {number: state for part in shards for number, state in part.items()}
-            self._consolidated = shard | {"state": dict(sorted(states.items()))}
+            self._consolidated = shard | {"state": whole_states(states, self._parameters)}
 
     def state_dict(self) -> dict[str, Any]:
         """What a plain `optimizer_class` over all parameters would give: loads into one, and on any world size.
@@ -240,10 +249,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
         Raises ValueError, with nothing changed, where it is another model's.
         """
-        parameters = [p for group in self.param_groups for p in group["params"]]
         own = {
-            number: state
-            for number, (parameter, state) in states_of(state_dict, parameters).items()
+            number: own_piece(state, parameter)
+            for number, (parameter, state) in states_of(state_dict, self._parameters).items()
             if state and self.owner[parameter] == self.rank
         }
         super().load_state_dict({**state_dict, "state": own})
@@ -271,7 +279,11 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             theirs.update((k, v) for k, v in ours.items() if k not in ("params", "param_names"))
 
     def _dtypes_and_devices(self) -> list[tuple[torch.dtype, torch.device]]:
-        return [(p.dtype, p.device) for group in self.param_groups for p in group["params"]]
+        return [(p.dtype, p.device) for p in self._parameters]
+
+    @property
+    def _parameters(self) -> list[torch.Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
 
     def _check_step(self) -> None:
         if joining(self) and joins_first(self):
@@ -279,14 +291,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
                 "a step comes after the forward and backward of a model that averages: pass Join([model, "
                 "optimizer]), the DistributedDataParallel before its optimizer"
             )
-        for number, (before, now) in enumerate(
-            zip(self._built_with, self._dtypes_and_devices(), strict=True)
-        ):
-            if before != now:
-                raise ValueError(
-                    f"parameter {number} was {before[0]} on {before[1]} when the optimizer was built, and is "
-                    f"{now[0]} on {now[1]}: move or convert the model first, then build the optimizer"
-                )
+        check_as_built(self._built_with, self._dtypes_and_devices())
 
 
 class _ZeroJoinHook(JoinHook):

@@ -7,6 +7,7 @@ In the order in which to read them:
     parallelize.py   what is done to the model, technique after technique
     training.py      one step: tokens, loss, gradients' means, norm
     layout.py        who holds what
+    volume.py        which axis talks how much
 
     from dtcourse import hybrid
     hybrid.parallelize(model, mesh, config)

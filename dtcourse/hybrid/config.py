@@ -44,6 +44,9 @@ class HybridConfig:
     layers:        of each stage, in order; the embedding is one, and so is the head. None: as even as they can be
     sequence:      what tensor parallelism leaves whole is cut along the tokens, over the tp ranks (Megatron's)
     context:       "ring" or "ulysses": how cp ranks attend to each other's tokens
+    reduce_once:   gradients of full sharding are reduced after a stage's last micro-batch, and not after each: as many
+                   times fewer bytes as there are micro-batches. Until then a rank keeps those of its stages whole: as
+                   much memory as their parameters take on a rank where dp_shard is 1
     recompute:     stages keep their inputs only, and run forward once more before backward
     seed:          of dropout's random numbers
 
@@ -62,6 +65,7 @@ class HybridConfig:
     layers: Sequence[int] | None = None
     sequence: bool = False
     context: str = "ring"
+    reduce_once: bool = False
     recompute: bool = False
     seed: int = 0
 

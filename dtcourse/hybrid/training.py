@@ -58,6 +58,7 @@ class HybridTraining:
             axes.group("pp"),
             weigh=lambda targets: 1.0,
             recompute=config.recompute,
+            reduce_once=config.reduce_once,
         )
         self.module = self.pipeline.module
         self.layout = Layout(axes, self.module)
@@ -69,13 +70,14 @@ class HybridTraining:
             if dist.get_world_size(group) > 1
         ]
         self._mean_count = torch.ones(())
+        self._places: dict[tuple[int, torch.device], Tensor] = {}
 
     def step(
         self,
         tokens_BS: Tensor,
         targets_BS: Tensor,
         scale: Callable[[Tensor], Tensor] | None = None,
-    ) -> float | None:
+    ) -> Tensor | None:
         """Forward and backward of one batch: adds the gradients of its mean loss to every `.grad`. All ranks call it.
 
         tokens_BS:  the samples of this rank's part of the data (`data_rank`), whole sequences: the same on all of its
@@ -84,6 +86,7 @@ class HybridTraining:
         scale:      of a loss scaler, as Pipeline.step's
 
         Returns the mean loss per token over all ranks where the last stage is, with the gates' losses; None elsewhere.
+        It is a tensor: the host waits for its value where somebody asks for it, and not here.
         Raises ValueError where the batch does not divide. Gradients of a step before are still there: zero_grad first.
         """
         self.config.check_batch(*tokens_BS.shape)
@@ -91,18 +94,21 @@ class HybridTraining:
         self._mean_count = self.mean_over_ranks((targets_BS != IGNORED).sum().double())
         loss = self.pipeline.step((tokens_BS, positions_BS), targets_BS, scale)
         average(self.module, self.token_groups)
-        if loss is None:
-            return None
-        return float(self.mean_over_ranks(torch.tensor(loss, dtype=torch.double)))
+        return None if loss is None else self.mean_over_ranks(loss.double())
 
     def own_tokens(self, tokens_BS: Tensor, targets_BS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """This cp rank's part of each sequence, and where it is in the whole one."""
-        ranks, rank, order = self.axes.size("cp"), self.axes.rank("cp"), self.config.order
-        places_S = sequence_parallel.positions(tokens_BS.shape[1], rank, ranks, order).to(
-            tokens_BS.device
-        )
+        places_S = self.own_places(tokens_BS.shape[1], tokens_BS.device)
         own_tokens, own_targets = (x.index_select(1, places_S) for x in (tokens_BS, targets_BS))
         return own_tokens, own_targets, places_S.expand(len(tokens_BS), -1)
+
+    def own_places(self, length: int, device: torch.device) -> Tensor:
+        """Those of this cp rank. They go to the device once for each length: to copy them is to wait."""
+        if (length, device) not in self._places:
+            ranks, rank, order = self.axes.size("cp"), self.axes.rank("cp"), self.config.order
+            places_S = sequence_parallel.positions(length, rank, ranks, order)
+            self._places[length, device] = places_S.to(device)
+        return self._places[length, device]
 
     def micro_batch_loss(self, logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
         """Its targets' losses, added up, in units of a rank's mean count; times m, since the pipeline takes a mean."""

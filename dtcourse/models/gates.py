@@ -40,7 +40,9 @@ class Routing:
     @property
     def counts_E(self) -> Tensor:
         """Tokens of each expert."""
-        return torch.bincount(self.experts_R, minlength=self.logits_NE.shape[1])
+        # torch.bincount would wait, on a GPU, to see how many there are.
+        counts_E = self.experts_R.new_zeros(self.logits_NE.shape[1])
+        return counts_E.index_add(0, self.experts_R, torch.ones_like(self.experts_R))
 
     def kept(self, which_R: Tensor) -> Routing:
         """The routing with the pairs that a mask or a list of indices picks."""

@@ -114,7 +114,9 @@ class Experts(nn.Module):
         """Its expert's bias added to each row, where there is one."""
         if bias is None:
             return y_RF
-        return y_RF + bias.repeat_interleave(counts_E.to(bias.device), 0).to(y_RF.dtype)
+        # With the number of rows said, nobody has to wait for the counts' sum.
+        own_RF = bias.repeat_interleave(counts_E.to(bias.device), 0, output_size=len(y_RF))
+        return y_RF + own_RF.to(y_RF.dtype)
 
 
 class MoE(nn.Module):
@@ -163,13 +165,13 @@ class MoE(nn.Module):
         totals = self.scope.total(routing.totals())
         self.auxiliary_loss = self.losses(totals).to(torch.promote_types(x.dtype, torch.float32))
         E, wanted_E = self.gate.num_experts, totals[: self.gate.num_experts].detach().long()
-        self.counts_E = wanted_E
+        self.counts_E, self.num_dropped = wanted_E, 0
         if self.capacity_factor is not None:
             num_tokens, k = int(totals[-1]), self.gate.k
             capacity = capacity_of(num_tokens, E, k, self.capacity_factor)
             routing = with_capacity(routing, capacity, self.scope.before(routing, k))
             self.counts_E = wanted_E.clamp(max=capacity)
-        self.num_dropped = int((wanted_E - self.counts_E).sum())
+            self.num_dropped = int((wanted_E - self.counts_E).sum())
         routing = routing.by_expert()
         y_RD = self.experts(x_ND[routing.tokens_R], routing.counts_E)
         y_ND = torch.zeros_like(x_ND).index_add(

@@ -68,6 +68,7 @@ class Batch:
     recompute: by stage, where forwards keep their input only and are run once more before their backward
     scale:     what backward begins with, of a micro-batch's part of the loss: a loss scaler's; the loss itself is kept
     number:    how many came before it: for those who look at the timeline
+    before_backward: told the stage and the micro-batch
     """
 
     schedule: Schedule
@@ -82,6 +83,7 @@ class Batch:
     training: bool = True
     scale: Callable[[torch.Tensor], torch.Tensor] | None = None
     number: int = 0
+    before_backward: Callable[[int, int], None] = lambda stage, i: None
     stash: dict[tuple[int, int], Stash] = field(default_factory=dict)
     losses: dict[int, torch.Tensor] = field(default_factory=dict)  # weighted, by micro-batch
 
@@ -101,9 +103,9 @@ class Batch:
         if made is not None and to is not None:
             mail.send(action, made, to)
 
-    def mean_loss(self) -> float | None:
-        """The batch's, where its last stage is; None on other ranks."""
-        return float(sum(self.losses.values())) if self.targets else None
+    def mean_loss(self) -> torch.Tensor | None:
+        """The batch's, where its last stage is; None on other ranks. A tensor: nobody waits for its value here."""
+        return torch.stack([*self.losses.values()]).sum() if self.targets else None
 
     def forward(self, stage: int, i: int, inputs: Tensors) -> Tensors:
         """A stage's outputs of a micro-batch; on the last stage, its part of the loss."""
@@ -125,6 +127,7 @@ class Batch:
         There is none where neither the stage has anything to train nor a stage before it (frozen first layers).
         """
         kept = self.stash[stage, i]
+        self.before_backward(stage, i)
         if kept.before and kept.trains:
             with self.recompute[stage].again(kept.before):
                 self.run_to_train(stage, i, kept)

@@ -32,7 +32,7 @@ from dtcourse.parameters.reducer import Reducer
 from dtcourse.parameters.same_model import check_same
 from dtcourse.parameters.slices import require_replicas, require_unwrapped
 from dtcourse.parameters.unused import UsedParameters
-from dtcourse.pipeline_parallel.actions import Schedule
+from dtcourse.pipeline_parallel.actions import BACKWARD, Schedule
 from dtcourse.pipeline_parallel.batch import samples
 from dtcourse.pipeline_parallel.copies import gradient_owner, lies_in_a_flat, sum_over_copies
 from dtcourse.pipeline_parallel.performer import Performer
@@ -52,6 +52,8 @@ class Pipeline(Performer):
               tokens
     recompute: forwards keep their input only, and are run once more before their backward, with the same random
               numbers and buffers: BatchNorm counts a micro-batch once
+    reduce_once: fully sharded stages keep whole gradients until their last micro-batch, and send them once: m times
+              fewer bytes for as much memory as the stages' parameters take whole
     data_parallel: ranks that hold the same stages and have other samples: gradients are averaged over them, once, after
               the last micro-batch, with 4 bytes for each parameter: whether a rank has used it
     shared:   parameters of which ranks of the pipeline hold copies (first and last stage's embedding), each with the
@@ -78,6 +80,7 @@ class Pipeline(Performer):
         *,
         weigh: Callable[[Any], float] = samples,
         recompute: bool = False,
+        reduce_once: bool = False,
         data_parallel: dist.ProcessGroup | None = None,
         shared: Iterable[tuple[nn.Parameter, dist.ProcessGroup]] | None = None,
     ) -> None:
@@ -88,6 +91,8 @@ class Pipeline(Performer):
                 "pipeline_parallel.pipedream.PipeDream, which has the optimizer too."
             )
         refuse_wrapped(stages)
+        self.reduce_once = reduce_once
+        self.last = {stage: i for stage, kind, i in schedule.ranks[self.rank] if kind == BACKWARD}
         self.shared = None if shared is None else list(shared)
         if any(lies_in_a_flat(parameter) for parameter, _ in self.shared or ()):
             raise ValueError(
@@ -119,7 +124,7 @@ class Pipeline(Performer):
 
     def step(
         self, x: Any, target: Any, scale: Callable[[torch.Tensor], torch.Tensor] | None = None
-    ) -> float | None:
+    ) -> torch.Tensor | None:
         """Forward and backward of one batch: adds the gradients of its mean loss to every `.grad`.
 
         x, target: the whole batch: a tensor with samples on dim 0, or a tuple of such. Only the ranks of the first and
@@ -127,7 +132,8 @@ class Pipeline(Performer):
         scale: of a loss scaler, `memory.GradScaler(model=pipeline.module).scale`: gradients are as many times too
         large, those of losses that are made inside the stages (gates') as well. Scaled in `loss`, those would not be.
 
-        Returns the mean loss on the last stage's rank, not scaled; None elsewhere.
+        Returns the mean loss on the last stage's rank, not scaled, None elsewhere: a tensor, for whose value nobody has
+        waited.
 
         Raises ValueError if the batch has fewer samples than there are micro-batches, or a stage's outputs change in
         shape: on the rank that finds it, and as StepRefused on those that wait for that rank.
@@ -144,6 +150,12 @@ class Pipeline(Performer):
             if self.reducer:
                 self.reducer.reduce_local()
         return batch.mean_loss()
+
+    def before_backward(self, stage: int, i: int) -> None:
+        """reduce_once: the last micro-batch's backward sends what all have left, the others send nothing."""
+        sharded: Any = self.stages[stage]
+        if self.reduce_once and hasattr(sharded, "set_requires_gradient_sync"):
+            sharded.set_requires_gradient_sync(i == self.last[stage])
 
     def copied(self) -> list[nn.Parameter]:
         """The parameters of this rank of which others hold copies."""

@@ -98,6 +98,9 @@ class Performer:
         """What a stage makes of a micro-batch."""
         return self.stages[stage](*inputs)
 
+    def before_backward(self, stage: int, i: int) -> None:
+        """Called before each backward of a stage; nothing to do here."""
+
     def batch(
         self,
         x: Any,
@@ -134,6 +137,7 @@ class Performer:
             training=training,
             scale=scale,
             number=next(self.numbers),
+            before_backward=self.before_backward,
         )
 
     def weights_of(self, targets: Sequence[Any]) -> list[float]:
@@ -160,7 +164,7 @@ class Performer:
             raise
 
     @torch.no_grad()
-    def evaluate(self, x: Any, target: Any) -> float | None:
+    def evaluate(self, x: Any, target: Any) -> torch.Tensor | None:
         """The mean loss of a batch on the last stage's rank (None elsewhere): forwards alone, nothing is kept.
 
         Raises ValueError as a step does. Of what only the last stage's rank refuses (its target) the others do not

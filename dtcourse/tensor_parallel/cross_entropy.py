@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dtcourse import device, torch_private
 from dtcourse.parameters.cuts import Sliced
 from dtcourse.parameters.replicas import Group
 
@@ -44,6 +45,8 @@ def cross_entropy(
 
     Half-precision logits are added up in float32, which is also the loss's dtype then.
     Raises ValueError where shapes or targets do not fit. Every rank calls it with the same targets.
+    Of a GPU no value is read, since the host would wait for all that is queued there: a target that does not fit is a
+    device-side assertion, as it is for F.cross_entropy.
     """
     size = dist.get_world_size(group)
     V = logits.shape[-1] * size if num_classes is None else num_classes
@@ -61,7 +64,9 @@ def cross_entropy(
         raise ValueError(f"label_smoothing is between 0 and 1; got {label_smoothing}")
     ignored = targets == ignore_index
     wrong = ~ignored & ((targets < 0) | (targets >= V))
-    if wrong.any():
+    if not may_look(targets):
+        torch_private.assert_later(~wrong.any(), f"a target is none of the {V} classes")
+    elif wrong.any():
         raise ValueError(f"target {int(targets[wrong][0])} is none of the {V} classes")
     losses = _CrossEntropy.apply(logits, targets, ignored, shard, label_smoothing)
     if reduction == "none":
@@ -80,10 +85,13 @@ class _CrossEntropy(torch.autograd.Function):
         # A rank whose slice is all padding has no largest logit, and takes part all the same.
         largest = z.amax(-1) if z.shape[-1] else z.new_full(targets.shape, -torch.inf)
         # One number more says whether some rank's slice does not fit, so that all raise and none waits for ever.
-        misfit = largest.new_full((1,), logits.shape[-1] != shard.used)
+        fits = logits.shape[-1] == shard.used
+        misfit = largest.new_full((1,), not fits)
         together = torch.cat([largest.flatten(), misfit])
         _all_reduce(together, dist.ReduceOp.MAX, shard)
-        if together[-1]:
+        if fits and not may_look(together):
+            torch_private.assert_later(together[-1] == 0, "another rank's slice does not fit")
+        elif not fits or together[-1]:
             raise ValueError(
                 f"{shard.size} classes on {shard.parts} ranks are {shard.length} on "
                 f"each, and what is left on the last; rank {shard.part} has {shard.used} of them, and logits of "
@@ -122,6 +130,11 @@ class _CrossEntropy(torch.autograd.Function):
             at_target = (smoothing - 1) * (~elsewhere).unsqueeze(-1).to(grad.dtype)
             grad_logits.scatter_add_(-1, local, at_target)
         return grad_logits.mul_(grad).to(logits.dtype), None, None, None, None
+
+
+def may_look(x: Tensor) -> bool:
+    """Whether a value of it can be read without waiting."""
+    return not device.is_gpu(x.device)
 
 
 def _all_reduce(x: Tensor, op: Any, shard: Sliced) -> None:

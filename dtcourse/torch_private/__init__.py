@@ -81,6 +81,7 @@ from dtcourse.torch_private.pipelines import (
 from dtcourse.torch_private.process import settings_of_process
 from dtcourse.torch_private.tensors import (
     as_plain_tensors,
+    assert_later,
     base_of,
     check_finite_and_multiply_,
     dtensor_like,
@@ -111,6 +112,7 @@ __all__ = [
     "after_backward",
     "all_gather_single",
     "as_plain_tensors",
+    "assert_later",
     "attach",
     "backend_of",
     "backward_pass",

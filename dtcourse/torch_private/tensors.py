@@ -39,6 +39,11 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor._base
 
 
+def assert_later(condition: torch.Tensor, message: str) -> None:
+    """Asserts a number on the device, and does not wait for it: on a GPU the next wait raises, on a CPU this line."""
+    torch._assert_async(condition, message)
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """How often it has been changed in place, itself or through a view."""
     return tensor._version

@@ -33,8 +33,10 @@ MIXTURE = TransformerConfig(
     vocab=31, n_layers=2, d_model=16, n_heads=4, max_length=8, d_ff=8, experts=4, balancing=0.1,
     shared_experts=1,
 )  # fmt: skip
-SAMPLES, MICRO_BATCHES, STEPS, MAX_NORM = 16, 2, 3, 0.3
+MICRO_BATCHES, STEPS, MAX_NORM = 2, 3, 0.3
 IGNORED = -100
+# What is one more of a kind: in CI all of it where the package has changed, else a third (tests/rotation.py).
+BY_TURNS = pytest.mark.stands_on("dtcourse/hybrid/", "tests/hybrid/layouts.py", share=(1, 3))
 
 
 def vectors(ranks: int) -> list[dict[str, int]]:
@@ -57,12 +59,16 @@ def named(degrees: dict[str, int], axes: tuple[str, ...] = AXES) -> str:
 
 
 def batch(config: TransformerConfig, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and what follows them; documents are uneven, so some targets count nothing."""
+    """Tokens and what follows them; documents are uneven, so some targets count nothing.
+
+    As many samples as a sequence has tokens: what needs more ranks has longer sequences.
+    """
+    samples = config.max_length
     make = torch.Generator().manual_seed(step)
-    shape = (SAMPLES, config.max_length + 1)
+    shape = (samples, config.max_length + 1)
     tokens = torch.randint(config.vocab, shape, generator=make)
     targets = tokens[:, 1:].clone()
-    for i, length in enumerate(torch.randint(2, config.max_length + 1, (SAMPLES,), generator=make)):
+    for i, length in enumerate(torch.randint(2, config.max_length + 1, (samples,), generator=make)):
         targets[i, int(length) :] = IGNORED
     return tokens[:, :-1], targets
 
@@ -88,7 +94,7 @@ def alone(config: TransformerConfig, data_ranks: int = 1, steps: int = STEPS) ->
         optimizer.zero_grad()
         tokens, targets = batch(config, step)
         losses = []
-        for part in micro_batches(data_ranks):
+        for part in micro_batches(config.max_length, data_ranks):
             logits, right = model(tokens[part]).flatten(0, 1), targets[part].flatten()
             loss = F.cross_entropy(logits, right, reduction="sum") / (targets != IGNORED).sum()
             gates = [m.auxiliary_loss for m in model.modules() if hasattr(m, "auxiliary_loss")]
@@ -104,9 +110,9 @@ def alone(config: TransformerConfig, data_ranks: int = 1, steps: int = STEPS) ->
     return found
 
 
-def micro_batches(data_ranks: int) -> list[torch.Tensor]:
+def micro_batches(samples: int, data_ranks: int) -> list[torch.Tensor]:
     """The samples of each: of every rank's part of the data its first, its second, ..."""
-    parts = torch.arange(SAMPLES).view(data_ranks, MICRO_BATCHES, -1)
+    parts = torch.arange(samples).view(data_ranks, MICRO_BATCHES, -1)
     return [parts[:, i].flatten() for i in range(MICRO_BATCHES)]
 
 

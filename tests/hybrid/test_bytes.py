@@ -6,23 +6,36 @@ axis that a layout names and nothing uses fails here, though all its numbers be 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
+import torch
 
 from dtcourse import launch
 from dtcourse.collectives import traffic
 from dtcourse.hybrid import HybridConfig, parallelize
 from dtcourse.hybrid.config import AXES
+from dtcourse.hybrid.volume import volume
 from dtcourse.models import Transformer, TransformerConfig
-from tests.hybrid.layouts import MICRO_BATCHES, SAMPLES, batch, named, own_samples, vectors
+from dtcourse.pipeline_parallel import gpipe
+from tests.hybrid.layouts import (
+    BY_TURNS,
+    MICRO_BATCHES,
+    batch,
+    named,
+    own_samples,
+    vectors,
+)
 
 V, D, L, S, BYTES = 32, 16, 2, 8, 8  # all divide by 4; doubles
 F = 4 * D
 MODEL = TransformerConfig(
     vocab=V, n_layers=L, d_model=D, n_heads=4, max_length=S, tied=False, bias=False
 )
-TOKENS = SAMPLES * S
+SAMPLES = S  # as `batch` makes them
+SHARDING = ("all_gather", "reduce_scatter")
 # Elements of each layer: what tensor parallelism cuts, and norms and positions, which it leaves.
 BLOCK = (4 * D * D + 2 * D * F, 2 * D)
 LAYERS = [(V * D, S * D), BLOCK, BLOCK, (V * D, D)]
@@ -61,67 +74,14 @@ def elements(layer, tp):
     return cut // tp + left
 
 
-def all_gathered(n, numbers):
-    """Bytes that a ring of n ranks sends in all. A reduce-scatter sends as many."""
-    return (n - 1) * numbers * BYTES
-
-
-def all_reduced(n, numbers):
-    return 2 * (n - 1) * numbers * BYTES
-
-
 def stage_of(place, cut):
     per_stage = (L + 2) // cut.pp
     return range(place * per_stage, (place + 1) * per_stage)
 
 
-def again_after_warm_up(cut):
-    """Elements of the stages' own units that are gathered once more: for each backward that follows another one.
-
-    1F1B: a stage has as many micro-batches under way when its last forward ends as there are stages behind it.
-    """
-    own = [
-        sum(elements(layer, cut.tp) for layer in stage_of(stage, cut) if LAYERS[layer] != BLOCK)
-        for stage in range(cut.pp)
-    ]
-    return sum(
-        min(cut.pp - 1 - s, cut.micro_batches - 1) * numbers for s, numbers in enumerate(own)
-    )
-
-
-def formula(cut):
-    """The same, from the sizes. Every group of an axis sends: as many as there are ranks in the others."""
-    m, tp, pp, cp, replicas, shards = (
-        cut.micro_batches, cut.tp, cut.pp, cut.cp, cut.dp_replicate, cut.dp_shard
-    )  # fmt: skip
-    sent = Counter()
-    held = sum(elements(layer, tp) for layer in range(L + 2))
-    # Activations are those of all tokens, once: data and context ranks have different ones.
-    activations = TOKENS * D
-    sent["send", "pp"] = tp * (pp - 1) * 2 * activations * BYTES
-    # Forward: after the embedding, and twice per block; backward: twice per block, and before the head. Then the loss:
-    # the largest logit and a flag per micro-batch, and two sums.
-    of_loss = 3 * TOKENS + m * replicas * shards * cp
-    sent["all_reduce", "tp"] = all_reduced(tp, (2 + 4 * L) * activations + of_loss)
-    # Keys and values go round forward; backward they do again, and their gradients with them.
-    sent["ring_attention", "cp"] = 3 * (cp - 1) * L * 2 * activations * BYTES
-    if shards > 1:
-        # Per micro-batch: a block is gathered forward and backward; what is left of a stage once, since it stays for
-        # the backward that comes next. Gradients leave once.
-        over, groups = shards * cp, replicas * tp
-        gathered = m * (held + L * elements(1, tp)) + again_after_warm_up(cut)
-        sent["all_gather", "dp_shard x cp"] = groups * all_gathered(over, gathered)
-        sent["reduce_scatter", "dp_shard x cp"] = groups * all_gathered(over, m * held)
-        sent["all_reduce", "dp_replicate"] = tp * all_reduced(replicas, m * held)
-    else:
-        sent["all_reduce", "dp_replicate"] = cp * tp * all_reduced(replicas, held)
-        sent["all_reduce", "cp"] = replicas * tp * all_reduced(cp, held)
-    # How many tokens count is asked on all ranks; the loss is on those of the last stage.
-    for axis in ("dp_replicate", "dp_shard", "cp"):
-        size = getattr(cut, axis)
-        groups = cut.ranks // size
-        sent["all_reduce", axis] += (groups + groups // pp) * all_reduced(size, 1)
-    return {key: number for key, number in sent.items() if number}
+def by_axis(sent):
+    """As the formula has them: full sharding's axis by its name, by its two names where there are two."""
+    return {(axes, operation): number for (operation, axes), number in sent.items()}
 
 
 def kept(cut, place):
@@ -131,15 +91,80 @@ def kept(cut, place):
     return sum(elements(layer, cut.tp) for layer in mine) * BYTES // over
 
 
-@pytest.mark.parametrize("degrees", [*vectors(2), *vectors(4)], ids=named)
-def test_each_axis_sends_and_leaves_what_the_sizes_say(degrees):
-    cut = HybridConfig(**degrees, micro_batches=MICRO_BATCHES)
+def meta(**other):
+    with torch.device("meta"):
+        return Transformer(replace(MODEL, **other))
+
+
+def check(cut):
     sent, ranks = measured(cut)
-    assert sent == formula(cut)
+    right = volume(meta(), cut, SAMPLES, BYTES)
+    if cut.cp == 1:
+        right = {
+            (a.replace("dp_shard", "dp_shard x cp") if o in SHARDING else a, o): n
+            for (a, o), n in right.items()
+        }
+    assert by_axis(sent) == right
     for place, there in ranks:
         assert there == kept(cut, place), place
     spoken = {axis for _, axes in sent for axis in axes.split(" x ")}
-    assert spoken >= {name for name in AXES if degrees[name] > 1}, "every axis is used"
+    assert spoken >= {name for name in AXES if getattr(cut, name) > 1}, "every axis is used"
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        pytest.param(v, id=named(v), marks=BY_TURNS if n == 4 and number % 3 else ())
+        for n in (2, 4)
+        for number, v in enumerate(vectors(n))
+    ],
+)
+def test_each_axis_sends_and_leaves_what_the_sizes_say(degrees):
+    check(HybridConfig(**degrees, micro_batches=MICRO_BATCHES))
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        pytest.param(v, id=named(v), marks=BY_TURNS if n == 4 else ())
+        for n in (2, 4)
+        for v in vectors(n)
+        if v["dp_shard"] > 1
+    ],
+)
+def test_gradients_leave_once_where_that_is_asked_for(degrees):
+    """m times fewer bytes on the axes of full sharding, and as many on all others."""
+    once = HybridConfig(**degrees, micro_batches=MICRO_BATCHES, reduce_once=True)
+    check(once)
+    right, often = (
+        volume(meta(), once, SAMPLES),
+        volume(meta(), replace(once, reduce_once=False), SAMPLES),
+    )
+    fewer = {key for key in right if right[key] < often[key]}
+    scatter = next(key for key in right if key[1] == "reduce_scatter")
+    assert right[scatter] * MICRO_BATCHES == often[scatter]
+    assert fewer == {scatter} | (
+        {("dp_replicate", "all_reduce")} if once.dp_replicate > 1 else set()
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "sentence"),
+    [
+        ({"tied": True}, {}, "does not know of tied embeddings"),
+        ({"bias": True}, {"dp_replicate": 2}, "does not know of biases"),
+        ({}, {"pp": 2, "schedule": gpipe}, "does not know of GPipe"),
+        ({}, {"tp": 2, "sequence": True}, "does not know of sequence=True"),
+        ({}, {"cp": 2, "context": "ulysses"}, "does not know of context='ulysses'"),
+        ({}, {"recompute": True}, "does not know of recompute=True"),
+        ({"n_kv_heads": 1}, {"tp": 2}, "does not know of 1 key-value heads on tp(2) ranks"),
+        ({}, {"dp_shard": 3}, "32 rows, and they do not divide by tp(1) x 3 ranks"),
+        ({}, {"tp": 3}, "cannot be cut over 3 ranks"),
+    ],
+)
+def test_the_formula_says_what_it_does_not_know(model, given, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        volume(meta(**model), HybridConfig(**given), SAMPLES)
 
 
 def test_the_order_of_axes_changes_who_talks_and_not_how_much():

@@ -13,6 +13,9 @@ from tests.hybrid.layouts import MICRO_BATCHES, MIXTURE, check, named, vectors
 # 8 stages, 8 heads, 8 experts, 8 parts of a sequence, each of two chunks.
 MODEL = replace(MIXTURE, n_layers=6, n_heads=8, max_length=16, experts=8)
 
+# `make test-all` tries all of them. Of 117 CI draws three, and fifteen where the package has changed.
+FEW = pytest.mark.stands_on("dtcourse/hybrid/", share=(1, 40), lately=(1, 8))
+
 
 def layouts():
     return [
@@ -34,12 +37,14 @@ def cyclic():
 
 
 @pytest.mark.slow
+@FEW
 @pytest.mark.parametrize(("degrees", "ep"), layouts())
 def test_every_layout_of_eight_ranks_is_one_process(degrees, ep):
     check(HybridConfig(**degrees, ep=ep, micro_batches=MICRO_BATCHES), MODEL)
 
 
 @pytest.mark.slow
+@FEW
 @pytest.mark.parametrize(("degrees", "axes"), cyclic())
 def test_so_it_is_where_the_axes_are_turned(degrees, axes):
     check(HybridConfig(**degrees, axes=axes, micro_batches=MICRO_BATCHES), MODEL)

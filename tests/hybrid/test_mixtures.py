@@ -5,13 +5,18 @@ from __future__ import annotations
 import pytest
 
 from dtcourse.hybrid import HybridConfig
-from tests.hybrid.layouts import MICRO_BATCHES, MIXTURE, check, named, vectors
+from tests.hybrid.layouts import BY_TURNS, MICRO_BATCHES, MIXTURE, check, named, vectors
 
 
 def with_experts(numbers):
     """Every degree vector with every ep that divides dp_shard x cp and the experts."""
     return [
-        pytest.param(degrees, ep, id=f"{named(degrees)}, ep {ep}")
+        pytest.param(
+            degrees,
+            ep,
+            id=f"{named(degrees)}, ep {ep}",
+            marks=BY_TURNS if n == 4 and ep == 1 else (),
+        )
         for n in numbers
         for degrees in vectors(n)
         for ep in (1, 2, 4)

@@ -8,7 +8,7 @@ import pytest
 
 from dtcourse.hybrid import HybridConfig
 from dtcourse.pipeline_parallel import gpipe, interleaved_1f1b, zb_h1
-from tests.hybrid.layouts import GROUPED, MICRO_BATCHES, MIXTURE, TIED, check
+from tests.hybrid.layouts import BY_TURNS, GROUPED, MICRO_BATCHES, MIXTURE, TIED, check
 
 
 def twice(ranks, micro_batches):
@@ -35,8 +35,19 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("model", [TIED, GROUPED], ids=["tied", "grouped"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "model"),
+    [
+        pytest.param(
+            way,
+            model,
+            id=f"{way}-{('tied', 'grouped')[which]}",
+            marks=() if (number + which) % 4 == 0 else BY_TURNS,
+        )
+        for number, way in enumerate(WAYS)
+        for which, model in enumerate((TIED, GROUPED))
+    ],
+)
 def test_every_way_is_one_process(way, model):
     check(WAYS[way](micro_batches=MICRO_BATCHES), model)
 
@@ -49,6 +60,7 @@ MIXED = {
 }
 
 
+@BY_TURNS
 @pytest.mark.parametrize("way", MIXED)
 def test_so_is_every_way_of_a_mixture(way):
     check(MIXED[way](micro_batches=MICRO_BATCHES), MIXTURE)

@@ -56,11 +56,21 @@ class Mean:
 @pytest.mark.parametrize("kind", ["healthy", "storage", "decode", "prefetch", "start", "compute"])
 def test_a_log_says_what_the_loader_does(kind, monkeypatch):
     random.seed(kind)
-    job, _ = stall_logs._drawn(kind, 0)  # turn 0 has long reads here and there, where the kind has them
+    job, _ = stall_logs._drawn(
+        kind, 0
+    )  # turn 0 has long reads here and there, where the kind has them
     monkeypatch.setattr(stall_logs, "random", Mean)
     rows = stall_logs.run(job)
     said = sorted({row[6] for row in rows if row[4] in ("compute", "wait: ranks")})
-    run = launch(on_a_rank, job.ranks, job, device="cpu", backend="ring", network=EmulatedNetwork(), clock="virtual")
+    run = launch(
+        on_a_rank,
+        job.ranks,
+        job,
+        device="cpu",
+        backend="ring",
+        network=EmulatedNetwork(),
+        clock="virtual",
+    )
     whole = run[0][0][-1]
     assert said[-1] == pytest.approx(whole, rel=TOLERANCE)
     for rank, (ends, waited) in enumerate(run):

@@ -11,7 +11,7 @@ _TWICE_DP = '            return "doubled", "dp"\n'
 _TWICE_TP = '            return "doubled", "tp"\n'
 _TWICE_PP = '            return "doubled", "pp"\n'
 _OFF_IN = "        if not all(whole):\n"
-_OFF_NORM = "for u, s in zip(used, stage_of)):\n"
+_OFF_NORM = '            alike([u["norm"], right["norm"][s]]) for u, s in zip(used, stage_of, strict=True)\n        ):\n'
 _NORM = '                return "norm", axis\n'
 _NORM_DP = '            return "norm", "dp"\n'
 
@@ -184,10 +184,10 @@ def diagnose_axis(axes, sizes, log, reference):
     (
         "with a coarser measure, and the other way round through the axes",
         (
-            (_NEAR, "return max(numbers) < 1.001 * min(numbers)"),
+            (_NEAR, "return max(numbers) < 1.001 * min(numbers) or not any(numbers)"),
             (
-                "for axis, group in ((axis, group) for axis in axes for group in groups[axis]):\n            for name",
-                "for axis, group in ((a, g) for a in reversed(axes) for g in groups[a]):\n            for name",
+                "every = [(axis, group) for axis in axes for",
+                "every = [(axis, group) for axis in reversed(axes) for",
             ),
         ),
     ),

@@ -16,8 +16,9 @@ add up whole gradients that they reduce once per step; ours reduce after each mi
 and backward, so that no rank holds a stage's gradients whole, and send 2.0 times the bytes for it (four micro-batches,
 counted by run.traffic.by_axis on both). That is why pp x dp_shard alone is above 1.1.
 
-The committed results were taken on two cores with much other work on them. Where there is tensor parallelism, PyTorch's
-side waits less for messages than it computes: DTensor's dispatch of each operation is most of its time at these sizes.
+The committed results were taken on two cores with much other work on them. Where there is tensor parallelism, DTensor
+works in Python: with tp 2 alone, on 2 ranks, a profile counted 7 times as many calls per step as ours, and 21
+all-reduces per micro-batch where ours has 20.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@ asserted."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -31,7 +33,12 @@ def test_the_routes_are_the_lessons_and_they_sum(script):
     assert launch(summed, 4, device="cpu", backend="gloo")[3] == [[1111.0] * 8] * 4
 
 
-def test_a_run_has_all_that_is_compared_and_is_not_made_twice(script, tmp_path, capsys):
+def test_a_run_has_all_that_is_compared_and_is_not_made_twice(
+    script, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.syspath_prepend(
+        str(Path(script.__file__).parent)
+    )  # the ranks import it by its name
     path = tmp_path / "routes.json"
     small = [
         "--out",

@@ -64,7 +64,7 @@ def drawn(kind: str, turn: int) -> tuple[Given, Diagnosis]:
             usable.remove("halving and doubling")
         sizes = _sizes(alpha, gap, beta)
         times = [seconds(told, p, n, usable) for n in sizes]
-        routes = [min(of, key=lambda name, of=of: of[name]) for of in times]
+        routes = [min(of, key=of.__getitem__) for of in times]
         if waiting and kind != "route":
             if routes[0] != "root" or times[1]["ring"] > 1.05 * times[1][routes[1]]:
                 continue

@@ -60,7 +60,7 @@ def compare(
     count: int,
 ) -> dict[str, list[tuple[float, float]]]:
     """Alternating steps of both on this rank: seconds on the clock, and of the processor."""
-    cut = HybridConfig(**degrees, micro_batches=micro_batches)
+    cut = HybridConfig(**degrees, micro_batches=micro_batches, reduce_once=True)
     ranges = ranges_of(Transformer(shape), cut)
     mesh = cut.mesh(device.current().type)
     sides: dict[str, Any] = {

@@ -45,8 +45,8 @@ class HybridConfig:
     sequence:      what tensor parallelism leaves whole is cut along the tokens, over the tp ranks (Megatron's)
     context:       "ring" or "ulysses": how cp ranks attend to each other's tokens
     reduce_once:   gradients of full sharding are reduced after a stage's last micro-batch, and not after each: as many
-                   times fewer bytes as there are micro-batches. Until then a rank keeps those of its stages whole: as
-                   much memory as their parameters take on a rank where dp_shard is 1
+                   times fewer bytes as there are micro-batches. Until then a rank keeps those of its stages whole, and
+                   from its first backward on the parameters too: as much memory as where dp_shard is 1
     recompute:     stages keep their inputs only, and run forward once more before backward
     seed:          of dropout's random numbers
 

@@ -9,8 +9,8 @@ stage after tensor parallelism (Narayanan et al. 2104.04473, section 3; Rajbhand
     pp            T D to the next stage and back
     tp            all-reduces of T D, two per block forward and two backward, and two round the vocabulary
     cp            keys and values to all others, forward; in backward again, with their gradients
-    dp_shard      n gathered for each micro-batch, forward and backward; gradients leave once per micro-batch, or, by
-                  reduce_once, once per step
+    dp_shard      n gathered for each micro-batch, forward and backward, and its gradients reduced; by reduce_once
+                  gathered until the first backward alone, and reduced once per step
     dp_replicate  an all-reduce of gradients: once per step, or as often as full sharding reduces
     tp, dp, cp    and what the loss asks for: three numbers per token, and counts
 
@@ -60,11 +60,9 @@ def volume(model: Any, config: HybridConfig, samples: int, itemsize: int = 8) ->
     # Keys and values go round forward; backward they do again, and their gradients with them.
     sent["cp", "ring_attention"] = 3 * (cp - 1) * blocks * 2 * keys
     if shards > 1:
-        # Per micro-batch: a block is gathered forward and backward; what is left of a stage once, since it stays for
-        # the backward that comes next.
         axis = "dp_shard x cp" if cp > 1 else "dp_shard"
         copies, times = replicas * tp, 1 if config.reduce_once else m
-        gathered = m * (held + sum(layers[1:-1])) + _again_after_warm_up(model, config, layers)
+        gathered = _gathered(model, config, layers)
         sent[axis, "all_gather"] = copies * (shards * cp - 1) * gathered
         sent[axis, "reduce_scatter"] = copies * (shards * cp - 1) * times * held
         sent["dp_replicate", "all_reduce"] = tp * 2 * (replicas - 1) * times * held
@@ -93,17 +91,25 @@ def _elements(layer: Any, config: HybridConfig) -> int:
     return count
 
 
-def _again_after_warm_up(model: Any, config: HybridConfig, layers: list[int]) -> int:
-    """Numbers of the stages' own units that are gathered once more: for each backward that follows another one.
+def _gathered(model: Any, config: HybridConfig, layers: list[int]) -> int:
+    """Numbers that all stages gather in a step.
+
+    Per micro-batch a block is gathered forward and backward; what else is a stage's own once, since it stays for the
+    backward that comes next, and once more for each backward that follows another one. By reduce_once all stays from
+    the first backward on.
 
     1F1B: a stage has as many micro-batches under way when its last forward ends as there are stages behind it.
     """
-    blocks = range(1, len(layers) - 1)
-    own = [sum(layers[i] for i in held if i not in blocks) for held in ranges_of(model, config)]
-    return sum(
-        min(config.pp - 1 - stage, config.micro_batches - 1) * numbers
-        for stage, numbers in enumerate(own)
-    )
+    m, numbers = config.micro_batches, 0
+    for stage, held in enumerate(ranges_of(model, config)):
+        under_way = min(config.pp - 1 - stage, m - 1)
+        blocks = sum(layers[i] for i in held if 0 < i < len(layers) - 1)
+        own = sum(layers[i] for i in held) - blocks
+        if config.reduce_once:
+            numbers += (under_way + 1) * (own + blocks) + blocks
+        else:
+            numbers += m * (own + 2 * blocks) + under_way * own
+    return numbers
 
 
 def _check(shape: Any, config: HybridConfig) -> None:

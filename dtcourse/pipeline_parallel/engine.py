@@ -53,7 +53,8 @@ class Pipeline(Performer):
     recompute: forwards keep their input only, and are run once more before their backward, with the same random
               numbers and buffers: BatchNorm counts a micro-batch once
     reduce_once: fully sharded stages keep whole gradients until their last micro-batch, and send them once: m times
-              fewer bytes for as much memory as the stages' parameters take whole
+              fewer bytes. Parameters stay whole from the first backward until then, and are gathered no more. Both take
+              as much memory as the stages' parameters take whole
     data_parallel: ranks that hold the same stages and have other samples: gradients are averaged over them, once, after
               the last micro-batch, with 4 bytes for each parameter: whether a rank has used it
     shared:   parameters of which ranks of the pipeline hold copies (first and last stage's embedding), each with the
@@ -152,10 +153,13 @@ class Pipeline(Performer):
         return batch.mean_loss()
 
     def before_backward(self, stage: int, i: int) -> None:
-        """reduce_once: the last micro-batch's backward sends what all have left, the others send nothing."""
+        """reduce_once: the last micro-batch's backward sends what all have left, the others send nothing. Until then
+        parameters stay whole, as gradients do.
+        """
         sharded: Any = self.stages[stage]
         if self.reduce_once and hasattr(sharded, "set_requires_gradient_sync"):
             sharded.set_requires_gradient_sync(i == self.last[stage])
+            sharded.set_reshard_after_backward(i == self.last[stage])
 
     def copied(self) -> list[nn.Parameter]:
         """The parameters of this rank of which others hold copies."""

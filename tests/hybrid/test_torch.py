@@ -39,7 +39,7 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 def both(degrees: dict[str, int], name: str) -> list[dict[str, Any]]:
     """Each step's losses and gradients on this rank, of ours and of PyTorch's."""
     ours, torchs = SCHEDULES[name]
-    cut = HybridConfig(**degrees, micro_batches=MICRO_BATCHES, schedule=ours)
+    cut = HybridConfig(**degrees, micro_batches=MICRO_BATCHES, schedule=ours, reduce_once=True)
     ranges = ranges_of(Transformer(SHAPE), cut)
     mine = parallelize(Transformer(SHAPE).double(), cut.mesh("cpu"), cut)
     theirs = TorchTraining(Transformer(SHAPE).double(), degrees, MICRO_BATCHES, ranges, torchs)

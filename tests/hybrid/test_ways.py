@@ -32,6 +32,15 @@ WAYS = {
     "two stages per rank and cp": partial(HybridConfig, pp=2, cp=2, schedule=twice),
     "zero bubble and tp": partial(HybridConfig, pp=2, tp=2, schedule=zb_h1),
     "zero bubble and cp": partial(HybridConfig, pp=2, cp=2, schedule=zb_h1),
+    "reduced once, pp": partial(HybridConfig, pp=2, dp_shard=2, reduce_once=True),
+    "reduced once, tp": partial(HybridConfig, dp_shard=2, tp=2, reduce_once=True),
+    "reduced once, replicas": partial(HybridConfig, dp_replicate=2, dp_shard=2, reduce_once=True),
+    "reduced once, two stages per rank": partial(
+        HybridConfig, pp=2, dp_shard=2, schedule=twice, reduce_once=True
+    ),
+    "reduced once, recompute": partial(
+        HybridConfig, pp=2, dp_shard=2, recompute=True, reduce_once=True
+    ),
 }
 
 
@@ -57,6 +66,7 @@ MIXED = {
     "recompute": partial(HybridConfig, pp=2, dp_shard=2, ep=2, recompute=True),
     "Ulysses": partial(HybridConfig, cp=2, dp_shard=2, ep=4, context="ulysses"),
     "zero bubble": partial(HybridConfig, pp=2, cp=2, ep=2, schedule=zb_h1),
+    "reduced once": partial(HybridConfig, pp=2, dp_shard=2, ep=2, reduce_once=True),
 }
 
 

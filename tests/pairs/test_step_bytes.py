@@ -15,7 +15,8 @@ from dtcourse import launch
 from dtcourse.collectives import traffic
 from dtcourse.models import TransformerConfig
 from tests.fuzz.pairs import DRAWN, grid_of
-from tests.pairs.grid import AXES, BATCH, SHARDED, Grid, Task, Training
+from tests.pairs.grid import AXES, BATCH, SHARDED, Grid, Task
+from tests.pairs.grid_training import Training
 
 V, D, F, L, S, E, DOUBLE, FLAG = (
     32,

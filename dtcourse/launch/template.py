@@ -192,9 +192,7 @@ def refresh() -> bool:
 
 
 def _may_be_followed() -> bool:
-    """Whether the template was killed (thrice in a row at most);
-    one that would not serve is followed by none like it.
-    """
+    """Whether it was killed, thrice in a row at most; one that would not serve is followed by none like it."""
     global _killed
     if _template is None or not _template.has_failed or _template.process.exitcode in (0, None):
         return False

@@ -5,7 +5,7 @@ Where tensor or expert parallelism has cut a parameter, its state is cut as well
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -93,14 +93,30 @@ def own_piece(state: Any, parameter: torch.Tensor) -> Any:
     }
 
 
-def check_as_built(before: Sequence[tuple[Any, Any]], now: Sequence[tuple[Any, Any]]) -> None:
+def parameters_of(groups: Iterable[Mapping[str, Any]]) -> list[torch.Tensor]:
+    """All of an optimizer's groups, in their order."""
+    return [parameter for group in groups for parameter in group["params"]]
+
+
+def built_with(groups: Iterable[Mapping[str, Any]]) -> list[tuple[torch.dtype, torch.device]]:
+    """Each parameter's dtype and device."""
+    return [(parameter.dtype, parameter.device) for parameter in parameters_of(groups)]
+
+
+def check_as_built(before: Sequence[tuple[Any, Any]], groups: Iterable[Mapping[str, Any]]) -> None:
     """Raises ValueError where a parameter has another dtype or device than when its optimizer was built."""
-    for number, (was, is_now) in enumerate(zip(before, now, strict=True)):
+    for number, (was, is_now) in enumerate(zip(before, built_with(groups), strict=True)):
         if was != is_now:
             raise ValueError(
                 f"parameter {number} was {was[0]} on {was[1]} when the optimizer was built, and is "
                 f"{is_now[0]} on {is_now[1]}: move or convert the model first, then build the optimizer"
             )
+
+
+def copy_options(source: Iterable[dict[str, Any]], target: Iterable[dict[str, Any]]) -> None:
+    """All of each group's options, and neither its parameters nor their names."""
+    for ours, theirs in zip(source, target, strict=True):
+        theirs.update((k, v) for k, v in ours.items() if k not in ("params", "param_names"))
 
 
 def on_cpu(value: Any) -> Any:

@@ -33,9 +33,12 @@ from dtcourse.parameters.same_model import check_same
 from dtcourse.parameters.slices import require_replicas, require_unsharded
 from dtcourse.sharding.exchange import reduce_to_owners, spread_from_owners
 from dtcourse.sharding.optimizer_states import (
+    built_with,
     check_as_built,
+    copy_options,
     on_cpu,
     own_piece,
+    parameters_of,
     states_of,
     whole_states,
 )
@@ -94,8 +97,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._local = optimizer_class([self._owned_group(g) for g in self.param_groups], **defaults)
         self._local.state = self.state  # one state, seen through both
         self.defaults = self._local.defaults
-        self._copy_options(self._local.param_groups, self.param_groups)
-        self._built_with = self._dtypes_and_devices()
+        copy_options(self._local.param_groups, self.param_groups)
+        self._built_with = built_with(self.param_groups)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters: every rank calls it with the same ones. Owners of the earlier ones stay."""
@@ -112,7 +115,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         if self._local is not None:
             self._check_same([group])
             self._local.add_param_group(self._owned_group(group))
-            self._built_with = self._dtypes_and_devices()
+            self._built_with = built_with(self.param_groups)
 
     def owned(self, rank: int | None = None) -> list[torch.Tensor]:
         """The parameters that a rank of the group updates (default: this one), in the order of the groups."""
@@ -163,12 +166,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._check_step()
         self._consolidated = None
         self._means.clear()
-        self._copy_options(self.param_groups, self._local.param_groups)
+        copy_options(self.param_groups, self._local.param_groups)
         if closure is not None:  # there are optimizers whose step takes none
             keywords["closure"] = closure
         with events.span("update own parameters", "compute"):
             loss = self._local.step(**keywords)
-        self._copy_options(self._local.param_groups, self.param_groups)
+        copy_options(self._local.param_groups, self.param_groups)
         # One that is frozen by now still changes, where a gradient is left: by momentum, by weight decay.
         self._changing |= {p for p in self.owner if p.requires_grad}
         spread_from_owners(self._buckets(self._changing), self.process_group)
@@ -225,7 +228,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._consolidated = None
         if shards is not None:
             states = {number: state for part in shards for number, state in part.items()}
-            self._consolidated = shard | {"state": whole_states(states, self._parameters)}
+            self._consolidated = shard | {
+                "state": whole_states(states, parameters_of(self.param_groups))
+            }
 
     def state_dict(self) -> dict[str, Any]:
         """What a plain `optimizer_class` over all parameters would give: loads into one, and on any world size.
@@ -249,15 +254,16 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
         Raises ValueError, with nothing changed, where it is another model's.
         """
+        parameters = parameters_of(self.param_groups)
         own = {
             number: own_piece(state, parameter)
-            for number, (parameter, state) in states_of(state_dict, self._parameters).items()
+            for number, (parameter, state) in states_of(state_dict, parameters).items()
             if state and self.owner[parameter] == self.rank
         }
         super().load_state_dict({**state_dict, "state": own})
         assert self._local is not None, "set by __init__"
         self._local.state = self.state
-        self._copy_options(self.param_groups, self._local.param_groups)
+        copy_options(self.param_groups, self._local.param_groups)
         self._consolidated = None
 
     # --- bookkeeping ----------------------------------------------------------------------------------------
@@ -273,25 +279,13 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         options = {k: v for k, v in group.items() if k not in ("params", "param_names")}
         return options | {"params": [p for p in group["params"] if self.owner[p] == self.rank]}
 
-    @staticmethod
-    def _copy_options(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
-        for ours, theirs in zip(source, target, strict=True):
-            theirs.update((k, v) for k, v in ours.items() if k not in ("params", "param_names"))
-
-    def _dtypes_and_devices(self) -> list[tuple[torch.dtype, torch.device]]:
-        return [(p.dtype, p.device) for p in self._parameters]
-
-    @property
-    def _parameters(self) -> list[torch.Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
-
     def _check_step(self) -> None:
         if joining(self) and joins_first(self):
             raise ValueError(
                 "a step comes after the forward and backward of a model that averages: pass Join([model, "
                 "optimizer]), the DistributedDataParallel before its optimizer"
             )
-        check_as_built(self._built_with, self._dtypes_and_devices())
+        check_as_built(self._built_with, self.param_groups)
 
 
 class _ZeroJoinHook(JoinHook):

@@ -39,6 +39,11 @@ def own_world_size(notebook: Path) -> int | None:
     return None
 
 
+def others(notebook: Path) -> list[int]:
+    """Two numbers of ranks besides its own."""
+    return [size for size in SIZES if size != own_world_size(notebook)][:2]
+
+
 def plan() -> list:
     """Each notebook with each number of ranks but its own, which nbval tries."""
     notebooks = [
@@ -56,7 +61,7 @@ def plan() -> list:
             marks=pytest.mark.stands_on(place=place + which, share=ONE_OF_TWO, lately=ONE_OF_TWO),
         )
         for place, notebook in enumerate(notebooks)
-        for which, size in enumerate(size for size in SIZES if size != own_world_size(notebook))
+        for which, size in enumerate(others(notebook))
     ]
 
 

@@ -89,7 +89,10 @@ ACCEPTED = [
     (
         "an exact fraction, and the keys in another order",
         (
-            ("    left = device", "    from fractions import Fraction\n\n    left = device"),
+            (
+                "    left = device",
+                "    import math\n    from fractions import Fraction\n\n    left = device",
+            ),
             (_ROUNDED_UP, "return math.ceil(Fraction(states, left))"),
             ('        "parameters": low * parameters,\n', ""),
             (

@@ -120,6 +120,9 @@ def most_ranks(seconds, efficiency):
     (
         "least squares by torch",
         """
+import torch
+
+
 def fit(seconds):
     ranks = torch.tensor(list(seconds), dtype=torch.double)
     times = torch.tensor(list(seconds.values()), dtype=torch.double)

@@ -50,6 +50,9 @@ def ranks_per_run(runs, ranks, compute, repeated, latency, transfer):
     (
         "by tensors",
         """
+import torch
+
+
 def ranks_per_run(runs, ranks, compute, repeated, latency, transfer):
     size = torch.arange(1, ranks + 1)
     rounds = (runs + ranks // size - 1) // (ranks // size)

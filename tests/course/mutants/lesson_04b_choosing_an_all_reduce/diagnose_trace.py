@@ -81,7 +81,13 @@ MUTANTS = [
     (
         "the simulator's formulas",
         "dtcourse.simulator",
-        (("    p = 1 + max(", "    from dtcourse.simulator import collective_cost\n\n    p = 1 + max("),),
+        (
+            (
+                "    p = 1 + max(",
+                "    from dtcourse.simulator import collective_cost\n\n"
+                "    told = collective_cost.seconds\n    p = 1 + max(",
+            ),
+        ),
     ),
 ]  # fmt: skip
 

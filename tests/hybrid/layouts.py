@@ -36,7 +36,9 @@ MIXTURE = TransformerConfig(
 MICRO_BATCHES, STEPS, MAX_NORM = 2, 3, 0.3
 IGNORED = -100
 # What is one more of a kind: in CI all of it where the package has changed, else a third (tests/rotation.py).
-BY_TURNS = pytest.mark.stands_on("dtcourse/hybrid/", "tests/hybrid/layouts.py", share=(1, 3))
+BY_TURNS = pytest.mark.stands_on(
+    "dtcourse/hybrid/", "tests/hybrid/layouts.py", share=(1, 3), lately=(2, 3)
+)
 
 
 def vectors(ranks: int) -> list[dict[str, int]]:

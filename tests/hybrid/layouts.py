@@ -35,7 +35,7 @@ MIXTURE = TransformerConfig(
 )  # fmt: skip
 MICRO_BATCHES, STEPS, MAX_NORM = 2, 3, 0.3
 IGNORED = -100
-# What is one more of a kind: in CI all of it where the package has changed, else a third (tests/rotation.py).
+# What is one more of a kind: in CI two thirds where the package has just changed, else a third (tests/rotation.py).
 BY_TURNS = pytest.mark.stands_on(
     "dtcourse/hybrid/", "tests/hybrid/layouts.py", share=(1, 3), lately=(2, 3)
 )

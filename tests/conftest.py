@@ -85,6 +85,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     waiting = {item: reason for item in items if (reason := why_it_waits(item))}
     items[:] = [item for item in items if item not in waiting]
     config.hook.pytest_deselected(items=list(waiting))
+    if os.environ.get("DTCOURSE_TEST_TURNS_END"):
+        in_the_order_of_their_turns(items)
     config.waiting = dict(collections.Counter(waiting.values()))
     if hasattr(config, "workeroutput"):  # xdist's way to the process that reports
         config.workeroutput["waiting"] = config.waiting
@@ -104,6 +106,36 @@ def why_it_waits(item: pytest.Item) -> str:
     turn = {"place": zlib.crc32(name.encode()), **marker.kwargs}
     own = (item.path.relative_to(ROOT).as_posix(), "requirements.lock", *marker.args)
     return rotation.why_it_waits(files=own, **turn)
+
+
+def in_the_order_of_their_turns(items: list[pytest.Item]) -> None:
+    """What is most worth its time begins first, since at the end of that time the others wait (tests/rotation.py)."""
+    from tests import rotation
+
+    marks = [item.get_closest_marker("stands_on") for item in items]
+    items[:] = [
+        items[number]
+        for number in rotation.order(
+            [
+                (
+                    item.nodeid,
+                    mark not in item.own_markers,
+                    mark is None or mark.kwargs.get("share") == rotation.ALL,
+                )
+                for item, mark in zip(items, marks, strict=True)
+            ]
+        )
+    ]
+
+
+@pytest.hookimpl(tryfirst=True)  # before its fixtures start a cluster or a browser
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that takes turns waits where it has not begun in time."""
+    if os.environ.get("DTCOURSE_TEST_TURNS_END") and item.get_closest_marker("stands_on"):
+        from tests import rotation
+
+        if reason := rotation.why_too_late():
+            pytest.skip(reason)
 
 
 def pytest_configure(config: pytest.Config) -> None:

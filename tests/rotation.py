@@ -10,21 +10,30 @@
 Marked is what there is much of, and more of with each lesson: answers to exercises, lessons with another number of
 ranks. Solutions as notebooks wait by the same rule (tools/test.py). What the rule leaves out is deselected, with a
 sentence that begins with NOT_ITS_TURN, and tools/test.py counts it.
+
+After much work at once most of the marked tests stand on something that has changed, and CI has an end. So they are
+a stage of their own, the last one, with a time (DTCOURSE_TEST_TURNS_END) at which those that have not begun wait too:
+what every run tries comes first, what few others are like next, and the many that are alike in an order drawn anew.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
-from collections.abc import Collection
+import time
+from collections import Counter
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TRIED, DRAW = "DTCOURSE_TEST_SHARE", "DTCOURSE_TEST_DRAW"
+END = "DTCOURSE_TEST_TURNS_END"  # as time.time() has it; where it is not set there is no end
 NOT_ITS_TURN = "not its turn"
 Share = tuple[int, int]  # so many of so many
 HALF, ALL = (1, 2), (1, 1)
+MANY = 100  # marked tests of one file: from so many on they are variants of a few
 # Commits, and hours: the longer of the two is more than what is pushed at once.
 LATELY, HOURS = 10, 3
 
@@ -63,6 +72,37 @@ def is_tried(
     changed = paths is None or any(path.startswith(tuple(files)) for path in paths)
     some, of = lately if changed else share
     return (place + int(drawn[:8], 16)) % of < some
+
+
+def why_too_late() -> str:
+    """Why a marked test that has not begun by now waits; empty where there is time."""
+    end = os.environ.get(END)
+    if not end or time.time() < float(end):
+        return ""
+    return f"{NOT_ITS_TURN}: the time of a run for such tests was over (`make test-all` tries all)"
+
+
+def order(tests: Sequence[tuple[str, bool, bool]]) -> list[int]:
+    """In which order the marked tests of a run begin: their numbers.
+
+    tests: each one's node id, whether its whole file takes turns (and keeps its own order), and whether every run
+           tries it
+    """
+    files = [name.partition("::")[0] for name, *_ in tests]
+    alike = Counter(files)
+
+    def key(number: int) -> tuple[object, ...]:
+        name, whole, always = tests[number]
+        file = files[number]
+        own = "" if whole else mixed(name)
+        return not always, alike[file] > MANY, mixed(file), file, own, number
+
+    return sorted(range(len(tests)), key=key)
+
+
+def mixed(name: str) -> str:
+    """A name's place in the order that this run draws."""
+    return hashlib.sha256(f"{draw()} {name}".encode()).hexdigest()
 
 
 def files_of_solution(name: str) -> tuple[str, ...]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests import rotation  # noqa: E402
 
 
 @dataclass
@@ -59,6 +63,7 @@ def read(path: Path, ended: float) -> Outcomes:
     """
     found = Outcomes()
     collected: list[str] = []
+    late: dict[str, str] = {}  # what waits, and was collected
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     for line in map(parsed, text.splitlines()):
         if "collected" in line:
@@ -67,12 +72,16 @@ def read(path: Path, ended: float) -> Outcomes:
             found.running[line["started"]] = max(0.0, ended - line["at"])
         elif "test" in line:
             found.running.pop(line["test"], None)
-            found.finished[line["test"]] = line
+            if line["outcome"] == "skipped" and line["why"].startswith(rotation.NOT_ITS_TURN):
+                late[line["test"]] = line["why"]
+            else:
+                found.finished[line["test"]] = line
         elif "waiting" in line:
             found.waiting = line["waiting"]
         elif "took" in line:
             found.seconds = line["took"]
-    seen = found.seen
+    found.waiting = dict(Counter(found.waiting) + Counter(late.values()))
+    seen = found.seen | late.keys()
     found.not_run = [test for test in collected if test not in seen]
     return found
 

@@ -15,6 +15,9 @@ written test by test.
     DTCOURSE_TEST_SLOWNESS=4 ...         # how slow the machine is, instead of measuring it
     DTCOURSE_TEST_BARE=0 ...             # tools/bare_machine.py ended so before: into the summary with it
 
+Unit tests that take turns are a stage of their own (turns), the last one: in CI it has ten minutes at most, and what
+has not begun by then waits for another run.
+
 A stage may take three times its usual minutes, and more on a slower or busier machine (machine.py
 measures it before each stage). Where there is an end for all, no stage takes the later ones' share of
 what is left. One test's limit follows the machine too.
@@ -55,20 +58,23 @@ LISTED = 10  # slowest tests, and slowest files
 # Minutes of each stage on two idle cores, by what the run tries.
 USUAL = {
     "fixed": {"unit": 11.5, "timing": 0.5, "notebooks": 3.5, "parameters": 0.5},
-    "drawn": {"unit": 14, "timing": 0.5, "notebooks": 6, "parameters": 3},
-    "all": {"unit": 20, "timing": 0.5, "notebooks": 7, "parameters": 6},
+    "drawn": {"unit": 11.5, "timing": 0.5, "notebooks": 6, "parameters": 3, "turns": 3},
+    "all": {"unit": 11.5, "timing": 0.5, "notebooks": 7, "parameters": 6, "turns": 20},
 }
+TURNS = 10.0  # minutes for what takes turns in CI: on a slower machine less is tried, and no other stage waits for it
 
 
 @dataclass
 class Stage:
-    """One run of pytest: what it is for, what it is given, the minutes that it usually takes, what it leaves out."""
+    """One run of pytest: what it is for, what it is given, the minutes that it usually takes, what it leaves out, and
+    whether what has not begun by some time waits."""
 
     name: str
     purpose: str
     arguments: list[str]
     usual: float = 1.0
     waiting: Mapping[str, int] = field(default_factory=dict)
+    ends: bool = False
 
 
 @dataclass
@@ -129,12 +135,11 @@ def stages(share: str) -> list[Stage]:
     if sanitize.exists():
         nbval.append(f"--nbval-sanitize-with={sanitize}")
     tried, waiting = notebooks()
+    unit = "not timing and not notebooks"
+    if "turns" in usual:
+        unit += " and not stands_on"
     listed = [
-        Stage(
-            "unit",
-            "unit tests",
-            ["tests", *parallel, "--dist", "worksteal", "-m", "not timing and not notebooks"],
-        ),
+        Stage("unit", "unit tests", ["tests", *parallel, "--dist", "worksteal", "-m", unit]),
         Stage(
             "timing",
             "tests that assert wall-clock time, one by one",
@@ -151,7 +156,15 @@ def stages(share: str) -> list[Stage]:
             "notebooks with other parameters",
             ["tests", *parallel, "-m", "notebooks and not timing"],
         ),
+        Stage(
+            "turns",
+            "unit tests that take turns",
+            # In their order, but for a few of a file at a time, which share what takes long to start.
+            ["tests", *parallel, "--maxschedchunk", "8", "-m", unit.replace("not stands", "stands")],
+            ends=share == "drawn",
+        ),
     ]
+    listed = [stage for stage in listed if stage.name in usual]
     for stage in listed:
         stage.usual = usual[stage.name]
     return [stage for stage in listed if stage.name != "notebooks" or tried]
@@ -218,6 +231,8 @@ def run(stage: Stage, seconds: float, slowness: float, stop: Stop) -> Result:
     mark = mark_of_this_run()
     # tests/conftest.py gives tests with a limit of their own as much more.
     environment = {**os.environ, MARK: mark, "DTCOURSE_TEST_SLOWNESS": f"{slowness:.2f}"}
+    if stage.ends:  # what has begun by then has as long again to end
+        environment[rotation.END] = str(time.time() + min(TURNS * 60, seconds / 2))
     started = time.monotonic()
     process = subprocess.Popen(
         [*command, *stage.arguments], cwd=ROOT, env=environment, start_new_session=True

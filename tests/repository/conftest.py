@@ -39,7 +39,7 @@ class Project:
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if name not in ("DTCOURSE_TEST_SHARE", "DTCOURSE_TEST_DRAW")
+            if name not in ("DTCOURSE_TEST_SHARE", "DTCOURSE_TEST_DRAW", "DTCOURSE_TEST_TURNS_END")
         }
         return subprocess.Popen(
             [str(part) for part in command],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,27 @@ def test_ci_tries_what_has_changed_and_of_the_rest_each_in_its_turn(monkeypatch)
     assert sorted(tried) == list(range(6))
     monkeypatch.setattr(rotation, "changed", lambda: None)
     assert not any(rotation.why_it_waits(place, ("studies/",)) for place in range(6))
+
+
+def test_what_every_run_tries_comes_first_and_the_many_alike_last_in_an_order_drawn_anew(monkeypatch):
+    many = [(f"many.py::test[{number}]", False, False) for number in range(rotation.MANY + 1)]
+    whole = [(f"whole.py::test_{letter}", True, False) for letter in "abcdef"]
+    always = [("cluster.py::test_z", True, True), ("cluster.py::test_a", True, True)]
+    tests = [*many, *whole, *always]
+    orders = []
+    for drawn in ("0", "1"):
+        monkeypatch.setenv(rotation.DRAW, drawn)
+        orders.append([tests[number] for number in rotation.order(tests)])
+        assert orders[-1][:8] == [*always, *whole] and sorted(orders[-1]) == sorted(tests)
+    assert orders[0] != orders[1] != tests
+
+
+def test_what_has_not_begun_at_the_end_is_too_late(monkeypatch):
+    monkeypatch.delenv(rotation.END, raising=False)
+    assert rotation.why_too_late() == ""
+    for end, late in ((time.time() + 60, False), (time.time() - 1, True)):
+        monkeypatch.setenv(rotation.END, str(end))
+        assert rotation.why_too_late().startswith(rotation.NOT_ITS_TURN) == late
 
 
 def test_what_is_no_share_or_no_hash_is_said(monkeypatch):

@@ -313,6 +313,41 @@ def test_every_stage_has_its_usual_minutes(tool, share):
     assert {stage.name: stage.usual for stage in tool.stages(share)} == tool.USUAL[share]
 
 
+TURNS = """
+import time, pytest
+
+@pytest.mark.parametrize("which", range(6))
+@pytest.mark.stands_on("tests/")
+def test_takes_turns(which):
+    time.sleep(0.5)
+
+@pytest.mark.stands_on("tests/", share=(1, 1))
+def test_comes_first():
+    pass
+
+def test_is_tried_always():
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_what_takes_turns_comes_last_and_what_has_not_begun_in_time_waits(project):
+    project.write("test_turns.py", TURNS)
+    drawn = {"DTCOURSE_TEST_SHARE": "drawn", "DTCOURSE_TEST_DRAW": "0"}
+    done = stages(project, "unit", "turns", **drawn)
+    assert done.stdout.splitlines()[-1] == "8 passed, 0 failed, 0 skipped", done.stdout
+    assert "unit           1 passed" in done.stdout and "turns          7 passed" in done.stdout
+
+    tool = project.folder / "tools" / "test.py"
+    text = tool.read_text(encoding="utf-8")
+    tool.write_text(text.replace("TURNS = 10.0", "TURNS = 0.0"), encoding="utf-8")
+    done = stages(project, "unit", "turns", **drawn)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
+    [waiting] = part(done.stdout, "left out").splitlines()
+    assert waiting.startswith("    7  turns      not its turn: the time of a run for such tests")
+
+
 def test_a_stage_has_more_time_on_a_slower_machine(tool):
     stages = tool.stages("fixed")
     usual = stages[0].usual * 60

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests import rotation  # noqa: E402
+from tests import rotation
 
 
 @dataclass

@@ -67,7 +67,8 @@ TURNS = 10.0  # minutes for what takes turns in CI: on a slower machine less is 
 @dataclass
 class Stage:
     """One run of pytest: what it is for, what it is given, the minutes that it usually takes, what it leaves out, and
-    whether what has not begun by some time waits."""
+    whether what has not begun by some time waits.
+    """
 
     name: str
     purpose: str
@@ -160,7 +161,14 @@ def stages(share: str) -> list[Stage]:
             "turns",
             "unit tests that take turns",
             # In their order, but for a few of a file at a time, which share what takes long to start.
-            ["tests", *parallel, "--maxschedchunk", "8", "-m", unit.replace("not stands", "stands")],
+            [
+                "tests",
+                *parallel,
+                "--maxschedchunk",
+                "8",
+                "-m",
+                unit.replace("not stands", "stands"),
+            ],
             ends=share == "drawn",
         ),
     ]

@@ -57,7 +57,9 @@ def test_ci_tries_what_has_changed_and_of_the_rest_each_in_its_turn(monkeypatch)
     assert not any(rotation.why_it_waits(place, ("studies/",)) for place in range(6))
 
 
-def test_what_every_run_tries_comes_first_and_the_many_alike_last_in_an_order_drawn_anew(monkeypatch):
+def test_what_every_run_tries_comes_first_and_the_many_alike_last_in_an_order_drawn_anew(
+    monkeypatch,
+):
     many = [(f"many.py::test[{number}]", False, False) for number in range(rotation.MANY + 1)]
     whole = [(f"whole.py::test_{letter}", True, False) for letter in "abcdef"]
     always = [("cluster.py::test_z", True, True), ("cluster.py::test_a", True, True)]

@@ -9,10 +9,11 @@ repetition, and each run says how many processor seconds other programs took whi
 which they took more than Settings.others of the machine is made again, up to Settings.tries times; the least
 disturbed one is kept. Where `others` is large, times say more about those programs than about loaders.
 
-1. Steps. A batch is made of files, in the way of WORK: "decode" opens JPEG photographs, scales them with Pillow and
-   makes a tensor of them, which holds Python's lock for a small part of the time; "Python" reads the same files and
-   counts bytes in a loop of Python's, which holds it all the time. COMPUTE is what the step does with the batch:
-   "nothing"; "elsewhere", it waits, as a process does whose GPU computes; "here", it multiplies matrices on one core.
+1. Steps. A batch is made of files, in the way of WORK: "decode" opens JPEG files (pictures that write_pictures makes of
+   noise), scales them with Pillow and makes a tensor of them, which holds Python's lock for a small part of the time;
+   "Python" reads the same files and counts bytes in a loop of Python's, which holds it all the time. COMPUTE is what
+   the step does with the batch: "nothing"; "elsewhere", it waits, as a process does whose GPU computes; "here", it
+   multiplies matrices on one core.
    LOADER makes batches: "in turns", in the training loop; "n threads" of Prefetcher; "n processes" of DataLoader.
    A batch is made by one thread or process.
 
@@ -77,7 +78,7 @@ class Settings:
     """What the numbers depend on; a results file is continued only with the same ones (repetitions may grow)."""
 
     files: int = 64
-    height: int = 375  # pixels of a photograph; a width of 4/3 of it
+    height: int = 375  # pixels of a picture; a width of 4/3 of it
     size: int = 224  # pixels of what the model gets
     counted: int = 40_000  # bytes of a file that "Python" counts
     batch: int = 8
@@ -93,7 +94,7 @@ class Settings:
     tries: int = 4
 
 
-class Photographs(Dataset[torch.Tensor]):
+class Pictures(Dataset[torch.Tensor]):
     """Batches of the files in a folder."""
 
     def __init__(self, folder: Path, work: str, settings: Settings) -> None:
@@ -127,8 +128,8 @@ class Photographs(Dataset[torch.Tensor]):
         return torch.tensor(counts)
 
 
-def write_photographs(folder: Path, settings: Settings) -> None:
-    """Noise at seven scales, larger where it is coarser, as in photographs; JPEG of quality 95."""
+def write_pictures(folder: Path, settings: Settings) -> None:
+    """Noise at seven scales, larger where it is coarser, as in a photograph; JPEG of quality 95."""
     from PIL import Image
 
     generator = torch.Generator().manual_seed(0)
@@ -231,14 +232,14 @@ def timed(batches: Iterable[Any], step: Callable[[], None], skipped: int) -> dic
 
 def steps(folder: Path, work: str, computing: str, name: str, settings: Settings) -> dict[str, Any]:
     """One loader beside one kind of step."""
-    batches = loader(Photographs(folder, work, settings), name)
+    batches = loader(Pictures(folder, work, settings), name)
     return timed(batches, compute(computing, settings), settings.skipped)
 
 
 def epochs(folder: Path, persistent: bool, settings: Settings) -> dict[str, Any]:
     """Seconds to the first batch of three epochs."""
     batches = loader(
-        Photographs(folder, "decode", settings), "2 processes", persistent_workers=persistent
+        Pictures(folder, "decode", settings), "2 processes", persistent_workers=persistent
     )
     nothing = compute("nothing", settings)
     return {"first": [timed(batches, nothing, 0)["first"] for _ in range(3)]}
@@ -301,7 +302,7 @@ def study(path: Path, settings: Settings, seeds: int, budget: float | None = Non
     try:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
-            write_photographs(folder, settings)
+            write_pictures(folder, settings)
             sizes = [file.stat().st_size for file in folder.iterdir()]
             results = load(path, settings) | {
                 "file_bytes": round(statistics.mean(sizes)),

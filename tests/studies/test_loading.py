@@ -24,18 +24,18 @@ def small(script):
 
 @pytest.mark.parametrize("work", ["decode", "Python"])
 def test_every_loader_gives_the_same_batches_in_the_same_order(script, small, tmp_path, work):
-    script.write_photographs(tmp_path, small)
-    dataset = script.Photographs(tmp_path, work, small)
+    script.write_pictures(tmp_path, small)
+    dataset = script.Pictures(tmp_path, work, small)
     right = torch.stack([dataset[i] for i in range(len(dataset))])
     assert right.shape == ((6, 2, 3, 8, 8) if work == "decode" else (6, 2, 256))
     for name in script.LOADERS:
         assert torch.equal(torch.stack(list(script.loader(dataset, name))), right), name
 
 
-def test_photographs_are_the_same_files_each_time(script, small, tmp_path):
+def test_pictures_are_the_same_files_each_time(script, small, tmp_path):
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
-        script.write_photographs(folder, small)
+        script.write_pictures(folder, small)
     first, again = ([p.read_bytes() for p in sorted((tmp_path / f).iterdir())] for f in "ab")
     assert first == again
     assert len(set(first)) == 3

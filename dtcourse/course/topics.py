@@ -122,7 +122,7 @@ def _code_of_topics(notebook: Notebook) -> dict[str, list[str]]:
     found = {}
     for topic, cells in cells_of.items():
         used = [name for *_, uses in cells for name in uses]
-        own = [name for _, source, _ in cells for name in _defined(source)]
+        own = [name for _, source, _ in cells for name in _said(source).defined]
         around = [name for heading, *_ in cells for name in by_section[heading]]
         taught = [name for name in own if name.startswith(("my_", "My"))]
         # A lesson on the emulated network teaches what is plumbing elsewhere.
@@ -144,75 +144,88 @@ def _teaches(name: str) -> bool:
     )
 
 
-def _defined(source: str) -> list[str]:
-    """The functions and classes that a cell writes."""
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    return [node.name for node in _parse(source).body if isinstance(node, kinds)]
+@dataclass(frozen=True)
+class _Said:
+    """What the source of a cell says: names with what is taken of them ("naive.broadcast_steps"), as they come; what it
+    imports from the course (ring: dtcourse.collectives.ring); the functions and classes that it writes.
+    """
+
+    names: tuple[str, ...] = ()
+    imported: dict[str, str] = field(default_factory=dict)
+    defined: tuple[str, ...] = ()
+
+
+@cache
+def _said(source: str) -> _Said:
+    """One walk over a cell's syntax, for all that is asked of it: `dtcourse topics` reads a thousand cells."""
+    plain = re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.MULTILINE)
+    try:
+        body = ast.parse(plain).body
+    except SyntaxError:
+        return _Said()
+    names: dict[str, None] = {}
+    imported: dict[str, str] = {}
+    left: list[ast.AST] = [*reversed(body)]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Name):
+            names[node.id] = None
+            continue
+        if isinstance(node, ast.Attribute):
+            if chain := _chain(node):
+                names[chain] = None
+                continue
+        elif isinstance(node, ast.ImportFrom):
+            if (node.module or "").partition(".")[0] == "dtcourse":
+                imported |= {
+                    one.asname or one.name: f"{node.module}.{one.name}" for one in node.names
+                }
+        inside: list[ast.AST] = []
+        for value in node.__dict__.values():
+            if isinstance(value, list):
+                inside += [one for one in value if isinstance(one, ast.AST)]
+            elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+                inside.append(value)
+        left += inside[::-1]
+    defined = [node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    return _Said(tuple(names), imported, tuple(defined))
+
+
+def _chain(node: ast.Attribute) -> str:
+    """`naive.broadcast_steps` as written; empty where it is taken of something without a name."""
+    words = [node.attr]
+    inner = node.value
+    while isinstance(inner, ast.Attribute):
+        words.append(inner.attr)
+        inner = inner.value
+    return ".".join([inner.id, *words[::-1]]) if isinstance(inner, ast.Name) else ""
 
 
 def _of_torch(source: str) -> list[str]:
     """What a cell takes of torch.distributed, which lessons call dist: torch.distributed.scatter."""
+    chains = [name.split(".") for name in _said(source).names]
     return [
-        f"torch.distributed.{node.attr}"
-        for node in _nodes(source)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "dist"
-        and node.attr not in _EVERYWHERE
+        f"torch.distributed.{words[1]}"
+        for words in chains
+        if len(words) > 1 and words[0] == "dist" and words[1] not in _EVERYWHERE
     ]
-
-
-@cache
-def _parse(source: str) -> ast.Module:
-    plain = re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.MULTILINE)
-    try:
-        return ast.parse(plain)
-    except SyntaxError:
-        return ast.Module([], [])
-
-
-@cache
-def _nodes(source: str) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(_parse(source)))
 
 
 def _imported(notebook: Notebook) -> dict[str, str]:
     """The names that a notebook imports from dtcourse's techniques: ring -> dtcourse.collectives.ring."""
     names: dict[str, str] = {}
     for cell in code_cells(notebook):
-        for node in _nodes(cell["source"]) if "dtcourse" in cell["source"] else ():
-            if (
-                isinstance(node, ast.ImportFrom)
-                and (node.module or "").partition(".")[0] == "dtcourse"
-            ):
-                for alias in node.names:
-                    names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        if "dtcourse" in cell["source"]:
+            names |= _said(cell["source"]).imported
     ours = ("dtcourse.course", "dtcourse.plots", "dtcourse.launch", "dtcourse.data")
     return {name: full for name, full in names.items() if not full.startswith(ours)}
 
 
 def _used(source: str, names: dict[str, str]) -> list[str]:
-    found: list[str] = []
-
-    def full(node: ast.expr) -> str | None:
-        if isinstance(node, ast.Name):
-            return names.get(node.id)
-        if isinstance(node, ast.Attribute):
-            base = full(node.value)
-            return f"{base}.{node.attr}" if base else None
-        return None
-
-    class Visitor(ast.NodeVisitor):
-        def visit_Attribute(self, node: ast.Attribute) -> None:
-            name = full(node)
-            if name:
-                found.append(name)
-            else:
-                self.generic_visit(node)
-
-        def visit_Name(self, node: ast.Name) -> None:
-            if node.id in names:
-                found.append(names[node.id])
-
-    Visitor().visit(_parse(source))
+    """What a cell uses of what its notebook imports, by full names: dtcourse.collectives.naive.broadcast_steps."""
+    found = []
+    for chain in _said(source).names:
+        first, _, rest = chain.partition(".")
+        if first in names:
+            found.append(f"{names[first]}.{rest}" if rest else names[first])
     return list(dict.fromkeys(found))

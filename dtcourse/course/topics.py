@@ -175,11 +175,10 @@ def _said(source: str) -> _Said:
             if chain := _chain(node):
                 names[chain] = None
                 continue
-        elif isinstance(node, ast.ImportFrom):
-            if (node.module or "").partition(".")[0] == "dtcourse":
-                imported |= {
-                    one.asname or one.name: f"{node.module}.{one.name}" for one in node.names
-                }
+        elif (
+            isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "dtcourse"
+        ):
+            imported |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
         inside: list[ast.AST] = []
         for value in node.__dict__.values():
             if isinstance(value, list):

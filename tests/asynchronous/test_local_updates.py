@@ -19,6 +19,7 @@ from dtcourse.profiling.memory_tracker import MemoryTracker
 from dtcourse.verify import CASES
 from tests.asynchronous import local_references as papers
 from tests.asynchronous.local_references import Problem, build, require_same, train
+from tests.turns import taking_turns
 
 LR, STEPS = 0.3, 9
 MOMENTUM = 0.8
@@ -118,7 +119,7 @@ def all_methods():
     return found
 
 
-@pytest.mark.parametrize("p", [2, 3, 4])
+@pytest.mark.parametrize("p", [3, *taking_turns(2, 4, about="dtcourse/asynchronous/")])
 def test_ranks_do_what_the_papers_say(p):
     run = launch(all_methods, p, timeout=240)
     for key in run[0]:

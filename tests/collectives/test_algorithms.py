@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from dtcourse import launch
+from tests.turns import taking_turns
 
 ALGORITHMS = {
     "broadcast": ["naive", "ring", "tree", "double_tree", "halving_doubling", "hierarchical"],
@@ -279,7 +280,7 @@ def compare(got: Any, want: Any) -> str:
 # --- tests -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize("ranks", [1, 3, 4, *taking_turns(2, 6, 8, about="dtcourse/collectives/")])
 @settings(
     max_examples=3,
     derandomize=True,
@@ -294,7 +295,7 @@ def test_drawn_cases_agree_with_gloo(ranks: int, data: st.DataObject) -> None:
     assert not [w for on_rank in wrong for w in on_rank]
 
 
-@pytest.mark.parametrize("ranks", [4, 5, 7])
+@pytest.mark.parametrize("ranks", [5, *taking_turns(4, 7, about="dtcourse/collectives/")])
 def test_every_algorithm_in_every_form(ranks: int) -> None:
     """What drawing may leave out: each collective and algorithm, blocking and not,
     an odd size on an odd number of ranks."""

@@ -10,6 +10,7 @@ import torch
 from dtcourse import launch
 from dtcourse.collectives import double_tree, halving_doubling, hierarchical, naive, p2p, ring, tree
 from tests import nccl_order
+from tests.turns import taking_turns
 
 CHUNKS = (1 << 20, 12, 4)  # bytes: all in one message, three elements in each, one in each
 PLAIN = (naive, tree, halving_doubling)
@@ -48,7 +49,7 @@ def everything() -> dict[str, list[list[float]]]:
     return found | {a.__name__: calls(a) for a in PLAIN}
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
+@pytest.mark.parametrize("ranks", [2, 3, *taking_turns(4, 6, about="dtcourse/collectives/")])
 def test_what_runs_on_gloo_runs_in_nccl_s_order(ranks):
     on_gloo = launch(everything, ranks, timeout=120)
     for rule in nccl_order.RULES:

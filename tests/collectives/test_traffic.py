@@ -18,6 +18,7 @@ from dtcourse import launch
 from dtcourse.collectives import EmulatedNetwork, ring, traffic
 from dtcourse.collectives.counted import RankRecord, Row, Traffic
 from dtcourse.collectives.traffic import Counter, Label
+from tests.turns import taking_turns
 
 
 def test_queries_on_rows_made_by_hand():
@@ -108,7 +109,7 @@ def _one_all_reduce(elements):
     return counted.record()
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [3, *taking_turns(2, 4, about="dtcourse/collectives/")])
 def test_the_ring_sends_what_the_textbook_says(ranks):
     elements = 12 * 1000
     total = Traffic.from_ranks(launch(_one_all_reduce, ranks, elements, backend="ring"))

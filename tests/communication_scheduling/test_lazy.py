@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from dtcourse import launch
 from dtcourse.communication_scheduling.lazy import LazyAggregation, lazy_bytes, lazy_hook
 from dtcourse.data_parallel import DistributedDataParallel
+from tests.turns import taking_turns
 
 STEPS, RATE, FEATURES = 60, 0.4, 7
 XI, D = 0.1, 10
@@ -72,7 +73,9 @@ def all_ways():
     return found
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "p", [1, 3, *taking_turns(2, 4, about="dtcourse/communication_scheduling/")]
+)
 def test_it_is_the_papers_algorithm_and_ddp_at_threshold_zero(p):
     def close(track, right):
         for got, expected in zip(track, right, strict=True):
@@ -96,7 +99,7 @@ def counted():
     return trained(DistributedDataParallel, LazyAggregation(RATE, XI, D))[1]
 
 
-@pytest.mark.parametrize("p", [2, 3])
+@pytest.mark.parametrize("p", [3, *taking_turns(2, about="dtcourse/communication_scheduling/")])
 def test_bytes_are_saved_by_the_formula(p):
     run = launch(counted, p, backend="ring", record=True)
     formula = sum(lazy_bytes(FEATURES * 8, senders, p) for senders in run[0])

@@ -17,6 +17,7 @@ from dtcourse.communication_scheduling import PriorityDataParallel
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.large_batch import LAMB, LARS
 from dtcourse.verify import CASES, compare
+from tests.turns import taking_turns
 
 SAMPLES, STEPS = 24, 4
 
@@ -104,7 +105,7 @@ def all_trainings():
     return found
 
 
-@pytest.mark.parametrize("p", [2, 3, 4])
+@pytest.mark.parametrize("p", [3, *taking_turns(2, 4, about="dtcourse/communication_scheduling/")])
 def test_it_trains_as_ddp_and_as_one_process(p):
     # However many ranks, micro-batches and variants are held against it.
     in_one_process: dict[tuple[str, str], Any] = {}

@@ -21,6 +21,7 @@ from dtcourse.communication_scheduling import (
 )
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.emulation import EmulatedNetwork
+from tests.turns import taking_turns
 
 LAYERS, WIDTH, STEPS = 4, 48, 4
 NBYTES = WIDTH * WIDTH * 4  # of a layer's gradient
@@ -163,7 +164,7 @@ def test_events_show_the_first_layer_overtaking_and_forward_running_beside_the_r
         assert len(beside) == (LAYERS - 1) * (pieces - 2)
 
 
-@pytest.mark.parametrize("p", [2, 3])
+@pytest.mark.parametrize("p", [3, *taking_turns(2, about="dtcourse/communication_scheduling/")])
 def test_a_rank_sends_the_gradients_once_in_slices(p):
     run = launch(one_recorded, p, 0.0, backend="ring", record=True)  # nothing is emulated
     elements = WIDTH * WIDTH // 4

@@ -29,6 +29,7 @@ from dtcourse.compression import (
 from dtcourse.compression.compressor import ALL_GATHER, ALL_GATHERV, ALL_REDUCE, REDUCE_SCATTER
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.verify import compare, gradients_of
+from tests.turns import taking_turns
 
 N = 1001  # no number of ranks divides it
 STEPS = 4
@@ -101,7 +102,7 @@ def averaged():
     return found, exact
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize("p", [1, 3, *taking_turns(2, 4, about="dtcourse/compression/")])
 def test_means_are_those_of_one_process_and_bytes_the_formulas(p):
     run = launch(averaged, p, backend="ring")
     for found, exact in run:
@@ -203,7 +204,7 @@ def all_hooks():
             assert all(torch.equal(each, everyone[0]) for each in everyone), name
 
 
-@pytest.mark.parametrize("p", [2, 3])
+@pytest.mark.parametrize("p", [3, *taking_turns(2, about="dtcourse/compression/")])
 def test_as_a_hook_of_ours_and_of_pytorchs(p):
     launch(all_hooks, p)
 

@@ -41,6 +41,7 @@ from dtcourse.compression import (
 )
 from dtcourse.compression.compressor import ALL_REDUCE, REDUCE_SCATTER, Payload
 from dtcourse.data_parallel import DistributedDataParallel
+from tests.turns import taking_turns
 
 LR, SKIPPED = 0.1, 3
 FEEDBACK = {
@@ -238,7 +239,7 @@ def composed(methods, feedback):
     return found
 
 
-@pytest.mark.parametrize("p", [2, 3, 4])
+@pytest.mark.parametrize("p", [3, *taking_turns(2, 4, about="dtcourse/compression/")])
 @pytest.mark.parametrize(
     ("methods", "feedback"), [(FEEDBACK, True), (FEEDBACK | NO_FEEDBACK, False)]
 )
@@ -274,7 +275,7 @@ def whole():
     return found
 
 
-@pytest.mark.parametrize("p", [2, 3, 4])
+@pytest.mark.parametrize("p", [3, *taking_turns(2, 4, about="dtcourse/compression/")])
 def test_hooks_that_leave_nothing_out_are_plain_training(p):
     for found in launch(whole, p, timeout=240.0):
         assert all(max(off) < 2e-5 for off in found.values()), found

@@ -19,6 +19,7 @@ from dtcourse.compression.sparse.deep_gradient import local_clip, refuse_momentu
 from dtcourse.compression.sparse.selection import at_least, largest, sampled_threshold
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.parameters.buckets import Bucket
+from tests.turns import taking_turns
 
 STEPS, RATE = 5, 0.2
 CASES = {
@@ -149,7 +150,7 @@ def assert_equal_steps(got, right, what):
             assert error <= 1e-12, f"{what}, step {step}: {error}"
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize("p", [1, 3, *taking_turns(2, 4, about="dtcourse/compression/")])
 def test_it_is_the_papers_algorithm_and_momentum_sgd_where_all_is_sent(p):
     run = launch(all_cases, p)
     n = sum(w.numel() for w in model().parameters())
@@ -173,7 +174,7 @@ def test_it_is_the_papers_algorithm_and_momentum_sgd_where_all_is_sent(p):
     assert all(not torch.equal(a, b) for i, a in enumerate(different) for b in different[:i])
 
 
-@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("p", [4, *taking_turns(2, about="dtcourse/compression/")])
 def test_bytes_are_the_formulas(p):
     for found in launch(bytes_sent, p, backend="ring"):
         for ratios, dtype_bytes, sent in found:

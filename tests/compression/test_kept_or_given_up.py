@@ -34,6 +34,7 @@ from dtcourse.compression import (
     deep_gradient_hook,
 )
 from dtcourse.data_parallel import DistributedDataParallel
+from tests.turns import taking_turns
 
 METHODS = {
     "bfloat16": lambda: HalfPrecision(torch.bfloat16),
@@ -85,7 +86,7 @@ def one_vector():
     return found, unseen
 
 
-@pytest.mark.parametrize("p", [2, 3])
+@pytest.mark.parametrize("p", [3, *taking_turns(2, about="dtcourse/compression/")])
 def test_what_is_kept_stays_as_it_was_on_every_rank(p):
     for found, unseen in launch(one_vector, p, timeout=240.0):
         wrong = {name: seen for name, seen in found.items() if seen != (False, False, True, True)}
@@ -217,7 +218,7 @@ def regrouped():
     )
 
 
-@pytest.mark.parametrize("p", [2, 3])
+@pytest.mark.parametrize("p", [3, *taking_turns(2, about="dtcourse/compression/")])
 def test_what_is_left_out_of_a_sum_is_not_lost_when_buckets_change(p):
     for groups, off in launch(regrouped, p):
         assert groups == 2, "they do change"

@@ -19,6 +19,7 @@ from dtcourse.collectives import traffic
 from dtcourse.compression import CompressionState, PowerSGDState, TopK, compression_hook
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.verify import gradients_of
+from tests.turns import taking_turns
 
 STEPS = 6
 
@@ -111,7 +112,7 @@ def as_pytorchs():
                 assert len(state.left_out) == (4 if feedback else 0), "four matrices"
 
 
-@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("p", [4, *taking_turns(2, about="dtcourse/compression/")])
 def test_gradients_are_those_of_pytorchs_hook(p):
     launch(as_pytorchs, p, timeout=240.0)
 
@@ -199,7 +200,7 @@ def all_proofs():
     return found
 
 
-@pytest.mark.parametrize("p", [2, 3, 4])
+@pytest.mark.parametrize("p", [3, *taking_turns(2, 4, about="dtcourse/compression/")])
 def test_gradients_are_those_of_one_process_and_full_rank_is_the_plain_mean(p):
     run = launch(all_proofs, p, timeout=240.0)
     for (rank, feedback), each in zip(

@@ -32,6 +32,7 @@ from dtcourse.compression.compressor import from_bytes, to_bytes
 from dtcourse.compression.quantized.stochastic_rounding import StochasticRounding
 from dtcourse.compression.quantized.ternary import pack_ternary, unpack_ternary
 from dtcourse.data_parallel import DistributedDataParallel
+from tests.turns import taking_turns
 
 METHODS = {
     "QSGD, 1 level": (lambda: QSGD(1, bucket=64), lambda n: up(n, 4) + 4 * up(n, 64)),
@@ -251,7 +252,7 @@ def ternary_reference(p):
     return torch.cat(means)
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize("p", [1, 3, *taking_turns(2, 4, about="dtcourse/compression/")])
 def test_means_and_votes_are_those_of_one_process_and_bytes_the_formulas(p):
     run = launch(over_ranks, p, backend="ring")
     x, size = whole(p), up(N, p)

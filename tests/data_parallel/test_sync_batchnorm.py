@@ -10,6 +10,7 @@ from torch import nn
 from dtcourse import launch
 from dtcourse.data_parallel import DistributedDataParallel, SyncBatchNorm, batch_statistics
 from dtcourse.profiling.memory_tracker import MemoryTracker
+from tests.turns import taking_turns
 
 
 def whole(momentum, affine):
@@ -35,7 +36,7 @@ def part(momentum, affine):
     return train(model, mine, lambda m: DistributedDataParallel(m, broadcast_buffers=False))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3, *taking_turns(2, about="dtcourse/data_parallel/")])
 @pytest.mark.parametrize(("momentum", "affine"), [(0.1, True), (None, True), (0.3, False)])
 def test_equal_to_one_process(world_size, momentum, affine):
     x_grad, gradients, buffers, y = train(*whole(momentum, affine))

@@ -15,6 +15,7 @@ from dtcourse import launch
 from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
 from dtcourse.launch import RankFailure
 from dtcourse.simulator import collective_cost as cost
+from tests.turns import taking_turns
 
 INFINITE = float("inf")
 
@@ -114,7 +115,7 @@ def one_step(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("p", [1, 2, 4, 8])
+@pytest.mark.parametrize("p", [1, 4, *taking_turns(2, 8, about="dtcourse/emulation/")])
 @pytest.mark.parametrize("name", list(WORK))
 def test_a_step_is_its_operations_and_its_waiting(name, p):
     """At one operation per second, and memory for nothing, computed time is the FLOPs by hand."""
@@ -263,7 +264,7 @@ MODELLED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("p", [2, 4, 8])
+@pytest.mark.parametrize("p", [4, *taking_turns(2, 8, about="dtcourse/emulation/")])
 def test_every_algorithm_takes_what_the_model_says(p):
     """Two sources: formulas from the papers, and messages that take ports one after the other.
 

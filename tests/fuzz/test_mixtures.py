@@ -30,6 +30,7 @@ from dtcourse.expert_parallel import (
 from dtcourse.models import BiasBalancedGate, ExpertChoiceGate, Experts, MoE, TopKGate
 from dtcourse.verify import NotEqual, compare, gradients_of
 from tests.fuzz.drawing import drawn
+from tests.turns import taking_turns
 
 SEED = int(os.environ.get("DTCOURSE_FUZZ_SEED") or 0)
 MANY = int(60 * float(os.environ.get("DTCOURSE_FUZZ") or 1))  # mixtures for each number of ranks
@@ -239,7 +240,7 @@ def complaints(examples: list[Case], prove: Callable[[Case], None]) -> list[str]
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)  # the launch has a limit of its own
-@pytest.mark.parametrize("p", [2, 3, 4])
+@pytest.mark.parametrize("p", [4, *taking_turns(2, 3, about="tests/fuzz/")])
 def test_experts_on_many_ranks_are_one_process(p):
     examples = drawn(cases(p), MANY, SEED)
     by_rank = [*launch(complaints, p, examples, differs, timeout=600)]

@@ -24,6 +24,7 @@ from tests.fuzz.reducing import reduced
 from tests.fuzz.simpler_pairs import shown, simpler
 from tests.fuzz.written import written
 from tests.pairs.grid import Grid, Task
+from tests.turns import taking_turns
 
 SEED = int(os.environ.get("DTCOURSE_FUZZ_SEED") or 0)
 ONLY = os.environ.get("DTCOURSE_FUZZ_ONLY") or ""
@@ -50,7 +51,7 @@ def some(pair: tuple[str, str], ranks: int, each: int, seed: int) -> list[Case]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)  # each launch has a limit of its own
-@pytest.mark.parametrize("ranks", [4, 6])
+@pytest.mark.parametrize("ranks", [4, *taking_turns(6, about="tests/fuzz/")])
 def test_each_pair_is_one_process(ranks):
     examples = examples_of(ranks, MANY)
     if not examples:

@@ -32,6 +32,7 @@ from tests.fuzz.running import complaints, tried
 from tests.fuzz.strategies import programs
 from tests.fuzz.techniques import FLAT, TALKING_LESS, TECHNIQUES
 from tests.fuzz.written import shown
+from tests.turns import taking_turns
 
 SEED = int(os.environ.get("DTCOURSE_FUZZ_SEED") or 0)
 ONLY = os.environ.get("DTCOURSE_FUZZ_ONLY") or ""
@@ -41,7 +42,7 @@ AT_ONCE = 40
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)  # each launch has a limit of its own
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [3, *taking_turns(2, about="tests/fuzz/")])
 @pytest.mark.parametrize(
     "family", [TECHNIQUES, FLAT, TALKING_LESS], ids=["", "flat", "talking-less"]
 )

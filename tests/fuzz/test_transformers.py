@@ -29,6 +29,7 @@ from dtcourse.sequence_parallel import (
 from dtcourse.tensor_parallel import cross_entropy, full_gradients, parallelize, transformer_plan
 from dtcourse.verify import NotEqual, compare, gradients_of
 from tests.fuzz.drawing import drawn
+from tests.turns import taking_turns
 
 SEED = int(os.environ.get("DTCOURSE_FUZZ_SEED") or 0)
 EACH = int(6 * float(os.environ.get("DTCOURSE_FUZZ") or 1))  # models for each way
@@ -164,7 +165,7 @@ def complaints(examples: list[tuple[str, Case]]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("p", [2, 3, 4])
+@pytest.mark.parametrize("p", [4, *taking_turns(2, 3, about="tests/fuzz/")])
 def test_each_way_inside_the_layer_is_one_process(p):
     ways = CUT_WEIGHTS + CUT_TOKENS
     found = drawn(cases(p), EACH * len(ways), SEED)

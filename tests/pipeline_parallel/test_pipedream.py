@@ -22,6 +22,7 @@ from dtcourse.pipeline_parallel.pipedream import PipeDream, versions
 from dtcourse.pipeline_parallel.simulate import Times, simulate
 from dtcourse.profiling.memory_tracker import MemoryTracker
 from tests.pipeline_parallel import pipedream_reference as reference
+from tests.turns import taking_turns
 
 WIDTH, LR = 5, 0.3
 
@@ -94,7 +95,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("p", [2, 3, 4])
+@pytest.mark.parametrize("p", [3, *taking_turns(2, 4, about="dtcourse/pipeline_parallel/")])
 def test_it_is_the_papers_algorithm(p):
     m, samples = 3 * p, 7 * p + 1  # micro-batches of unequal size
     run = launch(trained, p, schedules.pipedream(p, m), samples, OPTIONS)

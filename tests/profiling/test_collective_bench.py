@@ -10,6 +10,7 @@ from dtcourse.collectives import ring
 from dtcourse.emulation import EmulatedNetwork
 from dtcourse.profiling import collective_bench as bench
 from dtcourse.simulator import collective_cost as cost
+from tests.turns import taking_turns
 
 NETWORK = EmulatedNetwork(latency=20e-6, bandwidth=12.5e9, gap=2e-6)
 LINK = cost.Link(alpha=20e-6, beta=1 / 12.5e9, gap=2e-6)
@@ -28,7 +29,7 @@ def started(late):
     return emulation.now()
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [3, *taking_turns(2, 4, about="dtcourse/profiling/")])
 def test_all_ranks_start_at_one_moment(ranks):
     """Also where one comes late, and where a message takes longer than what is measured."""
     for network in (NETWORK, EmulatedNetwork(latency=3.0, bandwidth=1e6)):
@@ -37,7 +38,7 @@ def test_all_ranks_start_at_one_moment(ranks):
         assert len(set(moments)) == 1 and moments[0] > 0.5, moments
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [3, *taking_turns(2, 4, about="dtcourse/profiling/")])
 def test_a_rings_time_is_the_formulas(ranks):
     """It was not: each rank's clock started when that rank left a barrier, up to two latencies after another one."""
     for row in swept("ring", ranks):

@@ -23,6 +23,7 @@ from dtcourse.tensor_parallel import (
     transformer_plan,
 )
 from dtcourse.verify import compare, gradients_of
+from tests.turns import taking_turns
 
 B, S, D, H, F = 2, 12, 24, 12, 96
 GPT2 = TransformerConfig(31, D, 2, H, d_ff=F, max_length=S)
@@ -75,7 +76,9 @@ def train():
     return tried
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "world_size", [1, 3, *taking_turns(2, 4, about="dtcourse/sequence_parallel/")]
+)
 def test_gradients_and_parameters_are_one_processs(world_size):
     assert [*launch(train, world_size)] == [6] * world_size
 
@@ -99,7 +102,7 @@ def both():
     return counted_block(False), counted_block(True), counted_block(True, gather_again=False)
 
 
-@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("p", [4, *taking_turns(2, about="dtcourse/sequence_parallel/")])
 def test_messages_are_ten_units_or_eight_and_what_is_kept_is_the_papers(p):
     N = B * S
     unit = (p - 1) * 4 * N * D // p

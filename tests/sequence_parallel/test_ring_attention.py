@@ -22,6 +22,7 @@ from dtcourse.sequence_parallel import (
     unshard,
 )
 from dtcourse.verify import compare, gradients_of
+from tests.turns import taking_turns
 
 LIMIT = {torch.double: 1e-10, torch.float32: 1e-5}
 
@@ -94,7 +95,9 @@ def against_pytorch():
     return tried
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "world_size", [1, 3, *taking_turns(2, 4, about="dtcourse/sequence_parallel/")]
+)
 def test_output_and_gradients_are_pytorchs_on_the_whole_sequence(world_size):
     assert [*launch(against_pytorch, world_size)] == [24] * world_size
 
@@ -139,7 +142,9 @@ def whole_transformers():
     return tried
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "world_size", [1, 3, *taking_turns(2, 4, about="dtcourse/sequence_parallel/")]
+)
 def test_a_transformer_with_its_attention_replaced_has_one_processs_gradients(world_size):
     assert [*launch(whole_transformers, world_size)] == [4] * world_size
 
@@ -187,7 +192,7 @@ def costs():
     return found
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize("p", [1, 3, *taking_turns(2, 4, about="dtcourse/sequence_parallel/")])
 def test_bytes_and_operations_are_the_formulas(p):
     B, H, K, S, E = 2, 4, 2, 24, 6
     n = 4 * B * K * S // p * 2 * E

@@ -12,6 +12,7 @@ from dtcourse.collectives import traffic
 from dtcourse.models import Transformer, TransformerConfig
 from dtcourse.sequence_parallel import UlyssesCore, positions, shard, ulysses_attention, unshard
 from dtcourse.verify import compare, gradients_of
+from tests.turns import taking_turns
 
 LIMIT = {torch.double: 1e-10, torch.float32: 1e-5}
 B, H, S, E, V = 2, 12, 24, 6, 5
@@ -83,7 +84,7 @@ def everything():
     return sent
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize("p", [1, 3, *taking_turns(2, 4, about="dtcourse/sequence_parallel/")])
 def test_numbers_are_pytorchs_on_the_whole_sequence_and_bytes_the_formulas(p):
     for sent in launch(everything, p, backend="ring"):
         assert len(sent) == 2 * len(kv_heads_for(p))

@@ -31,6 +31,7 @@ from dtcourse.sharding import (
     fully_shard,
 )
 from dtcourse.verify import CASES, NotEqual, compare, on_ranks, one_process
+from tests.turns import taking_turns
 
 
 def one_unit(shard, model, **options):
@@ -128,7 +129,7 @@ def train_all(shard, as_theirs, read_theirs, steps=2):
     return out
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3, *taking_turns(4, about="dtcourse/sharding/")])
 def test_gradients_equal_one_process_and_pytorchs(shard, world_size):
     run = launch(train_all, world_size, shard, *PYTORCHS[shard])
     truth = {(c, n): one_process(CASES[c], 2, n).gradients for c in CASES for n in (24, 96)}

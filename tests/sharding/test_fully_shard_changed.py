@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from dtcourse import launch, sharding
 from dtcourse.sharding import FullyShardedDataParallel, full_gradients, full_state_dict
 from dtcourse.verify import compare
+from tests.turns import taking_turns
 
 WHICH = {"ours": sharding.fully_shard, "torch": torchs.fully_shard}
 
@@ -126,7 +127,7 @@ def all_flipped(tied, options):
     return mine, flipped("torch", tied, **options), flipped("plain", tied)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3, *taking_turns(2, 4, about="dtcourse/sharding/")])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_what_is_frozen_between_steps_is_as_in_one_process(world_size, tied):
     for ours, theirs, right in launch(all_flipped, world_size, tied, {}):
@@ -266,7 +267,7 @@ def all_converted():
     return converted("ours"), converted("plain")
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 4, *taking_turns(2, about="dtcourse/sharding/")])
 def test_a_sharded_model_is_converted_as_one_process(world_size):
     for ours, right in launch(all_converted, world_size):
         assert len(ours) == 4
@@ -363,7 +364,7 @@ def both_filled():
     return filled_later("ours"), filled_later("torch")
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3, *taking_turns(2, about="dtcourse/sharding/")])
 def test_memory_and_values_come_after_fully_shard(world_size):
     for ours, theirs in launch(both_filled, world_size):
         for said, *_ in (ours, theirs):
@@ -450,7 +451,7 @@ def all_methods(tied, freeze):
     return [methods(which, tied, freeze) for which in ("ours", "torch", "plain")]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3, *taking_turns(2, 4, about="dtcourse/sharding/")])
 @pytest.mark.parametrize(("tied", "freeze"), [(True, False), (False, True), (True, True)])
 def test_registered_methods_gather_and_reduce(world_size, tied, freeze):
     for ours, theirs, right in launch(all_methods, world_size, tied, freeze):

@@ -13,6 +13,7 @@ from dtcourse import launch
 from dtcourse.profiling.memory import local
 from dtcourse.sharding import MixedPrecisionPolicy, full_gradients, full_state_dict, fully_shard
 from dtcourse.verify import compare
+from tests.turns import taking_turns
 
 
 class Branches(nn.Module):
@@ -134,7 +135,7 @@ def check(run, tolerance=1e-6):
         assert without == [n for n, p in plain.named_parameters() if p.grad is None]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 3, *taking_turns(2, 4, about="dtcourse/sharding/")])
 def test_as_in_one_process(shard, ranks):
     check(launch(on_ranks, ranks, shard))
 

@@ -20,6 +20,7 @@ from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.sharding import ZeroRedundancyOptimizer
 from dtcourse.sharding.partition import assign_owners, by_turns, in_buckets
 from dtcourse.verify import CASES, compare
+from tests.turns import taking_turns
 
 OPTIMIZERS = {
     "SGD": (torch.optim.SGD, {"lr": 0.1}),
@@ -70,7 +71,7 @@ def three_ways(cases, kinds):
     return out
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3, *taking_turns(2, 4, about="dtcourse/sharding/")])
 def test_parameters_equal_one_process_and_pytorchs_own(world_size):
     cases = ("mlp", "tied", "frozen") if world_size == 3 else ("mlp",)
     run = launch(three_ways, world_size, cases, list(OPTIMIZERS))
@@ -185,7 +186,7 @@ def states_and_volume(way):
     return states, elements, sent, buckets, gradients
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [3, *taking_turns(2, 4, about="dtcourse/sharding/")])
 def test_states_and_traffic_are_the_formula_to_the_byte(world_size):
     n = sum(p.numel() for p in CASES["mlp"].build(0).parameters())
     volume = {}

@@ -23,6 +23,7 @@ from dtcourse.profiling.memory_tracker import MemoryTracker
 from dtcourse.sharding import ShardedDataParallel, ZeroRedundancyOptimizer
 from dtcourse.verify import CASES, NotEqual, compare, on_ranks, one_process
 from dtcourse.verify.harness import LEARNING_RATE
+from tests.turns import taking_turns
 
 SAMPLES = 96  # 4 ranks times 8 micro-batches of 3
 
@@ -70,7 +71,7 @@ def one_owner_each(run, key, step):
     return whole
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3, *taking_turns(2, 4, about="dtcourse/sharding/")])
 def test_gradients_equal_one_process_on_the_whole_batch(world_size):
     combinations = [
         ("mlp", "tiny buckets", 1),
@@ -262,7 +263,7 @@ def count_a_step(way, micro_batches, syncs):
     }, own
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [3, *taking_turns(2, about="dtcourse/sharding/")])
 def test_traffic_is_ddps_to_the_byte(world_size):
     n = sum(p.numel() for p in CASES["mlp"].build(0).parameters())
     sharded = launch(count_a_step, world_size, "zero", 1, True, backend="ring")
@@ -337,7 +338,7 @@ def memory_of(way):
     return now, own[dist.get_rank()], tensors, min(peaks)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [3, *taking_turns(2, about="dtcourse/sharding/")])
 def test_live_bytes_are_the_formula_and_gradients_are_freed_on_the_way(world_size):
     n = 16 * LAYER
     for way in ("ddp", "zero2"):
@@ -400,7 +401,7 @@ def seconds_of_a_step():
     return between - start, emulation.now() - between
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [4, *taking_turns(2, about="dtcourse/sharding/")])
 def test_each_pass_takes_as_long_as_its_bytes_at_one_port(world_size):
     """Not p - 1 times as long, which is what hops in turn take: a root's chain is cut into pieces."""
     bandwidth = 1e6

@@ -24,6 +24,7 @@ from dtcourse.simulator.collective_cost import (
     seconds,
     terms,
 )
+from tests.turns import taking_turns
 
 
 @pytest.mark.parametrize("p", [2, 4, 8])
@@ -169,7 +170,7 @@ def on_network(network, ranks, calls):
     return [max(taken) for taken in zip(*run, strict=True)]
 
 
-@pytest.mark.parametrize("p", [2, 4, 6, 7, 8, 9])
+@pytest.mark.parametrize("p", [2, 4, 6, *taking_turns(7, 8, 9, about="dtcourse/simulator/")])
 def test_a_double_tree_in_chunks_takes_about_what_the_model_says(p):
     """Formulas against messages that take ports one after the other; exact for one chunk and powers of two."""
     power = p & (p - 1) == 0

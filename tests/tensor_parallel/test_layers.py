@@ -21,6 +21,7 @@ from dtcourse.tensor_parallel import (
 from dtcourse.tensor_parallel.linear import SharedInput
 from dtcourse.torch_private import TorchDispatchMode
 from dtcourse.verify import compare
+from tests.turns import taking_turns
 
 
 def close(got, expected, what):
@@ -78,7 +79,9 @@ def mapped():
         mappings.scatter(numbers(5, 7), -1 if size > 1 else 3)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "world_size", [1, 3, *taking_turns(2, 4, about="dtcourse/tensor_parallel/")]
+)
 def test_mappings_and_whose_loss_it_is(world_size):
     launch(mapped, world_size)
 
@@ -163,7 +166,9 @@ def layers():
             VocabParallelEmbedding(embedding)(torch.tensor([3, wrong]))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "world_size", [1, 3, *taking_turns(2, 4, about="dtcourse/tensor_parallel/")]
+)
 def test_layers_equal_the_whole_ones(world_size):
     launch(layers, world_size)
 
@@ -281,7 +286,7 @@ def region():
     return phases, counted.calls(operation="all_reduce"), counted.bytes_sent()
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3, *taking_turns(2, about="dtcourse/tensor_parallel/")])
 def test_a_region_is_one_all_reduce_each_way(world_size):
     for rank, (phases, calls, sent) in enumerate(launch(region, world_size, backend="ring")):
         each = ring.all_reduce_volume(5 * 12, world_size, rank).elements * 4

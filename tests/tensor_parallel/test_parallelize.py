@@ -32,6 +32,7 @@ from dtcourse.tensor_parallel import (
 )
 from dtcourse.verify import NotEqual, compare
 from dtcourse.verify.harness import Backward, train
+from tests.turns import taking_turns
 
 # 12 heads, 31 words: every number of ranks divides the one and, but for 1, none the other.
 GPT2 = TransformerConfig(31, 24, 2, 12, d_ff=36, max_length=8)
@@ -134,7 +135,9 @@ def truth(config, kind):
     return train(model, model, plan_of(whole_loss))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "world_size", [1, 3, *taking_turns(2, 4, about="dtcourse/tensor_parallel/")]
+)
 def test_gradients_and_parameters_equal_one_process(world_size):
     run = launch(train_all, world_size)
     for (name, kind), first in run[0].items():
@@ -194,7 +197,7 @@ def against_torch():
     return found
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [3, *taking_turns(2, about="dtcourse/tensor_parallel/")])
 def test_gradients_equal_pytorch_s_parallelize_module(world_size):
     for errors in launch(against_torch, world_size):
         assert errors.keys() == {"llama", "gpt2"}
@@ -242,7 +245,7 @@ def live(config, gather_logits):
     return held(model, optimizer), 4 * numbers, tensors
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 4, *taking_turns(2, about="dtcourse/tensor_parallel/")])
 def test_live_bytes_are_the_formula(world_size):
     """Of each rank: 1 / p of what is cut, the vocabulary rounded up, and key-value heads at least one."""
     p = world_size
@@ -371,7 +374,7 @@ def clipped():
             compare(full_gradients(model), expected, 1e-10, norm=2)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 4, *taking_turns(2, about="dtcourse/tensor_parallel/")])
 def test_clipping_is_by_the_unsharded_model_s_norm(world_size):
     launch(clipped, world_size)
 

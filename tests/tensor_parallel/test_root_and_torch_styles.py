@@ -15,6 +15,7 @@ from dtcourse.collectives import traffic
 from dtcourse.tensor_parallel import ColwiseParallel, RowwiseParallel, parallelize
 from dtcourse.tensor_parallel.prepare import redistribute
 from dtcourse.verify import compare
+from tests.turns import taking_turns
 
 
 def the_mesh():
@@ -56,7 +57,7 @@ def roots():
     return True
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 4, *taking_turns(2, about="dtcourse/tensor_parallel/")])
 def test_a_plan_for_the_root_cuts_it(world_size):
     assert [*launch(roots, world_size)] == [True] * world_size
 
@@ -157,7 +158,7 @@ def _part(whole, layout):
     return whole.chunk(dist.get_world_size(), layout.dim)[dist.get_rank()].clone()
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 4, *taking_turns(2, about="dtcourse/tensor_parallel/")])
 @pytest.mark.parametrize("name", IN_OUT)
 def test_inputs_and_outputs_are_laid_out_as_pytorchs(name, world_size):
     for ours, torchs in launch(laid_out, world_size, name):
@@ -187,7 +188,7 @@ def redistributed():
     return tried
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 4, *taking_turns(2, about="dtcourse/tensor_parallel/")])
 def test_every_pair_of_layouts(world_size):
     assert [*launch(redistributed, world_size)] == [12] * world_size
 
@@ -266,7 +267,9 @@ def by_columns(width):
     return True
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "world_size", [1, 3, *taking_turns(2, 4, about="dtcourse/tensor_parallel/")]
+)
 @pytest.mark.parametrize("width", [8, 5])
 def test_an_embedding_by_its_columns(width, world_size):
     assert [*launch(by_columns, world_size, width)] == [True] * world_size

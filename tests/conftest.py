@@ -69,6 +69,19 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Iterator[Any]:
+    """Of a function's many tests some may take turns."""
+    made = yield
+    if isinstance(made, list):
+        if str(ROOT) not in sys.path:
+            sys.path.insert(0, str(ROOT))
+        from tests import turns
+
+        turns.spread([one for one in made if isinstance(one, pytest.Function)])
+    return made
+
+
 @pytest.hookimpl(trylast=True)  # what -m and -k leave out does not wait
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run, and say what is missing; give a slow machine more time."""

@@ -43,6 +43,9 @@ from dtcourse.compression.compressor import ALL_REDUCE, REDUCE_SCATTER, Payload
 from dtcourse.data_parallel import DistributedDataParallel
 from tests.turns import taking_turns
 
+# Each value of each parameter is tried every time, their other combinations by turns (tests/turns.py).
+pytestmark = pytest.mark.each_once("dtcourse/compression/")
+
 LR, SKIPPED = 0.1, 3
 FEEDBACK = {
     "unchanged": Identity,

@@ -22,6 +22,9 @@ from tests.hybrid.layouts import (
     vectors,
 )
 
+# Each value of each parameter is tried every time, their other combinations by turns (tests/turns.py).
+pytestmark = pytest.mark.each_once("dtcourse/hybrid/")
+
 
 def said(config, cut):
     training = start(config, cut, 0)

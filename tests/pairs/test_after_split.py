@@ -23,6 +23,9 @@ from tests.pairs.grid_training import Training
 from tests.pairs.test_mutations import DENSE, MIXED
 from tests.pairs.test_three import STEPS, check, check_found
 
+# Each value of each parameter is tried every time, their other combinations by turns (tests/turns.py).
+pytestmark = pytest.mark.each_once("tests/pairs/", "dtcourse/parameters/")
+
 ZB = [
     (Grid(data=2, pipe=2, outer="ZeRO-1", schedule="ZB-H1"), DENSE),
     (Grid(tensor=2, pipe=2, schedule="ZB-H1"), DENSE),

@@ -34,6 +34,9 @@ from tests.pairs.layouts import (
 )
 from tests.pairs.table import SHARDED, working, zeros
 
+# Each value of each parameter is tried every time, their other combinations by turns (tests/turns.py).
+pytestmark = pytest.mark.each_once("tests/pairs/", "dtcourse/parameters/")
+
 SHAPES = ((2, 2), (3, 2))
 
 truth = functools.cache(alone)

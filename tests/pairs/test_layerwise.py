@@ -15,6 +15,9 @@ from dtcourse.parameters.whole import full_state_dict
 from dtcourse.verify import compare
 from tests.pairs.layouts import EXPERTS, GPT2, LLAMA, ONE_KV_HEAD, Layout, backward, batch, build
 
+# Each value of each parameter is tried every time, their other combinations by turns (tests/turns.py).
+pytestmark = pytest.mark.each_once("tests/pairs/", "dtcourse/parameters/")
+
 STEPS = 2
 
 

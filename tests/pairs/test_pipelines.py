@@ -27,6 +27,9 @@ from tests.pairs.pipelines import (
     write,
 )
 
+# Each value of each parameter is tried every time, their other combinations by turns (tests/turns.py).
+pytestmark = pytest.mark.each_once("tests/pairs/", "dtcourse/parameters/")
+
 truth = functools.cache(alone)
 LARGE = [(2, 3), (3, 2)]  # ranks on the axes (other, pipe)
 

@@ -18,6 +18,9 @@ from dtcourse.verify import compare
 from tests.pairs.layouts import alone, build
 from tests.pairs.tensor_experts import GELU, SWIGLU, Both, Training, read, together, write
 
+# Each value of each parameter is tried every time, their other combinations by turns (tests/turns.py).
+pytestmark = pytest.mark.each_once("tests/pairs/", "dtcourse/parameters/")
+
 truth = functools.cache(alone)
 
 

@@ -22,6 +22,9 @@ from dtcourse.pipeline_parallel.schedules import pipedream
 from dtcourse.verify import compare, gradients_of
 from tests.pipeline_parallel.samples import MAKE
 
+# Each value of each parameter is tried every time, their other combinations by turns (tests/turns.py).
+pytestmark = pytest.mark.each_once("dtcourse/pipeline_parallel/")
+
 CONFIG = TransformerConfig(
     vocab=11, d_model=8, n_layers=2, n_heads=2, max_length=6, d_ff=6, experts=4
 )

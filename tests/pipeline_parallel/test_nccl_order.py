@@ -15,6 +15,9 @@ from tests.pipeline_parallel.samples import MAKE
 from tests.pipeline_parallel.test_engine import one_process, train_each, trained_as
 from tests.pipeline_parallel.test_refusals import refused
 
+# Each value of each parameter is tried every time, their other combinations by turns (tests/turns.py).
+pytestmark = pytest.mark.each_once("dtcourse/pipeline_parallel/")
+
 
 @pytest.mark.parametrize("rule", nccl_order.RULES)
 @pytest.mark.parametrize("p", [2, 4])

@@ -27,6 +27,9 @@ from dtcourse.pipeline_parallel import (
 )
 from dtcourse.verify import compare, gradients_of
 
+# Each value of each parameter is tried every time, their other combinations by turns (tests/turns.py).
+pytestmark = pytest.mark.each_once("dtcourse/pipeline_parallel/")
+
 CONFIG = TransformerConfig(vocab=11, d_model=8, n_layers=2, n_heads=2, max_length=6)
 SCHEDULES = {
     "1F1B": one_f_one_b(2, 2),

@@ -33,6 +33,9 @@ from dtcourse.sharding import (
 from dtcourse.verify import CASES, NotEqual, compare, on_ranks, one_process
 from tests.turns import taking_turns
 
+# Each value of each parameter is tried every time, their other combinations by turns (tests/turns.py).
+pytestmark = pytest.mark.each_once("dtcourse/sharding/")
+
 
 def one_unit(shard, model, **options):
     return shard(model, **options)

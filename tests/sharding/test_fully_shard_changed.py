@@ -19,6 +19,9 @@ from dtcourse.sharding import FullyShardedDataParallel, full_gradients, full_sta
 from dtcourse.verify import compare
 from tests.turns import taking_turns
 
+# Each value of each parameter is tried every time, their other combinations by turns (tests/turns.py).
+pytestmark = pytest.mark.each_once("dtcourse/sharding/")
+
 WHICH = {"ours": sharding.fully_shard, "torch": torchs.fully_shard}
 
 

@@ -25,6 +25,9 @@ from dtcourse.sharding.unit import Reduction
 from tests.emulation.slow import SlowLinear
 from tests.turns import taking_turns
 
+# Each value of each parameter is tried every time, their other combinations by turns (tests/turns.py).
+pytestmark = pytest.mark.each_once("dtcourse/sharding/")
+
 WIDTHS = (5, 11, 7, 13, 3)  # nothing divides by 2, 3 or 4: every unit is padded
 
 

@@ -15,6 +15,9 @@ from dtcourse import launch
 from dtcourse.sharding import MixedPrecisionPolicy, full_gradients
 from dtcourse.verify import compare
 
+# Each value of each parameter is tried every time, their other combinations by turns (tests/turns.py).
+pytestmark = pytest.mark.each_once("dtcourse/sharding/")
+
 
 @dataclass
 class Plain:

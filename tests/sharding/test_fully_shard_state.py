@@ -37,6 +37,9 @@ from dtcourse.sharding import (
 from dtcourse.sharding.flat_parameter import local_range_of, padded_size
 from dtcourse.verify import CASES, compare
 
+# Each value of each parameter is tried every time, their other combinations by turns (tests/turns.py).
+pytestmark = pytest.mark.each_once("dtcourse/sharding/")
+
 # --- layout -----------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,9 @@ from dtcourse.sharding import MixedPrecisionPolicy, full_gradients, full_state_d
 from dtcourse.verify import compare
 from tests.turns import taking_turns
 
+# Each value of each parameter is tried every time, their other combinations by turns (tests/turns.py).
+pytestmark = pytest.mark.each_once("dtcourse/sharding/")
+
 
 class Branches(nn.Module):
     """A rank uses one of three; nobody uses the fourth."""

@@ -24,7 +24,7 @@ import pytest
 ONE_OF_THREE, HALF = (1, 3), (1, 2)
 
 
-def mark(*about: str) -> pytest.MarkDecorator:
+def takes_turns(*about: str) -> pytest.MarkDecorator:
     """One of three in CI, every second one where what they are about has just changed."""
     return pytest.mark.stands_on(*about, share=ONE_OF_THREE, lately=HALF)
 
@@ -35,7 +35,10 @@ def taking_turns(*values: Any, about: str, several: bool = False) -> list[Any]:
     about:   the folder that they prove something of
     several: each value is a tuple, of the test's several arguments
     """
-    return [pytest.param(*(value if several else (value,)), marks=mark(about)) for value in values]
+    return [
+        pytest.param(*(value if several else (value,)), marks=takes_turns(about))
+        for value in values
+    ]
 
 
 def spread(tests: Sequence[pytest.Function]) -> None:
@@ -49,7 +52,7 @@ def spread(tests: Sequence[pytest.Function]) -> None:
     kept = diagonal([dict(enumerate(one._idlist)) if one else {0: ""} for one in named])
     for number, test in enumerate(staying):
         if number not in kept:
-            test.add_marker(mark(*once.args))
+            test.add_marker(takes_turns(*once.args))
 
 
 def diagonal(combinations: Sequence[dict[Any, Any]]) -> set[int]:

@@ -21,6 +21,7 @@ import torch
 from dtcourse import device
 from dtcourse.compression import IntegerQuantizer
 from dtcourse.compression.quantized import integers, integers_triton
+from tests.turns import takes_turns
 
 ROOT = Path(__file__).resolve().parents[2]
 APART = ROOT / "build" / "triton"  # where `make triton` puts it
@@ -99,6 +100,7 @@ KERNELS = [("_largest", 90), ("_quantize", 75), ("_quantize", 90), ("_dequantize
 
 @needs_triton
 @pytest.mark.slow
+@takes_turns("dtcourse/compression/")
 def test_kernels_compile_for_gpus_and_divide_as_ieee_says(tmp_path):
     """Triton's compiler needs no GPU. Turing and Hopper."""
     for (name, _), code in zip(

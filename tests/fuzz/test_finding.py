@@ -16,6 +16,7 @@ from tests.fuzz.reducing import reduced, simpler
 from tests.fuzz.running import PATIENCE, complaints
 from tests.fuzz.strategies import programs
 from tests.fuzz.written import script, written
+from tests.turns import takes_turns
 
 SMALLEST = Program(
     ranks=2,
@@ -29,7 +30,11 @@ SMALLEST = Program(
 @pytest.mark.timeout(0)  # each launch has a limit of its own
 @pytest.mark.parametrize(
     ("name", "within"),
-    [("mistake: a sum", 5), ("mistake: own start", 5), ("mistake: what a rank has", 30)],
+    [
+        ("mistake: a sum", 5),
+        pytest.param("mistake: own start", 5, marks=takes_turns("tests/fuzz/")),
+        pytest.param("mistake: what a rank has", 30, marks=takes_turns("tests/fuzz/")),
+    ],
 )
 def test_it_finds_a_mistake(name, within):
     assert name in MISTAKES
@@ -55,6 +60,7 @@ def test_what_is_printed_makes_the_same_program():
     assert len(written(SMALLEST).splitlines()) <= 12
 
 
+@takes_turns("tests/fuzz/")
 def test_what_is_printed_can_be_run(root):
     text = script(("mistake: a sum", SMALLEST)).splitlines()
     assert text[0] == "PYTHONPATH=. .venv/bin/python - <<'END'"

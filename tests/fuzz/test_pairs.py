@@ -24,7 +24,7 @@ from tests.fuzz.reducing import reduced
 from tests.fuzz.simpler_pairs import shown, simpler
 from tests.fuzz.written import written
 from tests.pairs.grid import Grid, Task
-from tests.turns import taking_turns
+from tests.turns import takes_turns, taking_turns
 
 SEED = int(os.environ.get("DTCOURSE_FUZZ_SEED") or 0)
 ONLY = os.environ.get("DTCOURSE_FUZZ_ONLY") or ""
@@ -94,6 +94,7 @@ def forgets_copies(case):
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)  # each launch has a limit of its own
+@takes_turns("tests/fuzz/")
 def test_a_mistake_with_tied_weights_is_shown_by_a_model_that_has_nothing_else():
     assert SMALLEST.task.config.tied
     untied = replace(

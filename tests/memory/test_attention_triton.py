@@ -20,6 +20,7 @@ from dtcourse import device
 from dtcourse.memory import attention_triton
 from dtcourse.memory.attention import plain_attention
 from dtcourse.memory.attention_triton import triton_attention
+from tests.turns import takes_turns
 
 ROOT = Path(__file__).resolve().parents[2]
 APART = ROOT / "build" / "triton"  # where `make triton` puts it
@@ -127,6 +128,7 @@ COMPILED = [  # kernel, chip, its shared memory, dtype, dim
 
 @needs_triton
 @pytest.mark.slow
+@takes_turns("dtcourse/memory/attention_triton")
 def test_kernels_compile_for_gpus_within_their_shared_memory(tmp_path):
     """Triton's compiler needs no GPU. Turing, Ampere (the smaller one) and Hopper."""
     used = in_a_fresh_process("compile", TRITON_CACHE_DIR=str(tmp_path))

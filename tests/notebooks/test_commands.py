@@ -21,6 +21,7 @@ from dtcourse.course import grading, places, workspace
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
 from tests import optional_programs
 from tests.notebooks.commands import Printed, defined, is_command, needed, printed
+from tests.turns import takes_turns
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -145,7 +146,17 @@ def test_what_counts_as_a_command(text, whether):
 # --- torchrun, srun, python -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", OF_TORCHRUN)
+# test_migration_scripts.py starts the scripts of lesson 06b too, in every run.
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(
+            text,
+            marks=takes_turns("lessons/", "dtcourse/launch/") if "lessons/scripts/" in text else (),
+        )
+        for text in OF_TORCHRUN
+    ],
+)
 def test_it_runs_as_printed(course, command):
     [target] = [word for word in SAYS if word in command]
     prepare(course, PRINTED[command], target)
@@ -201,6 +212,7 @@ def tasks_of_srun(command: str) -> list[tuple[str, dict[str, str]]]:
 
 
 @pytest.mark.parametrize("command", OF_STUDIES)
+@takes_turns("studies/")
 def test_a_study_begins_as_printed(course, command):
     """Its first seconds: whole, it measures for minutes."""
     finish([shell(course, f"{command} --budget 3")])
@@ -277,6 +289,7 @@ def test_jobs_are_submitted_and_followed(course, tmp_path):
         assert (course / "checkpoint.pt").is_file()
 
 
+@takes_turns("dtcourse/cli/bench.py", "dtcourse/profiling/", "dtcourse/collectives/")
 def test_the_benchmark_of_collectives(course):
     out = finish([shell(course, BENCH)])
     for backend in ("gloo", "naive", "ring", "tree"):

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.turns import takes_turns
+
 SCRIPTS = Path(__file__).resolve().parent.parent.parent / "lessons" / "scripts"
 
 
@@ -62,6 +64,7 @@ print(*sorted((thread / "comm").read_text().strip() for thread in threads), sep=
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are listed on Linux only")
+@takes_turns("lessons/scripts/", "dtcourse/data_parallel/")
 def test_no_thread_of_the_group_is_left_when_python_ends():
     """One that lets go of a tensor then aborts the process, after all was printed: seen in a run of twenty."""
     with socket.socket() as s:

@@ -14,6 +14,7 @@ import pytest
 from tests import rotation
 from tests.course import test_exercises
 from tests.notebooks import test_other_world_sizes
+from tests.turns import takes_turns
 
 needs_git = pytest.mark.needs("git")
 ROOT = rotation.ROOT
@@ -270,6 +271,7 @@ def replayed(history: list[Commit], waits: list[Waits]) -> dict[str, tuple[int, 
 
 @needs_git
 @pytest.mark.parametrize("which", ["main", "made for this"])
+@takes_turns("tests/rotation.py")
 def test_over_the_landings_of_a_real_history_nothing_was_tried_less_often(which, waits, tmp_path):
     """By the hashes that it has. Where main's own is too short to tell (a shallow clone), only the one made is left."""
     folder, enough = ROOT, 200

@@ -24,6 +24,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.turns import takes_turns
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 # Unpacking pip into a fresh venv takes seconds, and on a busy machine many.
@@ -365,6 +367,7 @@ def test_pip_args_go_to_torch_alone_and_are_remembered(checkout):
     assert checkout.installed() == "2.0"
 
 
+@takes_turns("Makefile", "tools/setup", "tools/environment.py")
 def test_two_calls_at_once_install_one_after_the_other(checkout):
     """The second waits for the first one's lock."""
     checkout.python()

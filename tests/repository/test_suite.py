@@ -15,6 +15,8 @@ import nbformat
 import psutil
 import pytest
 
+from tests.turns import takes_turns
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 # Most of the time goes into starting pytest again and again, which a busy machine stretches.
@@ -115,6 +117,7 @@ def test_a_stage_that_breaks_before_any_test_counts_as_failed(project):
 
 
 @pytest.mark.slow
+@takes_turns("tools/")
 def test_a_stage_of_which_pytest_says_nothing_counts_as_failed(project):
     project.write("conftest.py", "raise SystemExit(3)\n")
     done = stages(project, "unit")
@@ -201,6 +204,7 @@ def test_asked_to_end_it_ends_all_that_it_started_and_tells_what_it_knew(project
 
 
 @pytest.mark.slow
+@takes_turns("tools/")
 def test_a_stage_at_its_limit_is_ended_and_the_next_one_runs(project):
     sign = project.folder / "hangs"
     project.write("test_hangs.py", HANGS.format(seconds=75.5, sign=sign))
@@ -253,6 +257,7 @@ def test_a_worker_that_dies_costs_the_test_it_was_in_and_no_other(project):
 
 
 @pytest.mark.slow
+@takes_turns("tools/")
 def test_pytest_itself_killed_still_leaves_its_record(project):
     project.write("test_crashes.py", CRASHES)
     done = stages(project, "unit", workers=0)
@@ -380,6 +385,7 @@ def test_a_stage_that_is_done_early_leaves_its_time_to_the_next(tool, monkeypatc
     assert tool.limit(stages[1:], 20.0, until) < at_best
 
 
+@takes_turns("tools/")
 def test_busy_cores_count_as_a_slow_machine(monkeypatch):
     """Twice as many busy processes as cores beside the measurement: it takes at least half as long again as without."""
     monkeypatch.syspath_prepend(ROOT / "tools")

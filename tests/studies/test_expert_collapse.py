@@ -8,6 +8,8 @@ import math
 import pytest
 import torch
 
+from tests.turns import takes_turns
+
 
 @pytest.fixture(scope="module")
 def script(study):
@@ -41,6 +43,7 @@ def check_file(results, script):
             assert math.isfinite(run["test_loss_dropless"])
 
 
+@takes_turns("studies/")
 def test_it_measures_stops_and_goes_on(script, tiny, tmp_path):
     path = tmp_path / "results.json"
     assert not script.study(path, tiny, seeds=1, budget=0.0)

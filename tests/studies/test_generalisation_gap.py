@@ -8,6 +8,8 @@ import math
 import pytest
 import torch
 
+from tests.turns import takes_turns
+
 RUN = {"lr", "steps", "diverged", "seconds", "train_loss", "train_accuracy"}
 
 
@@ -47,6 +49,7 @@ def check_file(results: dict, script, seeds: int) -> None:
         )
 
 
+@takes_turns("studies/")
 def test_it_measures_stops_and_goes_on(script, tiny, tmp_path, capsys):
     path = tmp_path / "deep" / "results.json"
     assert not script.study(path, tiny, ["digits", "text"], seeds=1, budget=0.0)

@@ -25,6 +25,7 @@ from dtcourse.asynchronous import (
 )
 from dtcourse.course.replicas import Digits, Replicas
 from dtcourse.models import MLP
+from tests.turns import takes_turns
 
 STEPS, P = 20, 4
 
@@ -170,6 +171,7 @@ KEPT = [
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("importable")
+@takes_turns("studies/")
 def test_it_measures_stops_and_goes_on(script, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     monkeypatch.setattr(script, "PACES", {"equal": (10,), "one slow": (10,)})

@@ -24,6 +24,7 @@ from dtcourse.asynchronous import (
 from dtcourse.course.replicas import Digits
 from dtcourse.emulation import EmulatedNetwork
 from dtcourse.models import MLP
+from tests.turns import takes_turns
 
 STEPS, LR = 5, 0.3
 SAMPLES, BATCH, SIZES = 40, 3, (64, 6, 6, 10)
@@ -146,6 +147,7 @@ def test_seconds_are_those_of_the_virtual_clock(script):
 KEPT = ["synchronous", "backup workers, 1", "asynchronous", "asynchronous, 2 workers"]
 
 
+@takes_turns("studies/")
 def test_it_measures_stops_and_goes_on(script, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     path = tmp_path / "results.json"

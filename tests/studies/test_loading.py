@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.turns import takes_turns
+
 
 @pytest.fixture(scope="module")
 def script(study):
@@ -65,6 +67,7 @@ def test_time_passes_between_the_batches_that_count(script):
     assert found["batch"] >= 0.002
 
 
+@takes_turns("studies/")
 def test_the_study_goes_on_where_it_stopped(script, small, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script, "LOADERS", ("in turns", "2 processes"))
     monkeypatch.setattr(script, "FACTORS", ("1", "4, any order"))

@@ -30,6 +30,7 @@ from dtcourse.launch.cluster.kubernetes.training import plan
 from dtcourse.launch.cluster.kubernetes.yaml_text import to_yaml
 from dtcourse.launch.cluster.kubernetes_table import Kubernetes
 from dtcourse.launch.cluster.settings import Settings
+from tests.turns import takes_turns
 
 ROOT = Path(__file__).resolve().parents[3]
 BIN = Path(sys.executable).parent
@@ -680,12 +681,14 @@ def test_the_jobs_command_with_the_environment_of_kubernetes():
 
 
 @pytest.mark.slow
+@takes_turns("dtcourse/launch/cluster/")
 def test_the_trainjobs_command_with_the_environment_of_kubeflow():
     pods = on_this_machine(pods_of_kubeflow(manifests.train_job(planned(4, 2, arguments=ARGUMENTS))))  # fmt: skip
     check_sums(ends_of([start(words, values) for _, values, words in pods]), nodes=2, per_node=2)
 
 
 @pytest.mark.slow
+@takes_turns("dtcourse/launch/cluster/")
 def test_when_a_rank_fails_every_pod_does():
     pods = on_this_machine(pods_of(manifests.job(planned(2, 2, target="train.py:fail"))))
     ends = ends_of([start(words, values) for _, values, words in pods])
@@ -732,6 +735,7 @@ def names_in_dns(service, job):
 
 @pytest.mark.slow
 @pytest.mark.needs("bubblewrap")
+@takes_turns("dtcourse/launch/cluster/")
 def test_pods_find_each_other_by_name_although_pod_0_comes_last(tmp_path):
     training = planned(4, 2, name="train", arguments=ARGUMENTS)
     service, job = manifests.service(training), manifests.job(training)

@@ -1,8 +1,7 @@
-"""The checks of lesson 16: from one layout to the other, flat parts, buckets to owners, rows, a diagnosis, a choice."""
+"""The checks of lesson 16: flat parts, buckets to owners, rows, a diagnosis, a choice."""
 
 # In the order of the notebook.
 EXERCISES = (
-    "flat_to_rows",
     "flat_zero_1",
     "buckets_to_owners",
     "forward_in_rows",

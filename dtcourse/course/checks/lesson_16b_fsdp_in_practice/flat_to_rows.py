@@ -12,7 +12,7 @@ from dtcourse.plural import plural
 
 ROWS_OF_FLAT = Exercise(
     "flat_to_rows",
-    lesson="16",
+    lesson="16b",
     title="From flat parts to rows",
     takes=("flat_to_rows",),
     target="the right rows on 1 to 4 ranks; a rank sends what others need of its part, once; at most twice its old and "

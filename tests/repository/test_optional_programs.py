@@ -214,21 +214,22 @@ def test_what_each_reason_skips_is_named(bare):
 
 
 def test_what_looks_at_a_program_is_tried_without_it(bare):
-    """No test elsewhere needs one, and what is left out is there."""
-    out = [words.partition("=")[2].partition("::") for words in bare.LEFT_OUT]
-    for file, _, test in out:
-        assert f"def {test or 'test_'}" in (ROOT / file).read_text(encoding="utf-8")
-    whole = [file for file, _, test in out if not test]
+    """Of a file of which only some tests are tried there, these are the ones that look; and all named is there."""
+    left_out = [words.partition("=")[2] for words in bare.LEFT_OUT]
+    for place in (*bare.TRIED, *left_out):
+        file, _, test = place.partition("[")[0].partition("::")
+        assert (ROOT / file).exists()
+        assert not test or f"def {test}(" in (ROOT / file).read_text(encoding="utf-8")
     names = "|".join(need.name for need in PROGRAMS)
-    needs = re.compile(rf"""(needs|require)\([^)]*"({names})"|mark\.(slurm|browser)""")
+    needs = re.compile(
+        rf"""(needs|require)\([^)]*"({names})"|mark\.(slurm|browser)|bubblewrap(\.| import )why_not"""
+    )
     found = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "tests").rglob("test_*.py")
         if needs.search(path.read_text(encoding="utf-8"))
     }
     assert "tests/course/test_judging.py" in found and "tests/launch/cluster/test_slurm.py" in found
-    assert [
-        file
-        for file in sorted(found)
-        if not file.startswith(tuple(f"{folder}/" for folder in bare.FOLDERS)) or file in whole
-    ] == []
+    tried = tuple(f"{place}/" for place in bare.TRIED if "." not in place)
+    files = {place.partition("::")[0] for place in bare.TRIED}
+    assert [one for one in sorted(found) if not one.startswith(tried) and one not in files] == []

@@ -170,7 +170,7 @@ def sandbox():
 
 
 # Their checks compute for a quarter of a minute and more, 200 seconds of the 330 of all lessons: they take turns, and
-# are tried where something of the lesson has changed. Of each exercise a wrong answer goes through its checks in every run.
+# are tried where something of the lesson has changed. A wrong answer to each exercise meets its checks in every run.
 LONG = ("06", "06b", "14", "15", "16")
 
 

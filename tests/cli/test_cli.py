@@ -25,6 +25,7 @@ from dtcourse.course.places import PACKAGE, number_of, numbers
 from tests import optional_programs
 from tests.course.samples import DOUBLE
 
+# Without PyTorch, which a kernel takes seconds to load.
 LESSON = """\
 # %% [markdown] id=title
 # # 03 · Collectives
@@ -44,9 +45,9 @@ FAIL = False
 # ## Reduce
 
 # %% id=one topics=03.reduce
-from dtcourse.collectives import p2p
+from dtcourse.pipeline_parallel import schedules
 assert not FAIL, "asked to fail"
-print(WORLD_SIZE + 1, p2p.rank.__name__)
+print(WORLD_SIZE + 1, schedules.gpipe.__name__)
 """
 SOLUTION = """\
 # %% [markdown] id=title
@@ -105,8 +106,8 @@ def test_list_and_topics_compute_less_than_torch_alone_and_do_not_load_it():
         "import sys; from dtcourse.cli import app; app(sys.argv[1:], standalone_mode=False); assert 'torch' not in "
         "sys.modules"
     )
-    computed = {}
-    for _ in range(2):  # the first may have to compile
+    computed, least = {}, {}
+    for _ in range(3):  # the first may have to compile
         for code, *words in ((listing, "list"), (listing, "topics"), ("import torch",)):
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             done = subprocess.run(
@@ -120,8 +121,10 @@ def test_list_and_topics_compute_less_than_torch_alone_and_do_not_load_it():
             seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
             computed.setdefault(" ".join(words) or "torch", []).append(seconds)
             assert done.returncode == 0, done.stderr
-    least = {name: min(seconds) for name, seconds in computed.items()}
-    assert max(least["list"], least["topics"]) < least["torch"], computed
+        least = {name: min(seconds) for name, seconds in computed.items()}
+        if max(least["list"], least["topics"]) < least["torch"]:
+            return
+    pytest.fail(f"{computed}")
 
 
 @pytest.fixture
@@ -178,7 +181,7 @@ def test_lab_shows_nbgraders_tools_to_instructors_only(course, started):
 
 def test_topics_index_and_what_is_missing(course):
     said = dtcourse("topics", "03.reduce")
-    assert "03-collectives: Reduce" in said and "collectives.p2p.rank" in said
+    assert "03-collectives: Reduce" in said and "pipeline_parallel.schedules.gpipe" in said
     said = dtcourse("topics", "--missing")
     assert "1 of" in said or "are missing" in said
     assert not re.search(r"^.*03\.reduce .*$", said, re.MULTILINE)
@@ -196,7 +199,7 @@ def test_run_goes_on_after_a_failure_and_keeps_executed_copies(course, started):
     for words in (["03", "--kind", "my"], [mine]):
         assert "03-lesson-collectives │ passed" in dtcourse("run", *words)
     done = nbfile.read(course / "executed" / "03-collectives.ipynb")
-    assert "4 rank" in str([cell.get("outputs") for cell in done["cells"]])
+    assert "4 gpipe" in str([cell.get("outputs") for cell in done["cells"]])
     assert (course / "executed" / "04-all-reduce-algorithms.ipynb").exists()
     assert "execution_count" not in str(
         nbfile.read(course / "lessons" / "03-collectives.ipynb")["metadata"]
@@ -230,7 +233,7 @@ def test_in_a_pipe_no_table_is_cut_and_no_line_is_broken(course, monkeypatch):
     """As `dtcourse topics | grep` needs it. COLUMNS is what a person says."""
     monkeypatch.delenv("COLUMNS")
     assert rich_lines("topics", "03.reduce", like="03.reduce │") == [
-        "│ 03.reduce │ 03-collectives: Reduce │ collectives.p2p.rank.__name__ │"
+        "│ 03.reduce │ 03-collectives: Reduce │ pipeline_parallel.schedules.gpipe.__name__ │"
     ]
     text = LESSON.replace("two CPU cores", LONG.replace("-", " ")).replace(
         "not FAIL, ", "0, 'x' * 300 + "

@@ -66,6 +66,7 @@ def check_notebook(
     if "torch" not in sys.modules:
         # What checks compute is small. Threads that wait for a share of it keep the answers from the cores.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+        _start_own_ranks([exercise for exercise, _ in answers if exercise.launches])
     confined = not why_not() if confined is None else confined
     needed = imports.of(answers)
     with Sandbox(
@@ -73,6 +74,20 @@ def check_notebook(
     ) as sandbox:
         sandbox.begin()  # while the checks are imported, which import torch here
         return [_put(sandbox, one, on_check) for one in taken]
+
+
+def _start_own_ranks(launching: list[Exercise]) -> None:
+    """The judge's own ranks will be copies of this process, where some of these exercises launch them.
+
+    A server of their own would import torch once more, and load the course for ranks that are launched once or twice.
+    It has to be split off before a sandbox begins, which threads of this process watch.
+    """
+    from dtcourse.launch import server
+
+    for exercise in launching:
+        exercise.load()
+    if launching:
+        server.start_within([])
 
 
 def check_in(

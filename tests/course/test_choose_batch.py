@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import torch
 
 from dtcourse.course.checks.lesson_08_large_batch import choose_batch
@@ -29,10 +32,34 @@ def test_the_gradients_are_autograds():
         torch.testing.assert_close(ours, theirs)
 
 
+def test_what_is_trained_together_or_from_a_common_start_is_trained_as_alone():
+    """The judge's short cuts: all learning rates in one pass, and runs whose batches differ late only."""
+    with training.one_thread():
+        together = training.steps_to_loss(64, choose_batch.RATES)
+        assert together == [training.steps_to_loss(64, [lr])[0] for lr in choose_batch.RATES]
+        assert 1 < sum(map(math.isfinite, together)) < len(together)
+        for choice in [(0, 40), (160, 240)]:
+            assert choose_growth.steps()[choice] == choose_growth.steps_of(*choice)
+
+
+def test_nothing_is_looked_at_too_late():
+    least = min(*choose_batch.steps().values(), *choose_growth.steps().values())
+    assert least > 2 * training.FIRST_LOOK
+
+
+def best_of(exercise) -> list:
+    """The best choice on each of its clusters, with the step's seconds from ranks of our own."""
+    found = []
+    for cluster in (exercise.CHEAP, exercise.COSTLY, exercise.COSTLIEST):
+        case = exercise.case(cluster, exercise.steps())
+        probe = replace(case, job=exercise.one_step, choices=exercise.PROBED)
+        found.append(exercise.best(list(probe.search().values()))[1])
+    return found
+
+
 def test_each_cluster_wants_another_batch():
     """So no fixed choice passes, and none of the three lies at the edge of the list."""
-    clusters = (choose_batch.CHEAP, choose_batch.COSTLY, choose_batch.COSTLIEST)
-    wanted = [choose_batch.best(cluster)[1][0] for cluster in clusters]
+    wanted = [choice[0] for choice in best_of(choose_batch)]
     assert wanted == sorted(set(wanted))
     assert choose_batch.ACCUMULATIONS[0] < wanted[0]
     assert wanted[-1] < choose_batch.ACCUMULATIONS[-1]
@@ -40,7 +67,6 @@ def test_each_cluster_wants_another_batch():
 
 def test_each_cluster_wants_another_growth():
     """The same of exercise 08b-4, where the batch grows during the run."""
-    clusters = (choose_growth.CHEAP, choose_growth.COSTLY, choose_growth.COSTLIEST)
-    wanted = [choose_growth.best(cluster)[1] for cluster in clusters]
+    wanted = best_of(choose_growth)
     assert wanted == sorted(set(wanted), reverse=True)
     assert wanted[0] < (choose_growth.STEPS[-1],) * 2

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtcourse.course.checks.lesson_06_data_parallel import traced_steps
+from dtcourse.course.checks.lesson_06_data_parallel import drawn_steps, traced_steps
 from dtcourse.course.checks.lesson_06_data_parallel.traced_steps import Step
 
 RANKS, EACH = 3, 4
@@ -28,7 +28,7 @@ def with_pairs(step: Step) -> Step:
 
 
 def drawn(kind: str) -> list[Step]:
-    return [traced_steps.drawn(kind, turn, RANKS) for turn in range(EACH)]
+    return [drawn_steps.drawn(kind, turn, RANKS) for turn in range(EACH)]
 
 
 def test_larger_buckets_save_a_sixth_where_buckets_are_too_small_and_nothing_elsewhere():
@@ -41,15 +41,15 @@ def test_larger_buckets_save_a_sixth_where_buckets_are_too_small_and_nothing_els
 
 
 def test_without_differences_between_ranks_a_step_takes_what_was_predicted_when_it_was_drawn():
-    step = traced_steps.drawn("healthy", 0, RANKS)
+    step = drawn_steps.drawn("healthy", 0, RANKS)
     seconds = [[2e-3] * len(step.forward) for _ in range(RANKS)]
     sizes = [len(bucket) for bucket in step.buckets]
-    predicted = traced_steps.through(sizes, 2.0, step.blocks * traced_steps.BYTES)
+    predicted = drawn_steps.through(sizes, 2.0, step.blocks * traced_steps.BYTES)
     assert ends([replace(step, seconds=seconds)])[0] == pytest.approx(predicted, rel=1e-9)
 
 
 def test_a_blocked_bucket_leaves_later_than_in_the_order_of_definition():
-    (step,) = (traced_steps.drawn("blocked", 0, RANKS),)
+    (step,) = (drawn_steps.drawn("blocked", 0, RANKS),)
     in_order = replace(step, kind="healthy", where=None, forward=sorted(step.forward))
     begins = [
         min(row[2] for row in events[0] if row[0] == "all_reduce")
@@ -70,3 +70,24 @@ def test_what_concerns_gradients_leaves_no_rank_or_one_rank_wrong(kind):
     for _, _, own, used in traced_steps.run(drawn(kind), RANKS):
         wrong = [not one.allclose(own.mean(0), rtol=1e-3) for one in used]
         assert sum(wrong) == (1 if kind == "twice" else RANKS)
+
+
+def test_no_check_is_given_a_step_twice_and_each_is_given_both_numbers_of_ranks(monkeypatch):
+    launches = []
+
+    def run(steps, ranks):
+        launches.append(ranks)
+        return [(step.buckets, [], ranks, step.gradients) for step in steps]
+
+    monkeypatch.setattr(drawn_steps, "run", run)
+    monkeypatch.setattr(drawn_steps, "_run", {})
+    seen, of_ranks = [], {kind: set() for kind in drawn_steps.KINDS}
+    for _ in range(20):
+        for kind in drawn_steps.KINDS:
+            cases = drawn_steps.cases(kind)
+            assert [right[0] for _, right in cases] == ["healthy"] * EACH + [kind] * EACH
+            seen += [trace[3] for trace, right in cases if right[0] == kind]
+            of_ranks[kind] |= {trace[2] for trace, _ in cases}
+    assert launches == [3, 4] * 20
+    assert len({id(one) for one in seen}) == len(seen) == 20 * EACH * len(drawn_steps.KINDS)
+    assert all(numbers == {3, 4} for numbers in of_ranks.values())

@@ -1,5 +1,6 @@
 """An exercise's own words, read without its checks; and a notebook without answers, which costs next to nothing."""
 
+import ast
 import subprocess
 import sys
 import textwrap
@@ -34,7 +35,7 @@ def test_outlines_say_what_the_exercises_are(lesson):
     found, there = outlines.outlines(lesson), framework.exercises(lesson)
     assert list(found) == list(there)
     for outline, exercise in zip(found.values(), there.values(), strict=True):
-        for name in ("name", "lesson", "title", "takes", "target", "points", "modules"):
+        for name in ("name", "lesson", "title", "takes", "target", "points", "modules", "launches"):
             assert getattr(outline, name) == getattr(exercise, name), f"{exercise.name}: {name}"
         said = [(check.title, check.points, check.needs) for check in outline.checks]
         assert said == [(check.title, check.points, check.needs) for check in exercise.checks]
@@ -43,6 +44,46 @@ def test_outlines_say_what_the_exercises_are(lesson):
         assert str(framework.Report(outline, unfinished="x")) == str(
             framework.Report(exercise, unfinished="x")
         )
+
+
+def _launches(module: str) -> bool:
+    """Whether the text of a file of checks, or of one beside it that it imports, launches ranks."""
+    tree = ast.parse(imports._source(module))
+    calls = {_called(one) for one in ast.walk(tree) if isinstance(one, ast.Call)}
+    package = module.rpartition(".")[0]
+    beside = [
+        f"{package}.{alias.name}" if one.module == package else one.module
+        for one in ast.walk(tree)
+        if isinstance(one, ast.ImportFrom) and (one.module or "").startswith(package)
+        for alias in one.names
+    ]
+    return bool({"launch", "search"} & calls) or any(map(_launches, beside))
+
+
+def _called(call: ast.Call) -> str:
+    return getattr(call.func, "id", getattr(call.func, "attr", ""))
+
+
+def test_an_exercise_says_whether_its_checks_launch():
+    assert {one.name for one in ALL.values() if one.launches} == {
+        one.name for one in ALL.values() if _launches(*one.modules)
+    }
+
+
+def test_the_judges_own_ranks_are_copies_of_it():
+    """And no server of their own imports torch once more."""
+    found = alone(
+        """
+        from dtcourse.course import checking, places, notebook
+        from dtcourse.course.judging.outlines import outlines
+        from dtcourse.launch import server
+
+        one = outlines("06")["diagnose_step"]
+        checking._start_own_ranks([one])
+        print(server.is_copy(), server.pid() is not None)
+        """,
+    )
+    assert found.split() == ["True", "True"]
 
 
 def test_what_is_computed_cannot_be_read(tmp_path):

@@ -48,6 +48,13 @@ def test_each_number_is_the_largest_of_all_ranks_and_the_same_as_in_the_search()
     }
 
 
+def test_a_probe_runs_on_the_answers_ranks_after_it_and_is_no_trial_of_its_own():
+    answer = InKernel({"choose": lambda measure, told: CHOICES[0]})
+    found = case().tried(answer, job, CHOICES)
+    assert dict(zip(CHOICES, found.probed, strict=True)) == case().search()
+    assert not found.seen and not tried(lambda measure, told: CHOICES[0]).probed
+
+
 def test_so_many_choices_may_be_measured_and_one_of_them_again():
     def answer(measure, told):
         measure(1, True), measure(2, True), measure(1, True)
@@ -76,3 +83,14 @@ def test_an_answer_that_changes_the_job_is_refused():
 
     with pytest.raises(Refused, match="changes what measures it"):
         tried(answer)
+
+
+def test_an_answer_that_changes_the_probe_is_refused():
+    def answer(measure, told):
+        import sys
+
+        sys.modules[job.__module__].job = lambda choice, scale: (9.0,)
+        return 1, True
+
+    with pytest.raises(Refused, match="changes what measures it"):
+        case().tried(InKernel({"choose": answer}), job, CHOICES)

@@ -65,6 +65,7 @@ class Exercise:
                of them is refused (forbidden.py)
     watched:   those of them whose calls are seen while an answer runs, whatever it calls them (ready_made.py); nothing
                that a check's own step, PyTorch or the emulation calls by itself
+    launches:  whether its checks launch ranks of the judge's own, beside the answer's
     """
 
     name: str
@@ -74,6 +75,7 @@ class Exercise:
     target: str
     forbidden: tuple[str, ...] = ()
     watched: tuple[str, ...] = ()
+    launches: bool = False
     checks: list[Check] = field(default_factory=list)
 
     def __post_init__(self) -> None:

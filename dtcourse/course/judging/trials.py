@@ -43,16 +43,27 @@ class Case:
     most: int
     cluster: dict[str, Any]
 
-    def tried(self, answer: Answer) -> Tried:
-        """What an answer chooses. Raises CheckFailed as Answer.run does."""
+    def tried(
+        self,
+        answer: Answer,
+        probe: Callable[..., Measured] | None = None,
+        probed: Sequence[Choice] = (),
+    ) -> Tried:
+        """What an answer chooses. Raises CheckFailed as Answer.run does.
+
+        probe, probed: a job that the same ranks run afterwards for each of these, with the same `given`: what a check
+                       needs to know of all choices, where a launch of the judge's own would cost more. It is measured
+                       as an answer's trials are, and who changes what measures is refused
+        """
         how = {"backend": "ring", "clock": "virtual", "timeout": 60.0} | self.cluster
-        what = (self.job, self.choices, self.given, self.told, self.most)
+        what = (self.job, self.choices, self.given, self.told, self.most, probe or _nothing, probed)
         run = answer.run(_session, self.ranks, *what, **how)
-        choice, measured, seen = run[0]
-        return Tried(choice, measured and tuple(measured), [(tuple(a), tuple(b)) for a, b in seen])
+        choice, measured, seen, each = run[0]
+        pairs = [(tuple(a), tuple(b)) for a, b in seen]
+        return Tried(choice, measured and tuple(measured), pairs, list(map(tuple, each)))
 
     def search(self) -> dict[Choice, Measured]:
-        """What each of the choices measures: all of them are run."""
+        """What each of the choices measures: all of them are run, by the judge's own ranks."""
         from dtcourse import launch
 
         how: dict[str, Any] = {
@@ -71,11 +82,13 @@ class Tried:
 
     measured: what the choice measures; None where it is not one of those that there are
     seen: (choice, what it measured), in the order in which the answer asked
+    probed: what was measured of each of those for which that was asked
     """
 
     choice: Any
     measured: Measured | None
     seen: list[tuple[Choice, Measured]] = field(default_factory=list)
+    probed: list[Measured] = field(default_factory=list)
 
 
 def begin_together() -> float:
@@ -135,6 +148,10 @@ def _all(
     return [_measured(job, choice, given) for choice in choices]
 
 
+def _nothing(choice: Choice) -> Measured:
+    return ()
+
+
 def _session(
     choose: Any,
     job: Callable[..., Measured],
@@ -142,7 +159,9 @@ def _session(
     given: Any,
     told: Any,
     most: int,
-) -> tuple[Any, Measured | None, list[tuple[Choice, Measured]]] | None:
+    probe: Callable[..., Measured],
+    probed: list[Choice],
+) -> tuple[Any, Measured | None, list[tuple[Choice, Measured]], list[Measured]] | None:
     """On each rank: rank 0 asks the answer, and all run what it tries. The parts of a Tried, as data that travels."""
     import torch.distributed as dist
 
@@ -150,6 +169,7 @@ def _session(
     while dist.get_rank():
         dist.broadcast(index, 0)
         if index < 0:
+            _all(probe, probed, given)
             return None
         _measured(job, choices[int(index)], given)
     seen: dict[Choice, Measured] = {}
@@ -184,4 +204,4 @@ def _session(
     measured = None if at is None else run(at)
     index.fill_(-1)
     dist.broadcast(index, 0)
-    return choice, measured, list(seen.items())
+    return choice, measured, list(seen.items()), _all(probe, probed, given)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 from torch import Tensor
 
-from dtcourse.course.checks.lesson_06_data_parallel import traced_steps
-from dtcourse.course.checks.lesson_06_data_parallel.traced_steps import Step
+from dtcourse.course.checks.lesson_06_data_parallel import drawn_steps
 from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 
 DIAGNOSE = Exercise(
@@ -16,10 +14,10 @@ DIAGNOSE = Exercise(
     lesson="06",
     title="Which step is broken, and where?",
     takes=("diagnose_step",),
-    target="48 of 48 steps of 3 or 4 ranks, run anew each time",
+    launches=True,
+    target="32 of 32 steps of 3 or 4 ranks, run anew each time",
 )
 
-EACH = 4  # steps of a kind, and as many healthy ones beside them
 HEALTHY = (
     "Which differences are rounding? Does a pause end with a message? Does a layer out of order delay anything? "
     "And is it latency or bytes that the network's time goes into?"
@@ -31,15 +29,9 @@ def _described(buckets: list[list[int]], events: Any, own: Tensor, used: Tensor)
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    ranks = random.choice((3, 4))
-    kinds = [(one, turn) for one in ("healthy", kind) for turn in range(EACH)]
-    steps: list[Step] = [traced_steps.drawn(one, turn, ranks) for one, turn in kinds]
     require_diagnoses(
         answer,
-        [
-            (trace, (step.kind, step.where))
-            for trace, step in zip(traced_steps.run(steps, ranks), steps, strict=True)
-        ],
+        drawn_steps.cases(kind),
         describe=_described,
         hint=hint,
         healthy=HEALTHY,

@@ -15,6 +15,7 @@ CHOOSE = Exercise(
     lesson="06b",
     title="Choose what DDP is told",
     takes=("choose_options",),
+    launches=True,
     target="in 4 jobs, run on the emulated clock, at most 1.01 times the time of the best choice that fits and trains "
     "rightly; at most 8 of 36 choices tried",
     forbidden=(

@@ -18,6 +18,7 @@ CHOOSE = Exercise(
     lesson="07",
     title="Choose shards, readers and a buffer",
     takes=("choose_shards",),
+    launches=True,
     target="in 6 cases an epoch in at most 1.01 times the time of the best choice that fits and mixes; at most 12 of "
     "72 choices tried",
     forbidden=("dtcourse.data", "dtcourse.emulation", "dtcourse.simulator"),

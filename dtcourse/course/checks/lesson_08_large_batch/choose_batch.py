@@ -56,7 +56,7 @@ def job(
     if counted is not None:
         return counted[choice], seconds
     torch.set_num_threads(1)
-    return 0.0 if dist.get_rank() else steps_to_loss(RANKS * MICRO * times, lr), seconds
+    return 0.0 if dist.get_rank() else steps_to_loss(RANKS * MICRO * times, [lr])[0], seconds
 
 
 def case(cluster: Cluster, counted: Steps | None = None) -> trials.Case:
@@ -74,27 +74,31 @@ PRACTICE = case(COSTLY)
 def steps() -> Steps:
     """Of every choice, to the loss: each is trained. They do not depend on the cluster."""
     with one_thread():
-        return {(times, lr): steps_to_loss(RANKS * MICRO * times, lr) for times, lr in CHOICES}
+        return {
+            (times, lr): found
+            for times in ACCUMULATIONS
+            for lr, found in zip(RATES, steps_to_loss(RANKS * MICRO * times, RATES), strict=True)
+        }
 
 
-@cache
-def best(cluster: Cluster) -> tuple[float, trials.Choice]:
-    """The shortest time to the loss, and its choice: every choice is run."""
-    emulated = case(cluster).cluster
-    one_step = trials.Case(
-        _one_step, RANKS, [(times,) for times in ACCUMULATIONS], cluster[:1], (), 0, emulated
-    ).search()
-    return min((taken * one_step[choice[:1]][0], choice) for choice, taken in steps().items())
-
-
-def _one_step(choice: tuple[int], micro_seconds: float) -> tuple[float]:
+def one_step(choice: tuple[int], micro_seconds: float, _: Steps | None) -> tuple[float]:
+    """On each rank: the seconds of one step of so many micro-batches."""
     return (step_seconds(choice[0], micro_seconds),)
+
+
+PROBED: list[trials.Choice] = [(times,) for times in ACCUMULATIONS]
+
+
+def best(of_a_step: list[trials.Measured]) -> tuple[float, trials.Choice]:
+    """The shortest time to the loss, and its choice, where steps of PROBED take so long."""
+    each = {times: seconds for (times,), (seconds,) in zip(PROBED, of_a_step, strict=True)}
+    return min((taken * each[choice[0]], choice) for choice, taken in steps().items())
 
 
 def _require(answer: Answer, cluster: Cluster, hint: str) -> None:
     micro_seconds, latency, bandwidth = cluster
     where = f"{micro_seconds * 1e3:g} ms per micro-batch, {latency * 1e3:g} ms of latency, {bandwidth / 1e6:g} MB/s"
-    tried = case(cluster, steps()).tried(answer)
+    tried = case(cluster, steps()).tried(answer, one_step, PROBED)
     taken, seconds = trials.require_possible(
         where,
         tried,
@@ -106,7 +110,7 @@ def _require(answer: Answer, cluster: Cluster, hint: str) -> None:
         f"{where}: {tried.choice!r} does not reach a loss of {TARGET}, the mean of {SEEDS} seeds. Was it tried before "
         "it was chosen?",
     )
-    least, _ = best(cluster)
+    least, _ = best(tried.probed)
     require_near_best(where, tried.choice, taken * seconds, least, "s", hint, MARGIN)
 
 

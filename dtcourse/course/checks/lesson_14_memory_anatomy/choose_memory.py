@@ -15,6 +15,7 @@ CHOOSE = Exercise(
     lesson="14",
     title="Choose what to give up",
     takes=("choose_memory",),
+    launches=True,
     target="on 6 devices a step that fits, measured, in at most 1.01 times the best one's time; at most 10 of 36 "
     "choices tried",
 )

@@ -16,6 +16,7 @@ CHOOSE = Exercise(
     lesson="15",
     title="Choose the micro-batch, what to recompute and what to offload",
     takes=("choose_activation_memory",),
+    launches=True,
     target="on 6 devices a step that fits, measured, in at most 1.01 times the best one's time; at most 12 of 24 "
     "choices tried",
 )

@@ -42,6 +42,7 @@ CHOOSE = Exercise(
     lesson="16",
     title="Choose",
     takes=("choose_sharding",),
+    launches=True,
     target="the job fits, and its step takes at most 1.01 times the best choice's, both run on 6 emulated clusters",
     forbidden=(
         "dtcourse.launch",

@@ -11,6 +11,7 @@ CHOOSE = Exercise(
     lesson="22",
     title="Choose a layout",
     takes=("choose_layout",),
+    launches=True,
     target="in 4 jobs the fullest rank has room, and a step takes at most 1.01 times the best choice's, both run on 8 "
     "emulated ranks",
     forbidden=(

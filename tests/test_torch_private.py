@@ -12,8 +12,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
-from dtcourse import torch_private
+from dtcourse import launch, torch_private
 from dtcourse.collectives.backend import register as backend
 from dtcourse.collectives.backend.instrumented import InstrumentedGroup
 from dtcourse.collectives.backend.process_group import AlgorithmGroup
@@ -69,6 +70,21 @@ def test_backends_can_be_registered():
     for name in backend.choices():
         assert name in dist.Backend.backend_list, MOVED.format("register_backend works otherwise")
         assert dist.Backend._plugins[name.upper()].extended_api
+
+
+def axes_said():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    line = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
+    others = (dist.group.WORLD, line.get_group("dp"), dist.new_group([0, 1, 2, 3]), object())
+    said = [torch_private.axis_of_mesh(mesh.get_group(axis)) for axis in ("dp", "tp")]
+    return said, [torch_private.axis_of_mesh(group) for group in others]
+
+
+def test_the_groups_of_a_mesh_say_which_axis_they_are():
+    """mesh_axes.py counts messages by it; the default group is no axis, also where a mesh takes it for one."""
+    said, of_others = launch(axes_said, 4)[0]
+    assert said == ["dp", "tp"], MOVED.format("groups of a DeviceMesh are described otherwise")
+    assert of_others == [""] * 4
 
 
 def test_options_have_the_fields_we_read():

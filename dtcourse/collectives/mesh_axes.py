@@ -13,9 +13,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from dtcourse import torch_private
+
 _names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-_OF_A_MESH = "mesh_"  # so torch begins the description of a group that it makes for an axis
-_OF_ALL_RANKS = "mesh_default"
 
 
 def name(group: dist.ProcessGroup, axis: str) -> None:
@@ -26,11 +26,7 @@ def name(group: dist.ProcessGroup, axis: str) -> None:
 def axis_of(group: Any) -> str:
     """The name of a group's axis; empty where it is no mesh's, or nobody has said."""
     named = _names.get(group)
-    if named is not None:
-        return named
-    described = getattr(group, "group_desc", "")
-    is_axis = described.startswith(_OF_A_MESH) and described != _OF_ALL_RANKS
-    return described.removeprefix(_OF_A_MESH) if is_axis else ""
+    return torch_private.axis_of_mesh(group) if named is None else named
 
 
 def detail(group: Any) -> dict[str, str]:

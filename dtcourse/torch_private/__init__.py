@@ -1,6 +1,7 @@
 """Names of PyTorch that are not public and that the course needs, in one place, and names that have changed.
 
     groups.py       what a process group has to answer
+    meshes.py       what the groups of a mesh say of themselves
     collectives.py  collectives by their newest names; a Future that can fail; the Work of a Future
     tensors.py      what a tensor is
     operations.py   what an operation is
@@ -50,6 +51,9 @@ from dtcourse.torch_private.groups import (
     nccl_group,
     own_client,
     torch_group,
+)
+from dtcourse.torch_private.meshes import (
+    axis_of_mesh,
 )
 from dtcourse.torch_private.modules import (
     BATCH_NORM,
@@ -114,6 +118,7 @@ __all__ = [
     "as_plain_tensors",
     "assert_later",
     "attach",
+    "axis_of_mesh",
     "backend_of",
     "backward_pass",
     "base_of",

@@ -89,7 +89,7 @@ def layouts(settings: Settings) -> list[HybridConfig]:
 
 def name(config: HybridConfig) -> str:
     """Of a layout in the results file."""
-    wide = [f"{axis} {getattr(config, axis)}" for axis in config.axes if getattr(config, axis) > 1]
+    wide = [f"{axis} {degree}" for axis, degree in config.degrees.items() if degree > 1]
     return key(" x ".join(wide), "reduce once" if config.reduce_once else "reduce per micro-batch")
 
 

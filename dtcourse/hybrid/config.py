@@ -91,6 +91,11 @@ class HybridConfig:
             raise ValueError(f"context is {' or '.join(map(repr, CONTEXTS))}; got {self.context!r}")
 
     @property
+    def degrees(self) -> dict[str, int]:
+        """Of each axis of the mesh, the outermost first."""
+        return {name: getattr(self, name) for name in self.axes}
+
+    @property
     def ranks(self) -> int:
         """How many there are in all."""
         return math.prod(self.shape)
@@ -98,12 +103,14 @@ class HybridConfig:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the mesh: the degrees in the order of its axes."""
-        return tuple(getattr(self, name) for name in self.axes)
+        return tuple(self.degrees.values())
 
     @property
     def equation(self) -> str:
         """The degrees and their product."""
-        return f"{' x '.join(f'{n}({getattr(self, n)})' for n in self.axes)} = {self.ranks}"
+        return (
+            f"{' x '.join(f'{n}({degree})' for n, degree in self.degrees.items())} = {self.ranks}"
+        )
 
     def mesh(self, device_type: str) -> DeviceMesh:
         """The mesh over all ranks. A collective. Raises ValueError where their number is not the degrees' product."""

@@ -1,7 +1,6 @@
 """A training step on a mesh of data, pipeline and tensor parallelism, on the emulated clock: the job of a decision.
 
-Layers take seconds of the clock, and messages really travel, as long as a layout's are. What a rank holds is counted
-while the step runs.
+What a rank holds is counted while the step runs.
 """
 
 from __future__ import annotations
@@ -12,10 +11,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dtcourse.course.checks.lesson_22b_choosing_a_layout.clocked_pipeline import (
+    RANKS,
+    groups_of,
+    one_f_one_b,
+    options,
+)
 from dtcourse.course.judging import trials
-from dtcourse.emulation import EmulatedNetwork
 
-RANKS, NODE = 8, 4
 LAYERS, SAMPLES = 4, 8
 AXES = ("dp", "pp", "tp")
 Choice = tuple[int, int, int, str, int]
@@ -56,7 +59,12 @@ def choices() -> list[Choice]:
     return found
 
 
-def step(_: Any, choice: Choice, given: tuple[Any, ...]) -> tuple[float, float]:
+def steps(_: Any, given: Sequence[tuple[Choice, tuple[Any, ...]]]) -> list[tuple[float, float]]:
+    """On each rank: of each choice and job, what `step` finds, one after the other."""
+    return [step(choice, job) for choice, job in given]
+
+
+def step(choice: Choice, given: tuple[Any, ...]) -> tuple[float, float]:
     """On each rank: seconds of a step of 1F1B, and the most bytes that the rank holds: states, and what layers keep."""
     import torch.distributed as dist
 
@@ -66,48 +74,19 @@ def step(_: Any, choice: Choice, given: tuple[Any, ...]) -> tuple[float, float]:
     dp, pp, tp, order, micro_batches = choice
     sizes = dict(zip(AXES, (dp, pp, tp), strict=True))
     axes = [axis for axis in AXES if sizes[axis] == 1] + order.split()
-    ranks = torch.arange(RANKS).view([sizes[axis] for axis in axes])
-    rank, groups, members = dist.get_rank(), {}, {}
-    for dim, axis in enumerate(axes):
-        for group in ranks.movedim(dim, -1).reshape(-1, sizes[axis]).tolist():
-            made = dist.new_group(group) if sizes[axis] > 1 else None
-            if rank in group:
-                groups[axis], members[axis] = made, group
-    stages = members["pp"]
-    stage, layers, samples = stages.index(rank), LAYERS // pp, SAMPLES // dp // micro_batches
+    groups, members = groups_of({axis: sizes[axis] for axis in axes})
+    layers, samples = LAYERS // pp, SAMPLES // dp // micro_batches
     states, kept = layers * job.states / tp, layers * samples * job.kept / tp
     passed = torch.zeros(samples * job.passed // 4)
-    held = most = 0.0
 
-    def compute(times: int) -> None:
+    def compute(backward: bool) -> None:
         for _ in range(layers):
-            emulation.sleep(times * (job.launch + samples * job.sample / tp))
+            emulation.sleep((1 + backward) * (job.launch + samples * job.sample / tp))
             if tp > 1:
                 dist.all_reduce(passed, group=groups["tp"])
 
-    waiting: list[Any] = []
-
-    def run(backward: bool) -> None:
-        nonlocal held, most
-        before, after = (stage + 1, stage - 1) if backward else (stage - 1, stage + 1)
-        if 0 <= before < pp:
-            dist.recv(torch.empty_like(passed), stages[before])
-        compute(2 if backward else 1)
-        held += -kept if backward else kept
-        most = max(most, held)
-        if 0 <= after < pp:
-            sent = passed.clone()
-            waiting.append((dist.isend(sent, stages[after]), sent))
-
     start = trials.begin_together()
-    ahead = min(pp - 1 - stage, micro_batches)
-    for _ in range(ahead):
-        run(backward=False)
-    for _ in range(micro_batches - ahead):
-        run(backward=False)
-        run(backward=True)
-    for _ in range(ahead):
-        run(backward=True)
+    most, waiting = one_f_one_b(members["pp"], micro_batches, passed, compute, kept)
     if dp > 1:
         dist.all_reduce(torch.zeros(layers * job.weights // tp // 4), group=groups["dp"])
     for work, _ in waiting:
@@ -115,19 +94,11 @@ def step(_: Any, choice: Choice, given: tuple[Any, ...]) -> tuple[float, float]:
     return emulation.now() - start, states + most
 
 
-def options(job: Job) -> dict[str, Any]:
-    """Of a launch: the emulated cluster."""
-    network = EmulatedNetwork(
-        job.latency, job.inside, node_size=NODE, between=(job.latency, job.between)
-    )
-    return {"backend": "ring", "network": network, "clock": "virtual", "timeout": 60.0}
-
-
 def measure(job: Sequence[float], choice: Choice) -> tuple[float, float]:
     """(seconds of a step, bytes on the fullest rank) of a choice: to try one in the notebook."""
     from dtcourse import launch
 
     given = Job(*job)  # type: ignore[arg-type]
-    run = launch(step, RANKS, None, choice, tuple(given), **options(given))
+    run = launch(step, RANKS, choice, tuple(given), **options(*given[-3:]))
     seconds, held = (max(numbers) for numbers in zip(*run, strict=True))
     return seconds, held

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dtcourse.course.checks.lesson_22_hybrid_parallelism import layouts
-from dtcourse.course.checks.lesson_22_hybrid_parallelism.layouts import Choice, Job
+from dtcourse.course.checks.lesson_22b_choosing_a_layout import layouts
+from dtcourse.course.checks.lesson_22b_choosing_a_layout.layouts import Choice, Job
 from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
 
 CHOOSE = Exercise(
     "choose_layout",
-    lesson="22",
+    lesson="22b",
     title="Choose a layout",
     takes=("choose_layout",),
     launches=True,
@@ -23,8 +23,9 @@ CHOOSE = Exercise(
 )
 
 KB = 1024
-HEAVY = Job(0.2e-3, 1e-3, 64 * KB, 512 * KB, 4 * KB, 16 * KB, 20e-6, 200e6, 20e6)
-WIDE = Job(0.4e-3, 0.5e-3, 48 * KB, 384 * KB, 16 * KB, 32 * KB, 20e-6, 200e6, 20e6)
+LINKS = (20e-6, 200e6, 20e6)
+HEAVY = Job(0.2e-3, 1e-3, 64 * KB, 512 * KB, 4 * KB, 16 * KB, *LINKS)
+WIDE = Job(0.4e-3, 0.5e-3, 48 * KB, 384 * KB, 16 * KB, 32 * KB, *LINKS)
 # Job, room, and the best choice with its seconds: tests/course/test_choose_layout.py finds it by running every one.
 Case = tuple[Job, int, Choice, float]
 ROOMY: tuple[Case, ...] = (
@@ -38,27 +39,34 @@ TIGHT: tuple[Case, ...] = (
 
 
 def _require(answer: Answer, cases: tuple[Case, ...], hint: str) -> None:
-    given = [(*job, room) for job, room, *_ in cases]
-    for (job, room, _, least), got in zip(cases, call_each(answer, given), strict=True):
-        where = (
-            f"{job.weights:,} bytes of gradients, {job.passed:,} passed and {job.kept:,} kept per sample, "
-            f"{1e3 * job.launch:g} ms per micro-batch and {1e3 * job.sample:g} ms per sample, room {room:,}"
-        )
-        choice = tuple(got) if isinstance(got, (list, tuple)) else got
+    jobs = [job for job, *_ in cases]
+    said = call_each(answer, [(*job, room) for job, room, *_ in cases])
+    chosen = [tuple(got) if isinstance(got, (list, tuple)) else got for got in said]
+    where = [
+        f"{job.weights:,} bytes of gradients, {job.passed:,} passed and {job.kept:,} kept per sample, "
+        f"{1e3 * job.launch:g} ms per micro-batch and {1e3 * job.sample:g} ms per sample, room {room:,}"
+        for job, room, *_ in cases
+    ]
+    for case, choice in zip(where, chosen, strict=True):
         require(
             choice in layouts.choices(),
-            f"{where}: a choice is (dp, pp, tp, order, micro), such as (2, 2, 2, 'pp dp tp', 4): degrees whose "
+            f"{case}: a choice is (dp, pp, tp, order, micro), such as (2, 2, 2, 'pp dp tp', 4): degrees whose "
             f"product is {layouts.RANKS}, at most {layouts.LAYERS} stages, the axes of several ranks in order, and "
-            f"micro-batches of a sample at least; got {got!r}.",
+            f"micro-batches of a sample at least; got {choice!r}.",
         )
-        run = answer.run(layouts.step, layouts.RANKS, choice, tuple(job), **layouts.options(job))
-        seconds, held = (max(one[i] for one in run) for i in (0, 1))
+    # All on one cluster, so that one launch runs them all.
+    given = [(choice, tuple(job)) for choice, job in zip(chosen, jobs, strict=True)]
+    run = answer.run(layouts.steps, layouts.RANKS, given, **layouts.options(*LINKS))
+    for at, (case, choice, (_, room, _, least)) in enumerate(
+        zip(where, chosen, cases, strict=True)
+    ):
+        seconds, held = (max(by_rank[at][i] for by_rank in run) for i in (0, 1))
         require(
             held <= room,
-            f"{where}: with {choice!r} the fullest rank holds {held:,.0f} bytes. Which axes share a layer's "
+            f"{case}: with {choice!r} the fullest rank holds {held:,.0f} bytes. Which axes share a layer's "
             "states, and of how many micro-batches does the first stage keep something at once?",
         )
-        require_near_best(where, choice, 1e3 * seconds, 1e3 * least, "ms", hint)
+        require_near_best(case, choice, 1e3 * seconds, 1e3 * least, "ms", hint)
 
 
 @CHOOSE.check("where there is room", points=3)

@@ -10,6 +10,7 @@ import torch
 from dtcourse.course.checks.lesson_08_large_batch import choose_batch
 from dtcourse.course.checks.lesson_08b_large_batch_remedies import choose_growth
 from dtcourse.course.judging import short_training as training
+from tests.turns import takes_turns
 
 
 def test_the_gradients_are_autograds():
@@ -57,6 +58,7 @@ def best_of(exercise) -> list:
     return found
 
 
+@takes_turns("dtcourse/course/checks/lesson_08_", "dtcourse/course/judging/short_training.py")
 def test_each_cluster_wants_another_batch():
     """So no fixed choice passes, and none of the three lies at the edge of the list."""
     wanted = [choice[0] for choice in best_of(choose_batch)]
@@ -65,6 +67,7 @@ def test_each_cluster_wants_another_batch():
     assert wanted[-1] < choose_batch.ACCUMULATIONS[-1]
 
 
+@takes_turns("dtcourse/course/checks/lesson_08b_", "dtcourse/course/judging/short_training.py")
 def test_each_cluster_wants_another_growth():
     """The same of exercise 08b-4, where the batch grows during the run."""
     wanted = best_of(choose_growth)

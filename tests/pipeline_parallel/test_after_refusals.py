@@ -15,6 +15,7 @@ from dtcourse.pipeline_parallel import schedules
 from dtcourse.pipeline_parallel.actions import Schedule
 from dtcourse.pipeline_parallel.engine import Pipeline
 from tests.pipeline_parallel.samples import MAKE
+from tests.turns import taking_turns
 
 WIDTH = 4
 
@@ -74,7 +75,9 @@ def one_after_another(made: dict[str, Schedule], how: str) -> list[tuple[str, fl
     return found
 
 
-@pytest.mark.parametrize("how", ["x", "target", "evaluated target"])
+@pytest.mark.parametrize(
+    "how", ["target", *taking_turns("x", "evaluated target", about="dtcourse/pipeline_parallel/")]
+)
 def test_after_each_schedules_refused_step_each_other_schedule_trains(how):
     p, sizes = 3, (12, 6, 3)
     made = {

@@ -14,6 +14,7 @@ from dtcourse.pipeline_parallel.actions import Schedule
 from dtcourse.pipeline_parallel.engine import Pipeline
 from dtcourse.pipeline_parallel.simulate import Times, simulate
 from tests.pipeline_parallel.samples import MAKE
+from tests.turns import taking_turns
 
 WIDTH, SAMPLES, FLOPS, LATENCY, BANDWIDTH = 64, 8, 1e9, 1e-5, 1e9
 
@@ -39,7 +40,10 @@ def second_step(schedule: Schedule) -> float:
     return start
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 5), (4, 8), (8, 16)])
+@pytest.mark.parametrize(
+    ("p", "m"),
+    [(2, 5), (4, 8), *taking_turns((8, 16), about="dtcourse/pipeline_parallel/", several=True)],
+)
 def test_every_action_runs_when_the_simulator_says(p, m):
     divides = m % max(1, m // p) == 0
     made = {

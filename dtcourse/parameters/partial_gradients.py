@@ -22,20 +22,27 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from dtcourse.parameters.averaging import sum_together
 from dtcourse.parameters.cuts import Group
 from dtcourse.parameters.naming import kept_of
 from dtcourse.parameters.placement import local
-from dtcourse.torch_private import hooks_on_gradient
+from dtcourse.torch_private import hooks_on_gradient, own_parameters
 
 
 class SumOverRanks:
-    """A hook on gradients. waits: leaves the sum to `summed_once`"""
+    """A hook on gradients.
+
+    waits: leaves the sum to `summed_once`
+    made:  how many of them there have been in this process
+    """
+
+    made = 0
 
     def __init__(self, group: Group) -> None:
         self.group, self.waits = group, False
+        SumOverRanks.made += 1
 
     def __call__(self, gradient: Tensor) -> Tensor:
         if self.waits:
@@ -59,17 +66,63 @@ def hooks_of(parameter: Tensor) -> tuple[Any, ...]:
     return tuple(hooks_on_gradient(parameter)) if hooks is None else hooks
 
 
+class PartialGradients:
+    """The parameters of a model whose gradients are parts: looked for once, for a step that is taken many times.
+
+    They are looked for again after more hooks have been made, and where the model holds another parameter in the place
+    of one of these: it was parallelized, or sharded, later. A hook that comes into the model otherwise waits for
+    nobody, and adds up in each backward.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._made = -1
+        self._places: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter]] = []
+        self._found: dict[SumOverRanks, list[Any]] = {}
+
+    def found(self) -> dict[SumOverRanks, list[Any]]:
+        """By hook. What is kept of each parameter, where the model holds it gathered just now."""
+        if self._made != SumOverRanks.made or not self._in_place():
+            self._places = [
+                (own, name, parameter)
+                for module in self._model.modules()
+                for own in (own_parameters(module),)
+                for name, parameter in own.items()
+                if parameter is not None and sums_of(kept_of(parameter))
+            ]
+            self._found = parts_among(parameter for *_, parameter in self._places)
+            self._made = SumOverRanks.made
+        return self._found
+
+    def _in_place(self) -> bool:
+        return all(own.get(name) is parameter for own, name, parameter in self._places)
+
+
+def sums_of(parameter: Any) -> list[SumOverRanks]:
+    """Its hooks that add up."""
+    return [hook for hook in hooks_of(parameter) if isinstance(hook, SumOverRanks)]
+
+
+def parts_among(parameters: Iterable[Any]) -> dict[SumOverRanks, list[Any]]:
+    """Those whose gradients are parts, by the hook that adds these up."""
+    found: dict[SumOverRanks, list[Any]] = {}
+    for parameter in dict.fromkeys(kept_of(p) for p in parameters):
+        for hook in sums_of(parameter):
+            found.setdefault(hook, []).append(parameter)
+    return found
+
+
 @contextmanager
-def summed_once(parameters: Iterable[Any]) -> Iterator[None]:
+def summed_once(parameters: Iterable[Any] | PartialGradients) -> Iterator[None]:
     """Of the backwards inside, parts are added up at the end: to what was in .grad before, which is summed already.
 
     All ranks of the groups take part, with the same parameters. What raises inside leaves parts, and sends nothing.
     """
-    found: dict[SumOverRanks, list[Any]] = {}
-    for parameter in dict.fromkeys(kept_of(p) for p in parameters):
-        for hook in hooks_of(parameter):
-            if isinstance(hook, SumOverRanks) and not hook.waits:
-                found.setdefault(hook, []).append(parameter)
+    if isinstance(parameters, PartialGradients):
+        of_all = parameters.found()
+    else:
+        of_all = parts_among(parameters)
+    found = {hook: held for hook, held in of_all.items() if not hook.waits}
     earlier = [(p, p.grad.clone()) for held in found.values() for p in held if p.grad is not None]
     for parameter, _ in earlier:
         parameter.grad = None

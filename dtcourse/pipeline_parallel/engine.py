@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse.parameters.owners import note_copied
-from dtcourse.parameters.partial_gradients import summed_once
+from dtcourse.parameters.partial_gradients import PartialGradients, summed_once
 from dtcourse.parameters.placement import local
 from dtcourse.parameters.reducer import Reducer
 from dtcourse.parameters.same_model import check_same
@@ -122,6 +122,7 @@ class Pipeline(Performer):
                 used = UsedParameters(list(names), find=True, static=False, group=data_parallel)
                 self.reducer = Reducer(names, data_parallel, used=used)
         note_copied(self.copied())
+        self.partial = PartialGradients(self.module)
 
     def step(
         self, x: Any, target: Any, scale: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -139,7 +140,7 @@ class Pipeline(Performer):
         Raises ValueError if the batch has fewer samples than there are micro-batches, or a stage's outputs change in
         shape: on the rank that finds it, and as StepRefused on those that wait for that rank.
         """
-        with self.summing_shared(), summed_once(self.module.parameters()):
+        with self.summing_shared(), summed_once(self.partial):
             with self.step_with(self.mail):
                 batch = self.batch(x, target, scale=scale)
                 if self.reducer:

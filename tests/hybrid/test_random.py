@@ -16,6 +16,7 @@ from dtcourse.hybrid.axes import TOKENS
 from dtcourse.hybrid.config import AXES
 from dtcourse.parameters.naming import entries
 from tests.hybrid.layouts import MICRO_BATCHES, TIED, batch, named, own_samples, start, vectors
+from tests.turns import taking_turns
 
 # The package's `parallelize` is the function.
 parallelizing = importlib.import_module("dtcourse.hybrid.parallelize")
@@ -27,7 +28,13 @@ def draws(config, cut):
     return training.layout.place, torch.rand(4).tolist()
 
 
-@pytest.mark.parametrize("degrees", vectors(4), ids=named)
+TWO_AXES = [degrees for degrees in vectors(4) if 4 not in degrees.values()]
+ONE_AXIS = [degrees for degrees in vectors(4) if 4 in degrees.values()]
+
+
+@pytest.mark.parametrize(
+    "degrees", [*TWO_AXES, *taking_turns(*ONE_AXIS, about="dtcourse/hybrid/")], ids=named
+)
 def test_ranks_with_other_activations_draw_other_numbers(degrees):
     found = launch(draws, 4, TIED, HybridConfig(**degrees, micro_batches=MICRO_BATCHES))
     for place, mine in found:

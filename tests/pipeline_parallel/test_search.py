@@ -10,9 +10,12 @@ from dtcourse.pipeline_parallel.search import search
 from dtcourse.pipeline_parallel.simulate import Memory, Times, simulate
 from dtcourse.pipeline_parallel.validate import stored, validate
 from dtcourse.pipeline_parallel.zero_bubble import zb_h1, zb_h2
+from tests.turns import taking_turns
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(4), *taking_turns(*range(4, 12), about="dtcourse/pipeline_parallel/")]
+)
 def test_never_worse_than_what_is_drawn_by_hand(seed):
     dice = random.Random(seed)
     p, m = dice.choice((2, 3, 4, 6)), dice.choice((2, 5, 8, 13, 30))
@@ -27,7 +30,7 @@ def test_never_worse_than_what_is_drawn_by_hand(seed):
         assert simulate(found, times).cost <= simulate(drawn, times).cost * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("kept", [0.4, 0.47])
+@pytest.mark.parametrize("kept", [0.4, *taking_turns(0.47, about="dtcourse/pipeline_parallel/")])
 def test_rounding_does_not_decide(kept):
     """A cost that is smaller by 2e-13 was taken for better, with a makespan longer by 2 to 6 %."""
     for times in (

@@ -20,6 +20,7 @@ from dtcourse.pipeline_parallel.actions import Schedule, needed_by
 from dtcourse.pipeline_parallel.balance import balance
 from dtcourse.pipeline_parallel.engine import Pipeline, split
 from tests.pipeline_parallel.samples import MAKE
+from tests.turns import taking_turns
 
 TORCHS = {
     "GPipe": pipelining.ScheduleGPipe,
@@ -111,7 +112,10 @@ def crossings(schedule: Schedule, rank: int) -> int:
 
 
 # Our own backend, because it counts the messages of both. Sixths are not exact.
-@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 6), (4, 8)])
+@pytest.mark.parametrize(
+    ("ranks", "micro_batches"),
+    [(4, 8), *taking_turns((2, 6), about="dtcourse/pipeline_parallel/", several=True)],
+)
 def test_losses_gradients_and_messages_are_pytorchs(ranks, micro_batches):
     run = launch(both, ranks, micro_batches, backend="ring")
     for name in TORCHS:

@@ -58,8 +58,8 @@ LISTED = 10  # slowest tests, and slowest files
 # Minutes of each stage on two idle cores, by what the run tries.
 USUAL = {
     "fixed": {"unit": 11.5, "timing": 0.5, "notebooks": 3.5, "parameters": 0.5},
-    "drawn": {"unit": 11.5, "timing": 0.5, "notebooks": 6, "parameters": 3, "turns": 3},
-    "all": {"unit": 11.5, "timing": 0.5, "notebooks": 7, "parameters": 6, "turns": 20},
+    "drawn": {"unit": 11.5, "timing": 0.5, "notebooks": 6, "parameters": 3, "turns": 5},
+    "all": {"unit": 11.5, "timing": 0.5, "notebooks": 7, "parameters": 6, "turns": 28},
 }
 TURNS = 10.0  # minutes for what takes turns in CI: on a slower machine less is tried, and no other stage waits for it
 

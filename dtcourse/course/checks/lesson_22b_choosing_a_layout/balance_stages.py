@@ -121,7 +121,8 @@ def _require(answer: Answer, cases: tuple[Case, ...]) -> None:
             "a block's, and of how many micro-batches does each stage keep something at once?",
         )
         hint = _hint(job, choice, best, seconds, exchanged) if seconds > NEAR * least else ""
-        require_near_best(case, choice, 1e3 * seconds, 1e3 * least, "ms", hint)
+        used = f"{case}, of which the fullest rank uses {held:,.0f}"
+        require_near_best(used, choice, 1e3 * seconds, 1e3 * least, "ms", hint)
 
 
 def _is_pair(got: object) -> bool:

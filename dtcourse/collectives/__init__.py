@@ -20,6 +20,7 @@ calls: forms.py, personal_forms.py (where each rank gets something else) and run
 counts, counted.py sums, over each axis of a mesh as well (mesh_axes.py, axis_table.py).
 
 wire/                what carries the messages: channel, tags, workers, guard
+flight/              a recorder of the last collectives of each rank, for when they hang (debugging reads it)
 backend/             the algorithms behind torch.distributed's own calls: launch(..., backend="ring")
 
 How long an algorithm takes is predicted in simulator/collective_cost.py and measured in profiling/collective_bench.py.

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
 from dtcourse import torch_private
+from dtcourse.collectives.flight import recorder
 from dtcourse.collectives.traffic import operation
 from dtcourse.collectives.wire import batch as batches
 from dtcourse.collectives.wire.arrivals import wait_any
@@ -64,14 +65,14 @@ def isend(tensor: torch.Tensor, dst: int, group: ProcessGroup | None = None, tag
     """Start sending `tensor` to group rank `dst`. The tensor must stay unchanged until `wait()` returns."""
     end = channel(group)
     check_message(tensor, end.rank)
-    return end.isend(tensor, dst, tag)
+    return recorder.message("isend", group, tensor, dst, tag, lambda: end.isend(tensor, dst, tag))
 
 
 def irecv(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None, tag: int = 0) -> Work:
     """Start receiving from group rank `src` into `tensor`, which holds the message after `wait()`."""
     end = channel(group)
     check_message(tensor, end.rank)
-    return end.irecv(tensor, src, tag)
+    return recorder.message("irecv", group, tensor, src, tag, lambda: end.irecv(tensor, src, tag))
 
 
 def send(tensor: torch.Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> None:

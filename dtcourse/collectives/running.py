@@ -18,6 +18,7 @@ import torch
 
 from dtcourse import events
 from dtcourse.collectives import checks, mesh_axes, traffic
+from dtcourse.collectives.flight import recorder
 from dtcourse.collectives.wire.work import CollectiveWork, Worker
 
 _workers: weakref.WeakKeyDictionary[Any, Worker] = weakref.WeakKeyDictionary()
@@ -52,11 +53,12 @@ def run(
     if _is_inside() and not async_op:  # a collective that is made of others, or that a backend runs
         steps_alone()
         return None
+    entry = recorder.begun(name, group, result, detail={"call": agree.call}, asynchronous=async_op)
     worker = _workers.get(group)
     if worker is None:
         worker = _workers[group] = Worker(f"collectives of {checks.describe(group)}")
         weakref.finalize(group, worker.stop, 0.0)
-    work = worker.submit(CollectiveWork(name, list(result)), job, now=not async_op)
+    work = worker.submit(CollectiveWork(name, list(result), entry), job, now=not async_op)
     if async_op:
         return work
     work.wait()
@@ -68,7 +70,8 @@ def inside() -> Iterator[None]:
     """In this thread a collective is under way: those that it calls are parts of it, and run where they are called."""
     before, _here.inside = _is_inside(), True
     try:
-        yield
+        with recorder.quiet():
+            yield
     finally:
         _here.inside = before
 

@@ -66,10 +66,11 @@ def main(argv: list[str] | None = None) -> None:
     import torch.distributed.nn  # noqa: F401
 
     from dtcourse.collectives.backend import register as backends
-    from dtcourse.launch import rank
+    from dtcourse.launch import own_process, recording
 
-    rank.seed(number)
+    own_process.seed(number)
     backends.form_group(backend, timeout=timedelta(seconds=asked.timeout))
+    recording.start()
     try:
         result = function(*args, **kwargs)
         if number == 0 and result is not None:

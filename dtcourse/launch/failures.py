@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from dtcourse.callers import is_library
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -220,13 +222,6 @@ def where(stack: str) -> str:
     text = linecache.getline(file, line).strip()
     place = readable(f'File "{file}", line {line}')
     return f"{doing}, called in {name}() at {place}" + (f": {text}" if text else "")
-
-
-def is_library(file: str) -> bool:
-    """Whether a frame's file is not the user's own."""
-    here = str(Path(__file__).resolve().parents[1])
-    roots = (here, sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"])
-    return file.startswith(roots) or file.startswith("<frozen")
 
 
 def readable(text: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import random
 import signal
 import sys
 import threading
@@ -11,6 +13,8 @@ from contextlib import suppress
 from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
 from typing import Any
+
+from dtcourse.launch import recording
 
 
 def leave_terminal() -> None:
@@ -85,3 +89,17 @@ def adopt_main(function: Callable[..., Any]) -> None:
         main_module = vars(sys.modules["__main__"])
         for name, value in function.__globals__.items():
             main_module.setdefault(name, value)
+
+
+def leave_stacks(descriptor: int) -> None:
+    """A crash leaves Python's stack there, and so does a question: SIGUSR1."""
+    faulthandler.enable(descriptor)
+    faulthandler.register(signal.SIGUSR1, descriptor, all_threads=True)
+    recording.stacks_to(descriptor)
+
+
+def seed(rank: int) -> None:
+    """Gives this rank its own random numbers, the same in every run, where a library would draw a seed of its own."""
+    random.seed(rank)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(rank)

@@ -17,6 +17,7 @@ from typing import Any
 from dtcourse.launch import deadlock, failures, rank, rank_process, serialization, standby, waiting
 from dtcourse.launch.interrupts import Interrupts
 from dtcourse.launch.output import Output, what_waits
+from dtcourse.launch.recording import wait_for_records
 from dtcourse.launch.reporting import Bars
 
 GRACE = 0.25  # seconds in which other ranks may still fail by themselves after the first failure
@@ -245,8 +246,7 @@ class Ranks:
         silent, limit = {self.members[index].stacks for index in asked}, time.monotonic() + 5.0
         while silent and (left := limit - time.monotonic()) > 0:
             silent -= set(wait(silent, left))
-        if asked:
-            time.sleep(0.2)
+        wait_for_records(self.settings[0].environment, [self.first + i for i in asked])
         return {index: what_waits(self.members[index].stacks) for index in asked}
 
     def _release(self) -> None:

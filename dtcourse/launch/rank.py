@@ -9,13 +9,10 @@ asked, and so is whatever group there is where launches keep their ranks (again.
 from __future__ import annotations
 
 import builtins
-import faulthandler
 import importlib
 import linecache
 import os
 import pickle
-import random
-import signal
 import sys
 import threading
 import time
@@ -29,7 +26,15 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from dtcourse import events
-from dtcourse.launch import again, own_process, rendezvous, reporting, sendable, serialization
+from dtcourse.launch import (
+    again,
+    own_process,
+    recording,
+    rendezvous,
+    reporting,
+    sendable,
+    serialization,
+)
 
 START = 60.0  # seconds in which the ranks must have formed their group, before the function's own limit begins
 
@@ -62,9 +67,7 @@ def main(channel: Connection, output: Connection, stacks: Connection) -> None:
     own_process.leave_terminal()
     own_process.end_with(parent_process())
     own_process.redirect(output)
-    faulthandler.enable(stacks.fileno())  # a crash leaves its stack
-    # and so does a question
-    faulthandler.register(signal.SIGUSR1, stacks.fileno(), all_threads=True)
+    own_process.leave_stacks(stacks.fileno())
 
     lock = threading.Lock()
 
@@ -96,6 +99,7 @@ def _serve(channel: Connection, say: Callable[[str, Any], None], lock: Any) -> b
         function, args, kwargs = deserialize()
         own_process.adopt_main(function)
         _form_group(settings)
+        recording.start()
         if settings.record:
             events.start_recording(settings.rank)
         say("begun", None)  # the function's time limit counts from when all ranks have said so
@@ -105,6 +109,7 @@ def _serve(channel: Connection, say: Callable[[str, Any], None], lock: Any) -> b
         with _computing(settings):
             value = function(*args, **kwargs)
         seconds = time.monotonic() - start
+        recording.leave("returned")
         answer = {"value": value, "seconds": seconds, **_records(settings)}
         try:
             packed = serialization.serialize(("result", answer))
@@ -114,7 +119,9 @@ def _serve(channel: Connection, say: Callable[[str, Any], None], lock: Any) -> b
         # BaseException: sys.exit() in a rank is a failure too, since no result will come.
         condition = None
         own_process.flush()  # before it is said: the launcher may end us at once
-        say("failure", _describe(error))
+        described = _describe(error)
+        recording.leave(described["summary"].splitlines()[0])
+        say("failure", described)
     else:
         own_process.flush()
         with lock:
@@ -141,7 +148,7 @@ def _prepare(settings: Settings) -> None:
     own_process.set_environment(settings.environment)
     torch.set_num_threads(settings.threads)
     # Split off from one server, all ranks would draw the same numbers from run to run and from rank to rank.
-    seed(settings.rank)
+    own_process.seed(settings.rank)
     chosen = device.current()
     if device.is_gpu(chosen):
         device.use(chosen)
@@ -151,13 +158,6 @@ def _prepare(settings: Settings) -> None:
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     builtins.input = own_process.no_input
     sys.breakpointhook = own_process.no_breakpoint
-
-
-def seed(rank: int) -> None:
-    """Gives this rank its own random numbers, the same in every run, where a library would draw a seed of its own."""
-    random.seed(rank)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(rank)
 
 
 def _form_group(settings: Settings) -> None:

@@ -2,13 +2,14 @@
 
     groups.py       what a process group has to answer
     meshes.py       what the groups of a mesh say of themselves
-    collectives.py  collectives by their newest names; a Future that can fail; the Work of a Future
+    collectives.py  collectives by their newest names; a Future that can fail; the Work of a Future; ended connections
     tensors.py      what a tensor is
     operations.py   what an operation is
     optimizers.py   what a GradScaler and an optimizer say to each other
     modules.py      what a module holds
     backward.py     where in a forward or a backward we are
     process.py      what is set for a whole process
+    watching.py     what all groups do, seen from outside
     pipelines.py    the orders of torch.distributed.pipelining's schedules
 
 PyTorch may move them in any release. tests/test_torch_private.py then says which one, and what here stands on it;
@@ -28,6 +29,7 @@ from dtcourse.torch_private.backward import (
 )
 from dtcourse.torch_private.collectives import (
     all_gather_single,
+    close_connections,
     collective,
     future_of,
     reduce_scatter_single,
@@ -100,6 +102,7 @@ from dtcourse.torch_private.tensors import (
     strided_shard,
     version_of,
 )
+from dtcourse.torch_private.watching import FROM_CPP, Watcher, watch_groups
 
 __all__ = [
     "ADDMM_ACTIVATION",
@@ -109,10 +112,12 @@ __all__ = [
     "FLASH_ATTENTION_ON_CPU",
     "FLASH_ATTENTION_ON_CPU_BACKWARD",
     "FOREACH_NORMS",
+    "FROM_CPP",
     "OTHER_METHODS",
     "AsksBeforeConversion",
     "OpOverload",
     "TorchDispatchMode",
+    "Watcher",
     "after_backward",
     "all_gather_single",
     "as_plain_tensors",
@@ -124,6 +129,7 @@ __all__ = [
     "base_of",
     "batching",
     "check_finite_and_multiply_",
+    "close_connections",
     "collective",
     "count_grouped_mm",
     "device_of_messages",
@@ -167,5 +173,6 @@ __all__ = [
     "torch_group",
     "tree_leaves",
     "version_of",
+    "watch_groups",
     "work_of",
 ]

@@ -1,8 +1,9 @@
-"""Collectives by their newest names, a Future that can fail, and the Work of a Future."""
+"""Collectives by their newest names, a Future that can fail, the Work of a Future, and the end of connections."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -55,3 +56,19 @@ def work_of(future: torch.futures.Future) -> dist.Work:
     pybind11's metaclass anew there.
     """
     return c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+
+
+def close_connections(backend: Any, rank: int, size: int, tag: int) -> None:
+    """Closes all connections of one rank of a gloo group: whoever waits on them, here or there, is woken and raises.
+
+    gloo closes them when a wait passes its time limit; this is such a wait. Its abort() wakes nobody (torch 2.13).
+    tag: that no message has
+    """
+    nothing = torch.empty(1, dtype=torch.uint8)
+    for step in range(1, size):
+        try:
+            backend.recv([nothing], (rank + step) % size, tag).wait(timedelta(milliseconds=1))
+        except RuntimeError as error:
+            # which closes all of them; one that was broken says otherwise
+            if "imed out" in str(error):
+                return

@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from dtcourse import device, events, torch_private
 from dtcourse.collectives import mesh_axes, traffic
+from dtcourse.collectives.flight import recorder, watched
 from dtcourse.collectives.traffic import Label
 from dtcourse.collectives.wire.channel import Channel
 from dtcourse.collectives.wire.work import CollectiveWork, Worker
@@ -90,6 +91,10 @@ class InstrumentedGroup(dist.ProcessGroup):
         if traffic.active():
             volume = traffic.algorithmic_bytes(name, nbytes, self.size())
             traffic.algorithmic(label, volume, mesh_axes.axis_of(self))
+        recording = recorder.current()
+        entry = None
+        if recording is not None:
+            entry = watched.collective(recording, method, self, args, kwargs)
         call = getattr(self.inner, method)
         detail = {"phase": label.phase, "backend": self.backend, **mesh_axes.detail(self)}
         if self.backend == "nccl" or any(device.is_gpu(t.device) for t in tensors):
@@ -99,6 +104,10 @@ class InstrumentedGroup(dist.ProcessGroup):
                 return call(*args, **kwargs)
 
         def collective() -> None:
+            with recorder.quiet():
+                collective_alone()
+
+        def collective_alone() -> None:
             begun = events.now()
             emulated = clock.installed()
             ports = None if emulated is None else emulated.ports()
@@ -118,7 +127,7 @@ class InstrumentedGroup(dist.ProcessGroup):
 
         options = args[-1] if args else kwargs.get("opts")
         now = getattr(kwargs.get("opts", options), "asyncOp", True) is False
-        return self._worker.submit(CollectiveWork(name, results), collective, now)
+        return self._worker.submit(CollectiveWork(name, results, entry), collective, now)
 
     def _slowly(
         self,
@@ -144,13 +153,19 @@ class InstrumentedGroup(dist.ProcessGroup):
     # --- messages ---
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
-        return self.channel.pass_on("send", tensors[0], dst, tag)
+        return self._message("isend", tensors[0], dst, tag)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
-        return self.channel.pass_on("recv", tensors[0], src, tag)
+        return self._message("irecv", tensors[0], src, tag)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
-        return self.channel.pass_on("recv", tensors[0], None, tag)
+        return self._message("irecv", tensors[0], None, tag)
+
+    def _message(self, kind: str, tensor: torch.Tensor, peer: int | None, tag: int) -> Any:
+        def start() -> Any:
+            return self.channel.pass_on(kind[1:], tensor, peer, tag)
+
+        return recorder.message(kind, self, tensor, peer, tag, start)
 
     # --- the group itself ---
 

@@ -23,6 +23,7 @@ from dtcourse.collectives import mesh_axes, running, traffic
 from dtcourse.collectives.backend import arguments
 from dtcourse.collectives.backend.collective_calls import CollectiveCalls
 from dtcourse.collectives.backend.monitored_barrier import meet
+from dtcourse.collectives.flight import recorder
 from dtcourse.collectives.traffic import Label
 from dtcourse.collectives.wire.channel import Channel
 from dtcourse.collectives.wire.guard import Guard, Splits, unwatch
@@ -86,6 +87,7 @@ class AlgorithmGroup(CollectiveCalls):
         phase = traffic.current_phase()
         traffic.called(Label(name, phase))
         now = getattr(options, "asyncOp", True) is False
+        entry = recorder.begun(name, self, tensors, detail={"call": what}, asynchronous=not now)
 
         def collective(number: int) -> None:
             if self.guard.failure is not None:
@@ -108,7 +110,8 @@ class AlgorithmGroup(CollectiveCalls):
             finally:
                 self.guard.end()
 
-        return self._worker.submit(CollectiveWork(name, tensors), collective, now, numbered=True)
+        work = CollectiveWork(name, tensors, entry)
+        return self._worker.submit(work, collective, now, numbered=True)
 
     # --- the barrier that says who did not come ---
 
@@ -133,13 +136,17 @@ class AlgorithmGroup(CollectiveCalls):
     # --- messages: posted at once, not in the collectives' order ---
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
-        return self.channel.isend(arguments.message(tensors, self.rank()), dst, tag)
+        return self._message("isend", tensors, dst, tag)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
-        return self.channel.irecv(arguments.message(tensors, self.rank()), src, tag)
+        return self._message("irecv", tensors, src, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        return self.channel.irecv(arguments.message(tensors, self.rank()), None, tag)
+        return self._message("irecv", tensors, None, tag)
+
+    def _message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> Any:
+        tensor, start = arguments.message(tensors, self.rank()), getattr(self.channel, kind)
+        return recorder.message(kind, self, tensor, peer, tag, lambda: start(tensor, peer, tag))
 
     # --- the group itself ---
 

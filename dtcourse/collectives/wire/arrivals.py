@@ -21,6 +21,8 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from dtcourse import events
+from dtcourse.collectives.flight.entry import Entry
+from dtcourse.collectives.flight.recorder import waited_for
 from dtcourse.emulation import clock
 
 _bell = threading.Condition()  # rung when a watched message is over
@@ -33,7 +35,10 @@ class Pending(dist.Work):
     due:    when it is over on an emulated clock
     number: its place in the order in which this process's messages were over; 0 while it is under way
     waited: whether its `wait()` has returned;  rung: whether wait_any knows that it is over
+    entry:  what is recorded of it
     """
+
+    entry: Entry | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +70,8 @@ class Pending(dist.Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Returns when the tensor may be changed (send) or holds the message (recv)."""
-        self.settle(timeout)
+        with waited_for(self.entry):
+            self.settle(timeout)
         self.waited = True
         if self._error is not None:
             raise self._error

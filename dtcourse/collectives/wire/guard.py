@@ -24,8 +24,9 @@ import weakref
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
+
+from dtcourse import torch_private
 
 Splits = tuple[list[int], list[int]]
 PATIENCE = 1.0  # seconds of waiting before a rank asks the others what they wait in
@@ -129,25 +130,14 @@ class Guard:
         return PeerFailure(f"the collective was given up: {report['text']}")
 
     def close(self) -> None:
-        """Closes all connections of this rank, so that whoever waits on them, here or there, is woken.
-
-        gloo closes them when a wait passes its time limit; this is such a wait.
-        """
+        """Closes all connections of this rank, so that whoever waits on them, here or there, is woken."""
         if self._closed:
             return
         self._closed = True
         # A rank that still forms the group would lose its connections before it could learn why.
         with contextlib.suppress(RuntimeError):
             self._store.wait([f"formed/{r}" for r in range(self.size)], timedelta(seconds=10))
-        nothing = torch.empty(1, dtype=torch.uint8)
-        for step in range(1, self.size):
-            peer = (self.rank + step) % self.size
-            try:
-                self._inner.recv([nothing], peer, _CLOSING_TAG).wait(timedelta(milliseconds=1))
-            except RuntimeError as error:
-                # which closes all of them; one that was broken says otherwise
-                if "imed out" in str(error):
-                    return
+        torch_private.close_connections(self._inner, self.rank, self.size, _CLOSING_TAG)
 
     # --- finding out who disagrees ---
 

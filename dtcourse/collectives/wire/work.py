@@ -20,17 +20,19 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import events, torch_private
+from dtcourse.collectives.flight.entry import Entry
+from dtcourse.collectives.flight.recorder import waited_for
 from dtcourse.collectives.wire.emulated_future import EmulatedFuture
 from dtcourse.emulation import clock
 from dtcourse.emulation.clock import Lane
 
 
 class CollectiveWork(dist.Work):
-    """The handle of one collective. `tensors` are what it leaves its result in."""
+    """The handle of one collective. `tensors` are what it leaves its result in; `entry` is what is recorded of it."""
 
-    def __init__(self, name: str, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, name: str, tensors: list[torch.Tensor], entry: Entry | None = None) -> None:
         super().__init__()
-        self.name = name
+        self.name, self.entry = name, entry
         self._tensors = tensors
         self._error: BaseException | None = None
         self._done = threading.Event()
@@ -46,6 +48,8 @@ class CollectiveWork(dist.Work):
 
     def finish(self, error: BaseException | None = None, ended: float = 0.0) -> None:
         """The collective is over. ended: when, on an emulated clock."""
+        if self.entry is not None:
+            self.entry.finish(error)
         with self._lock:
             self._error, self._ended = error, ended
             self._done.set()
@@ -60,7 +64,9 @@ class CollectiveWork(dist.Work):
             since, self._waited_since = self._waited_since, None
         if blocked:
             seconds = timeout.total_seconds() if timeout else None
-            if not self._done.wait(seconds or None):
+            with waited_for(self.entry):
+                done = self._done.wait(seconds or None)
+            if not done:
                 raise RuntimeError(f"{self.name} was not done after {seconds:g} s")
         clock.wait_until(self._ended, since)
         ended = events.now()

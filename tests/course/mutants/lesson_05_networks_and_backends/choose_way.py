@@ -83,8 +83,8 @@ MUTANTS = [
     ),
     (
         "the simulator is asked",
-        "is refused",
-        ((_RETURN, "    from dtcourse import simulator\n    return min(found)[1:]\n"),),
+        "asks you to write that yourself",
+        ((_RETURN, "    from dtcourse import simulator\n    simulator.nodes\n    return min(found)[1:]\n"),),
     ),
 ]
 

@@ -84,7 +84,12 @@ MUTANTS = [
     (
         "the simulator is asked",
         "asks you to write that yourself",
-        ((_RETURN, "    from dtcourse import simulator\n    simulator.nodes\n    return min(found)[1:]\n"),),
+        (
+            (
+                _RETURN,
+                "    from dtcourse import simulator\n    simulator.nodes\n    return min(found)[1:]\n",
+            ),
+        ),
     ),
 ]
 

@@ -84,7 +84,7 @@ from dtcourse.torch_private.optimizers import (
 from dtcourse.torch_private.pipelines import (
     pipeline_order,
 )
-from dtcourse.torch_private.process import settings_of_process
+from dtcourse.torch_private.process import flight_dump, settings_of_process
 from dtcourse.torch_private.tensors import (
     as_plain_tensors,
     assert_later,
@@ -137,6 +137,7 @@ __all__ = [
     "dtensor_like",
     "factor_of",
     "fake_tensors",
+    "flight_dump",
     "future_of",
     "gloo_group",
     "gpu_backend_of",

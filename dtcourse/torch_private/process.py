@@ -31,3 +31,8 @@ def settings_of_process() -> tuple[Any, ...]:
         torch.get_deterministic_debug_mode(),
         torch.get_float32_matmul_precision(),
     )
+
+
+def flight_dump() -> bytes:
+    """What torch's own flight recorder has (TORCH_FR_BUFFER_SIZE), pickled."""
+    return torch._C._distributed_c10d._dump_fr_trace()  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ BALANCE = Exercise(
     lesson="22b",
     title="Balance the stages, and order the axes",
     takes=("balance_stages",),
+    launches=True,
     target="in 4 jobs the fullest rank has room, and a step takes at most 1.01 times the best choice's, both run on 8 "
     "emulated ranks",
     forbidden=(

@@ -15,6 +15,7 @@ RENT = Exercise(
     lesson="01b",
     title="How many ranks to rent?",
     takes=("ranks_to_rent",),
+    launches=True,
     target="in time, and at most 1.01 times the lowest cost, for 9 jobs on 3 emulated clusters of 10 ranks",
 )
 

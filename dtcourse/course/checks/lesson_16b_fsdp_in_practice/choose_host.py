@@ -18,6 +18,7 @@ CHOOSE = Exercise(
     lesson="16b",
     title="Choose the layers whose states lie on the host",
     takes=("choose_host",),
+    launches=True,
     target="on 4 GPUs two steps that fit, measured, in at most 1.01 times the time of the best choice; at most 12 of "
     "32 choices tried",
 )

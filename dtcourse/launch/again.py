@@ -73,9 +73,8 @@ class Condition:
         if _look() != self._seen or _has_children():
             return False
         torch.set_rng_state(self._generator)
-        random.seed(
-            0
-        )  # forgets what gauss() has kept; own_process.seed gives the next launch its numbers
+        # forgets what gauss() has kept; own_process.seed gives the next launch its numbers
+        random.seed(0)
         return True
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from dtcourse import device
 from dtcourse.torch_private.groups import DATA_METHODS
 
 # torch.ops.c10d's operation: the method of ProcessGroup with the same arguments in front
@@ -134,7 +135,7 @@ def _watch_cpp(watcher: Watcher) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a kernel is replaced, which is meant
         for operation, method in FROM_CPP.items():
-            for key in ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",):
+            for key in {"CPU", device.available().upper()}:
                 kernel = torch.library.get_kernel(f"c10d::{operation}", key)
                 replaced = _watched_kernel(method, kernel, watcher)
                 library.impl(operation, replaced, key, with_keyset=True, allow_override=True)

@@ -39,6 +39,7 @@ class Shared:
     def report(self, *cells, exercise=SHIFT):
         (found,) = check_in(self.sandbox, notebook(*cells), [exercise])
         if self.sandbox.process is not None:
+            assert self.sandbox.process.mark
             self.marks.add(self.sandbox.process.mark)
         return found
 
@@ -49,8 +50,7 @@ def shared():
     modules = {**MODULES, SAMPLES: ROOT / SAMPLES}
     with Sandbox(3600, modules=modules, confined=not bubblewrap.why_not()) as sandbox:
         found = Shared(sandbox)
-        yield found
-    assert found.marks
+        yield found  # a worker may have of these tests only one that starts none
     assert not [p for p in psutil.process_iter() if _mark(p) in found.marks]
 
 

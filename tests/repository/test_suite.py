@@ -345,7 +345,7 @@ def test_what_takes_turns_comes_last_and_what_has_not_begun_in_time_waits(projec
 
     tool = project.folder / "tools" / "test.py"
     text = tool.read_text(encoding="utf-8")
-    tool.write_text(text.replace("TURNS = 10.0", "TURNS = 0.0"), encoding="utf-8")
+    tool.write_text(text.replace("TURNS = 12.0", "TURNS = 0.0"), encoding="utf-8")
     done = stages(project, "unit", "turns", **drawn)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"

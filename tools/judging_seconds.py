@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from pathlib import Path
 
 import psutil
 
@@ -90,5 +89,4 @@ def main(wanted: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     main(sys.argv[1:])

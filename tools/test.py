@@ -137,6 +137,7 @@ def stages(share: str) -> list[Stage]:
         nbval.append(f"--nbval-sanitize-with={sanitize}")
     tried, waiting = notebooks()
     unit = "not timing and not notebooks"
+    turns = f"{unit} and stands_on"
     if "turns" in usual:
         unit += " and not stands_on"
     listed = [
@@ -161,14 +162,7 @@ def stages(share: str) -> list[Stage]:
             "turns",
             "unit tests that take turns",
             # In their order, but for a few of a file at a time, which share what takes long to start.
-            [
-                "tests",
-                *parallel,
-                "--maxschedchunk",
-                "8",
-                "-m",
-                unit.replace("not stands", "stands"),
-            ],
+            ["tests", *parallel, "--maxschedchunk", "8", "-m", turns],
             ends=share == "drawn",
         ),
     ]

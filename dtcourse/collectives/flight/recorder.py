@@ -29,16 +29,14 @@ class Recorder:
         self.groups: dict[str, list[int]] = {}  # by name: their ranks of the default group
         self.count = 0
         self.main_thread = threading.main_thread().ident
-        self.written_at = (
-            -1
-        )  # how many calls there had been when a record was written during a hang
+        # how many calls there had been when a record was written during a hang
+        self.written_at = -1
         self.run = ""  # its name, the same on all ranks of a run and on none of another
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._seqs: Counter[tuple[Any, ...]] = Counter()
         self._lock = threading.Lock()
-        self._without_handle = (
-            threading.local()
-        )  # posted in a batch of NCCL's, which has one handle
+        # posted in a batch of NCCL's, which has one handle
+        self._without_handle = threading.local()
         self._held: list[Entry] = []  # whose handle nobody else holds
 
     def begin(

@@ -19,9 +19,8 @@ from dtcourse.collectives.flight.record import file_of, rank_of_process, write
 from dtcourse.collectives.flight.recorder import CAPACITY, Recorder, of_process, use
 from dtcourse.collectives.flight.watched import Watched
 
-VARIABLE = (
-    "DTCOURSE_FLIGHT_RECORDER"  # the folder;  with _CAPACITY and _HANG, what start() takes besides
-)
+# The folder; with _CAPACITY and _HANG, what start() takes besides. launch/recording.py asks for it without loading us.
+VARIABLE = "DTCOURSE_FLIGHT_RECORDER"
 HANG_AFTER = 60.0
 
 

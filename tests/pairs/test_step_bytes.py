@@ -38,6 +38,9 @@ PARAMETERS = (
     2 + 8 * L + 2
 )  # embeddings; four and two matrices and two norms in each block; norm and head
 
+# Two stages' flags of what each replica has used: a pipeline leaves None where none has, since it averages by hand.
+USED = 2 * PARAMETERS * FLAG
+
 # All bytes of a step as they were before norms' gradients travelled together. Less is welcome, more is not.
 BEFORE = {
     ("fully_shard", "tensor"): 137216,
@@ -48,12 +51,12 @@ BEFORE = {
     ("FullyShardedDataParallel", "expert"): 217408,
     ("fully_shard", "pipeline"): 186240,
     ("FullyShardedDataParallel", "pipeline"): 186240,
-    ("ZeRO-1", "pipeline"): 70272,
+    ("ZeRO-1", "pipeline"): 70272 + USED,
     ("ZeRO-2", "pipeline"): 89888,
     ("pipeline", "tensor"): 110592,
     ("pipeline", "sequence"): 125184,
     ("pipeline", "expert"): 98176,
-    ("DistributedDataParallel", "pipeline"): 50944,
+    ("DistributedDataParallel", "pipeline"): 50944 + USED,
     ("DistributedDataParallel", "tensor"): 126656,
     ("DistributedDataParallel", "sequence"): 152768,
     ("ZeRO-1", "tensor"): 146880,
@@ -151,7 +154,7 @@ def over_data(sent: Counter, grid: Grid, held: Held, mixed: bool) -> None:
         sent["all_reduce", "data"] += 2 * groups * passed(n, m * PARAMETERS, FLAG)
     elif grid.outer not in SHARDED:
         sent["all_reduce", "data"] += 2 * groups * passed(n, held.all)
-        if not (piped or mixed):
+        if piped or not mixed:  # which parameters no replica has used
             sent["all_reduce", "data"] += 2 * groups * passed(n, PARAMETERS, FLAG)
 
 

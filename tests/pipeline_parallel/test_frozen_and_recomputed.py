@@ -1,6 +1,9 @@
-"""Frozen first stages, as in fine-tuning; and what a forward leaves behind that is run twice."""
+"""Frozen stages, as in fine-tuning; and what a forward leaves behind that is run twice."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import product
 
 import pytest
 import torch
@@ -20,14 +23,22 @@ from tests.pipeline_parallel.samples import MAKE
 WIDTH, VOCAB = 6, 9
 
 
-def fine_tuned(blocks: int) -> list[nn.Module]:
-    """A frozen embedding, a frozen first half of the blocks, and the rest."""
+# Which layers are frozen, a stage each: a frozen encoder before what is trained; and frozen stages that pass a gradient
+# on to trained ones before them, in the middle and at the end.
+FROZEN: dict[str, Callable[[int], Iterable[int]]] = {
+    "first half": lambda layers: range((layers + 1) // 2),
+    "every second from the end": lambda layers: range(layers - 1, 0, -2),
+}
+
+
+def fine_tuned(blocks: int, which: str = "first half") -> list[nn.Module]:
+    """An embedding, blocks and an output layer, of which some are frozen."""
     torch.manual_seed(4)
     embedding = nn.Embedding(VOCAB, WIDTH)
     made = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(blocks - 1)]
     layers = [embedding, *made, nn.Linear(WIDTH, 3)]
-    for layer in layers[: (len(layers) + 1) // 2]:
-        layer.requires_grad_(False)
+    for frozen in FROZEN[which](len(layers)):
+        layers[frozen].requires_grad_(False)
     return [one.double() for one in layers]
 
 
@@ -36,11 +47,14 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, tokens % 3
 
 
-def tuned(made: dict[str, Schedule], recompute: bool) -> dict[str, list[list[torch.Tensor | None]]]:
-    """By schedule, each layer's gradients of a second step on this rank."""
+Gradients = list[list[torch.Tensor | None]]
+
+
+def tuned(made: dict[str, Schedule], recompute: bool) -> dict[tuple[str, str], Gradients]:
+    """By schedule and by what is frozen, each layer's gradients of a second step on this rank."""
     found = {}
-    for name, schedule in made.items():
-        layers = fine_tuned(schedule.num_stages - 1)
+    for (name, schedule), which in product(made.items(), FROZEN):
+        layers = fine_tuned(schedule.num_stages - 1, which)
         ranges = [range(i, i + 1) for i in range(schedule.num_stages)]
         stages = split(layers, ranges, schedule, dist.get_rank())
         pipeline = Pipeline(stages, schedule, F.cross_entropy, recompute=recompute)
@@ -49,20 +63,20 @@ def tuned(made: dict[str, Schedule], recompute: bool) -> dict[str, list[list[tor
                 stage.zero_grad()
             pipeline.step(*batch())
         assert not pipeline.mail.going
-        found[name] = [[p.grad for p in layer.parameters()] for layer in layers]
+        found[name, which] = [[p.grad for p in layer.parameters()] for layer in layers]
     return found
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_stages_without_trained_weights_at_the_beginning_run(recompute):
+def test_stages_without_trained_weights_run_wherever_they_stand(recompute):
     p, made = 3, {name: make(3, 6) for name, make in MAKE.items()}
     run = launch(tuned, p, made, recompute, timeout=120)
-    for name, schedule in made.items():
-        print(name)
-        model = nn.Sequential(*fine_tuned(schedule.num_stages - 1))
+    for (name, schedule), which in product(made.items(), FROZEN):
+        print(name, which)
+        model = nn.Sequential(*fine_tuned(schedule.num_stages - 1, which))
         F.cross_entropy(model(batch()[0]), batch()[1]).backward()
         for stage, layer in enumerate(model):
-            found = run[schedule.rank_of[stage]][name][stage]
+            found = run[schedule.rank_of[stage]][name, which][stage]
             for grad, parameter in zip(found, layer.parameters(), strict=True):
                 assert (grad is None) == (parameter.grad is None)
                 if grad is not None:

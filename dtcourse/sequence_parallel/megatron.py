@@ -7,8 +7,10 @@ each rank does for its tokens alone.
 3. An all-reduce is a reduce-scatter and an all-gather. The sum at a region's end stops after the first half, and the
    second one is made up for at the next region's beginning: the same bytes.
 4. A layer that begins a region keeps its own tokens only, and gathers all of them again in backward for its weights.
+5. Cut by tokens, products and messages can go rank by rank beside each other: overlap=True, asynchronous tensor
+   parallelism (tensor_parallel/overlapped.py).
 
-The two halves and their backward are token_mappings.py.
+The two halves and their backward are token_mappings.py; where the activations become cut is embedding.py.
 
 Source: Korthikanti et al. 2205.05198, section 4.2.
 
@@ -26,7 +28,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -34,23 +35,29 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse.parameters.partial_gradients import sum_gradients
 from dtcourse.parameters.replicas import Group
-from dtcourse.sequence_parallel.order import require_equal_parts
+from dtcourse.sequence_parallel.embedding import cut_embeddings
 from dtcourse.sequence_parallel.token_mappings import DIM, start_sum, sum_cut
-from dtcourse.tensor_parallel import mappings
-from dtcourse.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, SharedInput
+from dtcourse.tensor_parallel.linear import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    SharedInput,
+    as_autocast,
+)
 from dtcourse.tensor_parallel.mappings import start_gather
+from dtcourse.tensor_parallel.overlapped import gather_linear, linear_sum
 from dtcourse.tensor_parallel.random_state import SplitDropout
 from dtcourse.tensor_parallel.shards import Sharded
 
 
 def parallelize_sequence(
-    model: nn.Module, mesh: DeviceMesh, *, gather_again: bool = True
+    model: nn.Module, mesh: DeviceMesh, *, gather_again: bool = True, overlap: bool = False
 ) -> nn.Module:
     """Cuts what is between the parallel regions of a Transformer along its tokens, in place, and returns it.
 
     model: the course's, after `tensor_parallel.parallelize(model, transformer_plan(model), mesh)`
     mesh:  the same axis as there
     gather_again: False: what was gathered is kept for backward, 8 units of messages for 10, and more memory
+    overlap: each gather and each sum beside its products, rank by rank (tensor_parallel/overlapped.py): the same bytes
 
     Tokens, positions and loss are as before, the same on all ranks.
     A forward whose tokens do not divide is a ValueError.
@@ -60,16 +67,16 @@ def parallelize_sequence(
         return model
     whole: Any = model
     # From the embeddings on, a rank has its own tokens; in front of the output layer they come together.
-    whole.dropout = OwnTokens(whole.dropout, group)
-    GatheredInput([whole.output], gather_again)
+    cut_embeddings(whole, group)
+    GatheredInput([whole.output], gather_again, overlap)
     on_own_tokens = [*whole.norm.parameters()]
     for block in blocks:
         attention, mlp = block.attention, block.mlp
-        GatheredInput([attention.query, attention.key, attention.value], gather_again)
-        GatheredInput(
-            [getattr(mlp, name) for name in ("gate", "up") if hasattr(mlp, name)], gather_again
-        )
-        attention.output, mlp.down = CutRowLinear(attention.output), CutRowLinear(mlp.down)
+        GatheredInput([attention.query, attention.key, attention.value], gather_again, overlap)
+        up = [getattr(mlp, name) for name in ("gate", "up") if hasattr(mlp, name)]
+        GatheredInput(up, gather_again, overlap)
+        attention.output = CutRowLinear(attention.output, overlap)
+        mlp.down = CutRowLinear(mlp.down, overlap)
         block.dropout = SplitDropout(block.dropout, group)
         on_own_tokens += [*block.norm_1.parameters(), *block.norm_2.parameters()]
         on_own_tokens += [
@@ -87,18 +94,23 @@ class GatheredInput(SharedInput):
     one gather for all of them.
     """
 
-    def __init__(self, layers: Sequence[ColumnParallelLinear], gather_again: bool) -> None:
+    def __init__(
+        self, layers: Sequence[ColumnParallelLinear], gather_again: bool, overlap: bool
+    ) -> None:
         super().__init__(layers)
-        self.gather_again = gather_again
+        self.gather_again, self.overlap = gather_again, overlap
 
     def outputs(self, x: Tensor) -> tuple[Tensor, ...]:
         """x (B, S/t, in) -> each layer's (B, S, this rank's outputs)."""
         used = [layer.parameters_used() for layer in self.layers]
-        tensors = [x, *(weight for weight, _ in used), *(bias for _, bias in used)]
-        if torch.is_autocast_enabled(x.device.type):  # a Function of our own has to cast for itself
-            low = torch.get_autocast_dtype(x.device.type)
-            tensors = [t if t is None else t.to(low) for t in tensors]
-        return _GatheredLinear.apply(self.layers[0].group, self.gather_again, *tensors)
+        x, *both = as_autocast(x, *(weight for weight, _ in used), *(bias for _, bias in used))
+        group = self.layers[0].group
+        if not self.overlap:
+            return _GatheredLinear.apply(group, self.gather_again, x, *both)
+        weights, biases = both[: len(used)], both[len(used) :]
+        first = x.movedim(DIM, 0)
+        outputs = gather_linear(first, weights, biases, group, gather_again=self.gather_again)
+        return tuple(y.movedim(0, DIM) for y in outputs)
 
 
 class _GatheredLinear(torch.autograd.Function):
@@ -156,30 +168,19 @@ class CutRowLinear(Sharded):
     Parameters as `row`'s.
     """
 
-    def __init__(self, row: RowParallelLinear) -> None:
+    def __init__(self, row: RowParallelLinear, overlap: bool) -> None:
         super().__init__()
-        self.group, self.shards = row.group, row.shards
+        self.group, self.shards, self.overlap = row.group, row.shards, overlap
         self.in_features, self.out_features = row.in_features, row.out_features
         self.weight, self.bias = row.weight, row.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        y = sum_cut(F.linear(x, self.weight), self.group)
+        if self.overlap:
+            x, weight = as_autocast(x, self.weight)
+            y = linear_sum(x.movedim(DIM, 0), weight, self.group).movedim(0, DIM)
+        else:
+            y = sum_cut(F.linear(x, self.weight), self.group)
         return y if self.bias is None else y + self.bias.to(y.dtype)
-
-
-class OwnTokens(nn.Module):
-    """(B, S, D), the same on all ranks -> this rank's tokens (B, S/t, D), and their dropout,
-    whose masks are its own.
-    """
-
-    def __init__(self, dropout: nn.Module, group: Group = None) -> None:
-        super().__init__()
-        self.group, self.dropout = group, SplitDropout(dropout, group)
-
-    def forward(self, x: Tensor) -> Any:
-        size = dist.get_world_size(self.group)
-        require_equal_parts(x.shape[DIM], size, f"{size} ranks")
-        return self.dropout(mappings.scatter(x, DIM, self.group))
 
 
 def cut_blocks(model: nn.Module) -> list[Any]:

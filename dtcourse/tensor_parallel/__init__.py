@@ -5,6 +5,7 @@ In the order in which to read them:
     mappings.py        between replicated tensors and cut ones: copy, reduce, gather, scatter, and whose loss it is
     shards.py          modules that hold slices of parameters, and the whole model's state (parameters/placement.py)
     linear.py          layers cut by columns and by rows: a region with one all-reduce each way
+    overlapped.py      asynchronous tensor parallelism: a region's products beside its messages, rank by rank
     embedding.py       a vocabulary cut by rows, or by columns
     cross_entropy.py   the loss of logits that nobody gathers
     random_state.py    which ranks draw the same random numbers
@@ -21,6 +22,7 @@ from dtcourse.tensor_parallel.cross_entropy import cross_entropy
 from dtcourse.tensor_parallel.embedding import ColumnParallelEmbedding, VocabParallelEmbedding
 from dtcourse.tensor_parallel.experts import ExpertsParallel, TensorParallelExperts
 from dtcourse.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from dtcourse.tensor_parallel.overlapped import gather_linear, linear_sum
 from dtcourse.tensor_parallel.parallelize import check_plan, parallelize, transformer_plan
 from dtcourse.tensor_parallel.prepare import (
     PrepareModuleInput,
@@ -64,6 +66,8 @@ __all__ = [
     "different_on_each_rank",
     "full_gradients",
     "full_state_dict",
+    "gather_linear",
+    "linear_sum",
     "load_full_state_dict",
     "parallelize",
     "same_on_all_ranks",

@@ -11,6 +11,8 @@ n. By columns: ceil(D / p) columns, and nothing is sent, or (p - 1)/p n where al
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -36,6 +38,9 @@ class VocabParallelEmbedding(Sharded):
         self.padding_idx = embedding.padding_idx
         self.shard = Sliced(0, embedding.num_embeddings, group)
         self.weight = self.held("weight", embedding.weight, self.shard)
+        # What makes one tensor of the ranks' parts. Another one leaves each rank its own tokens of the sum:
+        # sequence_parallel/embedding.py.
+        self.total: Callable[[Tensor, Group], Tensor] = mappings.reduce
 
     def forward(self, tokens: Tensor) -> Tensor:
         start, length = self.shard.start, self.shard.length
@@ -46,7 +51,7 @@ class VocabParallelEmbedding(Sharded):
         local = local.masked_fill((tokens < 0) | (tokens >= self.num_embeddings), length)
         y = F.embedding(local, self.weight, self._padding_row())
         y = torch.where(elsewhere.unsqueeze(-1), 0.0, y)
-        return mappings.reduce(y, self.group)
+        return self.total(y, self.group)
 
     def _padding_row(self) -> int | None:
         """The row of padding_idx, whose gradient stays zero, if it is among this rank's."""

@@ -156,11 +156,17 @@ def column_linear(
     All ranks of the group take part in backward, and x's gradient is whole on every one.
     """
     used = [layer.parameters_used() for layer in layers]
-    tensors = [x, *(weight for weight, _ in used), *(bias for _, bias in used)]
-    if torch.is_autocast_enabled(x.device.type):  # a Function of our own has to cast for itself
-        low = torch.get_autocast_dtype(x.device.type)
-        tensors = [t if t is None else t.to(low) for t in tensors]
+    tensors = as_autocast(x, *(weight for weight, _ in used), *(bias for _, bias in used))
     return _ColumnLinear.apply(group, *tensors)
+
+
+def as_autocast(x: Tensor, *others: Any) -> list[Any]:
+    """All of them in autocast's dtype where it is on, since a Function of our own has to cast for itself."""
+    tensors = [x, *others]
+    if not torch.is_autocast_enabled(x.device.type):
+        return tensors
+    low = torch.get_autocast_dtype(x.device.type)
+    return [t if t is None else t.to(low) for t in tensors]
 
 
 class _ColumnLinear(torch.autograd.Function):

@@ -167,7 +167,9 @@ def inside_layers(sent: Counter, grid: Grid, mixed: bool) -> None:
         rows = E if mixed else 1
         sent["all_reduce", "tensor"] += 2 * passed(t, (2 + L * (2 + 2 * rows)) * activations)
         return
-    sent["all_reduce", "tensor"] += 2 * passed(t, activations)  # after the embedding
+    # After the embedding, whose learned positions have gradients of one sequence's size in each backward.
+    sent["reduce_scatter", "tensor"] += passed(t, activations)
+    sent["all_gather", "tensor"] += grid.data * grid.micro_batches * passed(t, S * D)
     # Before each region forward, and backward twice; at the head alike; back to the embedding.
     sent["all_gather", "tensor"] += passed(t, (6 * L + 2 + 1) * activations)
     sent["reduce_scatter", "tensor"] += passed(t, (4 * L + 1) * activations)

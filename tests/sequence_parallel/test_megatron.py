@@ -35,27 +35,32 @@ def text():
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def cut(config, sequence=True, gather_again=True, gather_logits=True, dtype=torch.double):
+def cut(
+    config, sequence=True, gather_again=True, gather_logits=True, dtype=torch.double, overlap=False
+):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tensor",))
     model = Transformer(config, seed=dist.get_rank()).to(dtype)
     parallelize(model, transformer_plan(model, gather_logits=gather_logits), mesh)
-    return parallelize_sequence(model, mesh, gather_again=gather_again) if sequence else model
+    if not sequence:
+        return model
+    return parallelize_sequence(model, mesh, gather_again=gather_again, overlap=overlap)
 
 
 def train():
     x, y = text()
     tried = 0
     for base in (GPT2, LLAMA):
-        for gather_again, gather_logits, dtype in (
-            (True, True, torch.double),
-            (False, False, torch.double),
-            (True, False, torch.float32),
+        for gather_again, gather_logits, dtype, overlap in (
+            (True, True, torch.double, False),
+            (True, True, torch.double, True),
+            (False, False, torch.double, base is GPT2),
+            (True, False, torch.float32, False),
         ):
             # Without rotary positions a key's bias changes nothing: its gradient is rounding,
             # which single precision shows.
             config = base if dtype == torch.double else replace(base, positions="rotary")
             plain = Transformer(config).double()
-            model = cut(config, True, gather_again, gather_logits, dtype)
+            model = cut(config, True, gather_again, gather_logits, dtype, overlap)
             optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (plain, model)]
             limit = 1e-10 if dtype == torch.double else 1e-5
             for step in range(2):
@@ -66,7 +71,7 @@ def train():
                     else cross_entropy(model(x), y, num_classes=31)
                 )
                 loss.backward()
-                what = f"{config.mlp}, {gather_again=}, {gather_logits=}, step {step}: gradient"
+                what = f"{config.mlp}, {gather_again=}, {gather_logits=}, {overlap=}, step {step}: gradient"
                 compare(full_gradients(model), gradients_of(plain), limit, what, norm=2)
                 for optimizer in optimizers:
                     optimizer.step()
@@ -80,13 +85,14 @@ def train():
     "world_size", [1, 3, *taking_turns(2, 4, about="dtcourse/sequence_parallel/")]
 )
 def test_gradients_and_parameters_are_one_processs(world_size):
-    assert [*launch(train, world_size)] == [6] * world_size
+    assert [*launch(train, world_size)] == [8] * world_size
 
 
-def counted_block(sequence, gather_again=True):
+def counted_block(sequence, gather_again=True, overlap=False):
     """A block's messages each way, and the bytes that it keeps for backward, with dropout."""
     p = dist.get_world_size()
-    model = cut(replace(GPT2, dropout=0.1), sequence, gather_again, dtype=torch.float32)
+    config = replace(GPT2, dropout=0.1)
+    model = cut(config, sequence, gather_again, dtype=torch.float32, overlap=overlap)
     block = model.blocks[0]
     x = torch.randn(B, S // p if sequence else S, D, requires_grad=True)
     with traffic.counting() as counted:
@@ -99,7 +105,9 @@ def counted_block(sequence, gather_again=True):
 
 
 def both():
-    return counted_block(False), counted_block(True), counted_block(True, gather_again=False)
+    again = counted_block(True), counted_block(True, overlap=True)
+    kept = counted_block(True, gather_again=False)
+    return counted_block(False), *again, kept
 
 
 @pytest.mark.parametrize("p", [4, *taking_turns(2, about="dtcourse/sequence_parallel/")])
@@ -109,7 +117,8 @@ def test_messages_are_ten_units_or_eight_and_what_is_kept_is_the_papers(p):
     # Two norms, weight and bias, and two biases after the sums: a ring's all-reduce of each.
     small = 6 * 2 * (p - 1) * 4 * D // p
     core = 4 * B * H * S * S // p + S * S  # probabilities, and a mask of a byte each
-    for plain, again, kept in launch(both, p, backend="ring"):
+    for plain, again, overlapped, kept in launch(both, p, backend="ring"):
+        assert overlapped == again, "the same bytes, and as much kept, in p pieces"
         assert plain[0] == again[0] == kept[0] == 4 * unit, "forward"
         assert plain[1] == {"all_reduce": 8 * unit}
         assert again[1] == {"all_gather": 6 * unit, "reduce_scatter": 4 * unit, "all_reduce": small}
@@ -119,6 +128,32 @@ def test_messages_are_ten_units_or_eight_and_what_is_kept_is_the_papers(p):
         assert plain[2] == 4 * (6 * N * D + 12 * N * D // p + 4 * N) + core
         assert again[2] == 4 * (18 * N * D // p + 4 * N // p) + core
         assert kept[2] == again[2] + 4 * 2 * (N * D - N * D // p)
+
+
+def embedded():
+    """Bytes that a rank sends forward and backward from tokens to the first block."""
+    sent = []
+    for config in (GPT2, LLAMA):
+        model = cut(config, dtype=torch.float32)
+        with traffic.counting() as counted:
+            x = model.dropout(
+                model.token_embedding(text()[0])
+                + (0 if config is LLAMA else model.position_embedding(torch.arange(S)))
+            )
+            forward = {name: counted.bytes_sent(operation=name) for name in counted.operations}
+            x.sum().backward()
+        sent += [forward, counted.bytes_sent() - sum(forward.values())]
+    return sent
+
+
+def test_the_embeddings_sum_is_scattered_and_not_all_reduced():
+    p = 3
+    unit = (p - 1) * 4 * B * S * D // p
+    for learned, back, rotary, rotary_back in launch(embedded, p, backend="ring"):
+        assert learned == rotary == {"reduce_scatter": unit}
+        assert (back, rotary_back) == (unit + unit // B, unit), (
+            "positions' gradient is of one sequence"
+        )
 
 
 def masks():

@@ -9,15 +9,17 @@ rank (i, j) holds block (i, j) of each matrix of y = x W: rows of x and y are cu
     dW_kj  = sum_i x_ik^T dy_ij        x_ik comes along row i, the sum goes along column j to rank (k, j)
 
 One panel after the other: whoever owns block k of the sum broadcasts it, everybody multiplies, and it is forgotten.
+The next panel is on its way while one is multiplied, and a block's sum while the next part is computed.
 Sources: SUMMA (van de Geijn and Watts, 1997); its use for training, Optimus (Xu et al. 2104.05343).
 
-Per rank of p = q^2: 1 / p of x, W and y, and while it computes one panel of each operand. All ranks together send
-(q - 1) (|x| + |W|) numbers forward and twice that backward, for a broadcast or a reduction of n to q ranks sends (q -
-1) n.
+Per rank of p = q^2: 1 / p of x, W and y, and while it computes two panels of each operand at most. All ranks together
+send (q - 1) (|x| + |W|) numbers forward and twice that backward, for a broadcast or a reduction of n to q ranks sends
+(q - 1) n.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -50,6 +52,14 @@ class Grid:
         of its last by its column.
         """
         return mappings.scatter(mappings.scatter(x, 0, self.along_column), -1, self.along_row)
+
+    def panels_of_row(self, block: Tensor) -> Iterator[Tensor]:
+        """The blocks of this rank's row of the grid, one after the other."""
+        return panels(block, self.column, self.along_row)
+
+    def panels_of_column(self, block: Tensor) -> Iterator[Tensor]:
+        """The blocks of this rank's column of the grid, one after the other."""
+        return panels(block, self.row, self.along_column)
 
     def join(self, block: Tensor) -> Tensor:
         """The whole of which every rank has a block; the loss may be computed of it, on every rank alike."""
@@ -116,11 +126,10 @@ class _Summa(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, grid: Grid) -> Tensor:
         ctx.grid = grid
         ctx.save_for_backward(x, weight)
-        x_panels = _Panels(x, grid.column, grid.along_row)
-        w_panels = _Panels(weight, grid.row, grid.along_column)
         y = x.new_zeros(len(x), len(weight))
-        for k in range(grid.q):
-            y.addmm_(x_panels[k], w_panels[k].T)
+        pairs = zip(grid.panels_of_row(x), grid.panels_of_column(weight), strict=True)
+        for x_panel, w_panel in pairs:
+            y.addmm_(x_panel, w_panel.T)
         return y
 
     @staticmethod
@@ -129,36 +138,46 @@ class _Summa(torch.autograd.Function):
         (x, weight), grid = ctx.saved_tensors, ctx.grid
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            panels = _Panels(weight, grid.row, grid.along_column)
-            for k in range(grid.q):
-                part = grad @ panels[k]
-                dist.reduce(part, group=grid.along_row, group_dst=k)
-                grad_x = part if k == grid.column else grad_x
-            del part
+            parts = (grad @ panel for panel in grid.panels_of_column(weight))
+            grad_x = summed(parts, grid.column, grid.along_row)
         if ctx.needs_input_grad[1]:
-            panels = _Panels(x, grid.column, grid.along_row)
-            for k in range(grid.q):
-                part = grad.T @ panels[k]
-                dist.reduce(part, group=grid.along_column, group_dst=k)
-                grad_weight = part if k == grid.row else grad_weight
+            parts = (grad.T @ panel for panel in grid.panels_of_row(x))
+            grad_weight = summed(parts, grid.row, grid.along_column)
         return grad_x, grad_weight, None
 
 
-class _Panels:
-    """Block k of a matrix for k = 0, 1, ...: the owner's own, and one buffer for what others send.
-    All ranks ask in order.
+def panels(own: Tensor, mine: int, group: Any) -> Iterator[Tensor]:
+    """Block k of a matrix for k = 0, 1, ..., of which this rank has block `mine`. The next is on its way meanwhile.
+
+    Every rank of the group takes all of them, in order.
     """
+    own, count = own.detach().contiguous(), dist.get_world_size(group)
 
-    def __init__(self, own: Tensor, mine: int, group: Any) -> None:
-        self.own, self.mine, self.group = own.detach().contiguous(), mine, group
-        self.buffer: Tensor | None = None
+    def start(k: int) -> tuple[Tensor, Any]:
+        panel = own if k == mine else torch.empty_like(own)
+        return panel, dist.broadcast(panel, group=group, group_src=k, async_op=True)
 
-    def __getitem__(self, k: int) -> Tensor:
-        if k == self.mine:
-            panel = self.own
-        else:
-            if self.buffer is None:
-                self.buffer = torch.empty_like(self.own)
-            panel = self.buffer
-        dist.broadcast(panel, group=self.group, group_src=k)
-        return panel
+    coming: tuple[Tensor, Any] | None = start(0)
+    for k in range(count):
+        assert coming is not None
+        panel, work = coming
+        coming = None
+        work.wait()
+        if k + 1 < count:
+            coming = start(k + 1)
+        yield panel
+        del panel
+
+
+def summed(parts: Iterable[Tensor], mine: int, group: Any) -> Tensor:
+    """Part k is a rank's share of block k: the sum of block `mine`. It is under way while the next part is made."""
+    total, before = None, None
+    for k, part in enumerate(parts):
+        if before is not None:
+            before.wait()
+        before = dist.reduce(part, group=group, group_dst=k, async_op=True)
+        total = part if k == mine else total
+    assert before is not None, "one part for each rank at least"
+    assert total is not None, "and this rank's among them"
+    before.wait()
+    return total

@@ -1,4 +1,4 @@
-"""The layer on a grid: both backward products, in as many bytes as said, with one panel of each operand alive."""
+"""The layer on a grid: both backward products, in as many bytes as said, with the next panel under way."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from dtcourse import launch
 from dtcourse.collectives import traffic
+from dtcourse.emulation import EmulatedDevice, EmulatedNetwork, now, sleep
 from dtcourse.profiling.memory_tracker import MemoryTracker
 from dtcourse.tensor_parallel import SummaLinear
 from dtcourse.verify import compare
@@ -83,10 +84,38 @@ def test_bytes_and_panels_are_the_formula():
         assert (sent, messages) == (x + w, 2), "each block once to its neighbour"
         assert back == 2 * (x + w)
     # the ring's reductions are tensors, too; gloo's are not
-    for _, peak, _, backward_peak in launch(cost, 4):
-        assert peak == (x + w + y) + (x + w), "what is held, and one panel of each operand"
-        # x, W, y and dy are there, then dx, x's panel, dW and the part of another rank's dW.
-        assert backward_peak == (x + w + 2 * y) + x + x + w + w
+    for rank, (_, peak, _, backward_peak) in enumerate(launch(cost, 4)):
+        assert peak == (x + w + y) + (x + w), "what is held, and the other's panel of each"
+        # x, W, y and dy are there, then dx, dW and the part of another rank's dW; and the other's panel of x, which a
+        # rank of the first column has last.
+        assert backward_peak == (x + w + 2 * y) + x + w + w + (x if rank % 2 == 0 else 0)
+
+
+def seconds(rows, q=3):
+    """On a rank: a forward's, a backward's, and those that the first panels of both operands take."""
+    layer = SummaLinear(nn.Linear(IN, OUT, bias=False), grid_of(q))
+    x = torch.randn(rows // q, IN // q, requires_grad=True)
+    panels = layer.grid.panels_of_row(x), layer.grid.panels_of_column(layer.weight)
+    whole = layer(x)
+    steps = (lambda: [next(p) for p in panels], lambda: layer(x), lambda: whole.backward(whole))
+    found = []
+    for step in steps:
+        # All ranks from one moment.
+        sleep(len(found) + 1 - now())
+        step()
+        found.append(now() - len(found) - 1)
+    return found
+
+
+def test_panels_and_sums_are_under_way_while_others_are_multiplied():
+    q, rows, flops = 3, 180, 1e7
+    product = 2 * (rows // q) * (IN // q) * (OUT // q) / flops
+    cluster = {"devices": EmulatedDevice(flops), "network": EmulatedNetwork(1e-5, 1e7)}
+    run = launch(seconds, q * q, rows, device="cpu", backend="ring", **cluster)
+    first, forward, backward = (max(one) for one in zip(*run, strict=True))
+    assert first > product / 5
+    assert forward == pytest.approx(q * product + first), "waiting for each panel: q times first"
+    assert backward < 2 * q * product + 1.6 * first, "waiting for each panel and sum: 2 q times"
 
 
 def mistakes():

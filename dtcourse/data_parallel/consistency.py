@@ -4,9 +4,9 @@ After the start data parallelism never sends weights again: replicas stay equal 
 same steps. A forgotten broadcast, a step that one rank skipped, or a flipped bit breaks that, and no loss curve shows
 it: gradients are averaged as before, only they are gradients of different models.
 
-The checksum is over the bits: every element's bits, as a whole number, times an odd factor of its place, summed modulo
-2^64. So any single changed element changes it, and so do two that change places. 8 bytes
-a tensor travel, not the model.
+The checksum is over the bits (parameters/checksum.py): any single changed bit changes it, and so do two elements that
+change places. 8 bytes a tensor travel, not the model. On a schedule, with the optimizer's state, by majority and for
+models that are cut as well: dtcourse.debugging.compare_replicas.
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtcourse.parameters.checksum import checksum
 from dtcourse.parameters.placement import local
 from dtcourse.parameters.replicas import Group
 from dtcourse.parameters.same_model import is_cut_over, named_tensors
-
-_FACTOR = 0x1E3779B97F4A7C15  # odd, and without a pattern
-_PART = 1 << 20  # elements at a time: the numbers below take 24 bytes for each
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ReplicasDiffer(RuntimeError):
@@ -34,19 +31,6 @@ class ReplicasDiffer(RuntimeError):
             f"{len(tensors)} of {total} tensors are not the same on all ranks: {names}. Unlike rank 0's: those of "
             f"rank {', '.join(map(str, ranks))}. Did all ranks start from the same weights, and take every step?"
         )
-
-
-def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """A number of 64 bits that depends on every bit of `tensor` and on its place: shape (), int64."""
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    bits = tensor.detach().contiguous().flatten().view(_BITS[tensor.element_size()])
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for start in range(0, bits.numel(), _PART):
-        part = bits[start : start + _PART].long()
-        places = torch.arange(start, start + part.numel(), device=tensor.device)
-        total += (part * (2 * places + 1) * _FACTOR).sum()  # whole numbers of 64 bits wrap round
-    return total
 
 
 def check_replicas(model: nn.Module, group: Group = None) -> None:

@@ -11,6 +11,7 @@ In the order in which to read them:
     cuts.py            how a technique gives out a parameter over the ranks of an axis
     placement.py       where each parameter's pieces are, whoever has cut it
     same_model.py      whether all ranks have the same model, cut alike
+    checksum.py        a number for a tensor's bits, by which ranks compare what they hold
     naming.py          a model's parameters by the names that the whole model has for them
     owners.py          a model of which each rank has some parameters: a pipeline
     on_meta.py         a model without memory, which gets it when it has been cut

@@ -1,22 +1,24 @@
 """Every collective and message of torch's own groups, seen as it is posted and as its handle is waited for.
 
 Python calls a method of dist.ProcessGroup, whoever imported which function when, so the methods are replaced on the
-class. C++ (DDP's Reducer, functional collectives) goes past them, through the operations of torch.ops.c10d: the kernels
-of those that it calls are replaced as well, and call the ones that were there.
+class. C++ (DDP's Reducer, functional collectives) goes past them, through the operations of torch.ops.c10d: those that
+it calls get a kernel in front of the device's, for a dispatch key that every call passes (BackendSelect).
+
+Such a kernel holds Python's lock, and must let go of it before gloo's is called: gloo's own thread frees what it has
+done under a lock that posting takes, and to free a tensor that Python knows it takes Python's. torch's own calls of an
+operation let go of it; SafeKernelFunction.call_boxed does not, and hung within 5,000 all_reduces.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from dtcourse import device
 from dtcourse.torch_private.groups import DATA_METHODS
 
 # torch.ops.c10d's operation: the method of ProcessGroup with the same arguments in front
@@ -132,25 +134,25 @@ def _watched_wait(original: Any, watcher: Watcher) -> Callable[..., Any]:
 
 def _watch_cpp(watcher: Watcher) -> Any:
     library = torch.library.Library("c10d", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel is replaced, which is meant
-        for operation, method in FROM_CPP.items():
-            for key in {"CPU", device.available().upper()}:
-                kernel = torch.library.get_kernel(f"c10d::{operation}", key)
-                replaced = _watched_kernel(method, kernel, watcher)
-                library.impl(operation, replaced, key, with_keyset=True, allow_override=True)
+    for operation, method in FROM_CPP.items():
+        overload = getattr(torch.ops.c10d, operation).default
+        library.impl(operation, _watched_kernel(method, overload, watcher), "BackendSelect")
     return library
 
 
-def _watched_kernel(method: str, kernel: Any, watcher: Watcher) -> Callable[..., Any]:
-    def watched(keys: Any, *args: Any, **kwargs: Any) -> Any:
+def _watched_kernel(method: str, overload: Any, watcher: Watcher) -> Callable[..., Any]:
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        key = getattr(torch._C.DispatchKey, _device_of(args).type.upper())
+        return overload._op_dk(key, *args, **kwargs)  # without Python's lock
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
         if getattr(_here, "inside", False):
-            return kernel.call_boxed(keys, *args, **kwargs)
+            return call(args, kwargs)
         place = next(i for i, value in enumerate(args) if isinstance(value, torch.ScriptObject))
         group = dist.ProcessGroup.unbox(args[place])  # type: ignore[attr-defined]
         token = watcher.begins(method, group, args[:place], {}, True)
         try:
-            result = kernel.call_boxed(keys, *args, **kwargs)
+            result = call(args, kwargs)
         except BaseException as error:
             if token is not None:
                 watcher.posted(token, None, error)
@@ -161,3 +163,13 @@ def _watched_kernel(method: str, kernel: Any, watcher: Watcher) -> Callable[...,
         return result
 
     return watched
+
+
+def _device_of(args: Any) -> torch.device:
+    """Where the first tensor is, in whatever lists: the kernel of this device is meant."""
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            return value.device
+        if isinstance(value, (list, tuple)) and value:
+            return _device_of(value)
+    return torch.device("cpu")

@@ -22,12 +22,11 @@ from dtcourse.emulation.device import EmulatedDevice
 from dtcourse.torch_private import TorchDispatchMode
 
 
-class CountOperations(TorchDispatchMode):
-    """Every operation inside takes the time that it would take on `device`, on that lane of the clock."""
+class EachOperation(TorchDispatchMode):
+    """What sees each operation that its thread runs, as one on plain tensors: a subclass says what `ran` does with it.
 
-    def __init__(self, device: EmulatedDevice, clock: Clock, lane: Lane) -> None:
-        super().__init__()
-        self._device, self._clock, self._lane = device, clock, lane
+    Also for what only counts (dtcourse.profiling.operators), at whatever depth of modes it is entered.
+    """
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
@@ -44,15 +43,30 @@ class CountOperations(TorchDispatchMode):
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
+        return self.ran(func, args, kwargs)
+
+    def ran(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Runs one operation, and returns what came out."""
+        raise NotImplementedError
+
+
+class CountOperations(EachOperation):
+    """Every operation inside takes the time that it would take on `device`, on that lane of the clock."""
+
+    def __init__(self, device: EmulatedDevice, clock: Clock, lane: Lane) -> None:
+        super().__init__()
+        self._device, self._clock, self._lane = device, clock, lane
+
+    def ran(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
-        if self._clock.lane() is self._lane and not _without_memory(args, kwargs, result):
+        if self._clock.lane() is self._lane and not without_memory(args, kwargs, result):
             work = operations.flops(func, args, kwargs, result)
             moved = operations.bytes_moved(func, args, kwargs, result)
             self._clock.compute(self._device.seconds(work, moved))
         return result
 
 
-def _without_memory(*values: Any) -> bool:
+def without_memory(*values: Any) -> bool:
     """Whether tensors are meta or fake: shapes only."""
     for value in values:
         parts = list(value.values()) if isinstance(value, dict) else value

@@ -2,6 +2,8 @@
 
 monitor.py           times the steps of a training loop, live and as a report
 report.py            throughput, percentiles and the split of the step, as a table and as JSON
+operators.py         what a step computes, operator by operator: FLOPs (and which are recomputed), bytes, seconds
+throughput.py        samples and tokens per second, MFU and HFU, from them
 kernels.py           what torch.profiler saw, as a Timeline
 memory.py            what a model holds: parameters, gradients, optimizer states, buffers, saved activations
 memory_tracker.py    every storage of a step from birth to death: the curve, the peak, and what was alive at it

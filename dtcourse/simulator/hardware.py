@@ -27,6 +27,33 @@ def published(name: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class Accelerator:
+    """A card: dense bfloat16 operations per second, bytes per second of its memory, and where they come from."""
+
+    name: str
+    flops: float
+    bandwidth: float | None  # None where nothing is published for it
+    source: str
+
+
+# What the source calls the same card in its table of memories.
+_IN_MEMORY_TABLE = {"A100 SXM": "A100 SXM 80", "H200 SXM": "H200", "GH200": None}
+
+
+def accelerator(name: str) -> Accelerator:
+    """The published peak rates of a card: "A100 SXM", "H100 SXM", "MI300X", ... They are data sheets', and no step
+    comes near them. Raises ValueError for another name, with those there are.
+    """
+    specs = published("hw_specs")
+    peaks = specs["bf16_dense_tflops"]
+    if name not in peaks:
+        raise ValueError(f"no peak rate is published here for {name!r}; for {', '.join(peaks)}")
+    row = specs["memory"].get(_IN_MEMORY_TABLE.get(name, name))
+    bandwidth = None if row is None else row[1] * 1e12
+    return Accelerator(name, peaks[name] * 1e12, bandwidth, specs["provenance"])
+
+
+@dataclass(frozen=True)
 class Interconnect:
     """A link: bytes a second one way for one accelerator, and where the figure comes from."""
 

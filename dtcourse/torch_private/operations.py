@@ -12,6 +12,12 @@ FLASH_ATTENTION_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_
 FLASH_ATTENTION_ON_CPU_BACKWARD = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 )
+FUSED_ATTENTION_BACKWARD = (
+    FLASH_ATTENTION_ON_CPU_BACKWARD,
+    torch.ops.aten._scaled_dot_product_flash_attention_backward,
+    torch.ops.aten._scaled_dot_product_efficient_attention_backward,
+    torch.ops.aten._scaled_dot_product_cudnn_attention_backward,
+)
 
 
 def count_grouped_mm() -> None:

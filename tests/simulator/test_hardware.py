@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtcourse.simulator.hardware import ethernet, links, measured_all_reduce, published
+from dtcourse.simulator.hardware import accelerator, ethernet, links, measured_all_reduce, published
 
 
 @pytest.mark.needs("shared")
@@ -29,6 +29,14 @@ def test_units():
     size, bandwidth = measured_all_reduce()[-1]
     assert (size, bandwidth) == (17179869184, 482.26e9)
     assert all(link.source for link in links().values())
+
+
+def test_cards():
+    a100, none = accelerator("A100 SXM"), accelerator("TPU v6e")
+    assert (a100.flops, a100.bandwidth) == (312e12, 2e12)
+    assert (none.flops, none.bandwidth) == (918e12, None) and none.source
+    with pytest.raises(ValueError, match=r"'V100'; for A100 SXM, H100 SXM"):
+        accelerator("V100")
 
 
 def test_unknown_figures_are_named():

@@ -8,6 +8,7 @@ kernels.py           what torch.profiler saw, as a Timeline
 memory.py            what a model holds: parameters, gradients, optimizer states, buffers, saved activations
 memory_tracker.py    every storage of a step from birth to death: the curve, the peak, and what was alive at it
 collective_bench.py  latency and bus bandwidth of collectives over message sizes, inside the ranks of a group
+collective_lines.py  the same beside what the link between two ranks, measured by messages alone, says they take
 replay.py            the recorded messages of a run, put back into the steps of its algorithm
 """
 

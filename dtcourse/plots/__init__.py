@@ -19,6 +19,7 @@ from dtcourse.plots.line_pictures import curves, loss_curves
 from dtcourse.plots.live import LiveMonitor, live_monitor
 from dtcourse.plots.memory_pictures import live_bytes, memory_bars, segments
 from dtcourse.plots.message_data import Chunk, Message, from_replay
+from dtcourse.plots.roofline import roofline
 from dtcourse.plots.scaling import amdahl, efficiency, fit_serial_fraction, gustafson, speedup
 from dtcourse.plots.schedule_explorer import schedule_explorer
 from dtcourse.plots.schedule_pictures import schedules
@@ -79,6 +80,7 @@ __all__ = [
     "message_step",
     "message_stepper",
     "rank_color",
+    "roofline",
     "schedule_explorer",
     "schedules",
     "seconds_text",

@@ -215,10 +215,10 @@ def set_title(picture: Figure, title: str) -> None:
     picture.suptitle("\n".join(textwrap.wrap(title, letters)), x=0.012, ha="left")
 
 
-def legend_below(picture: Picture, handles: Sequence[Any]) -> None:
-    """A legend under everything else, where it covers nothing."""
+def legend_below(picture: Picture, handles: Sequence[Any], *, inches_each: float = 1.3) -> None:
+    """A legend under everything else, where it covers nothing. inches_each: room for the longest of its labels."""
     if handles:
-        per_row = max(1, int(picture.get_size_inches()[0] / 1.3))
+        per_row = max(1, int(picture.get_size_inches()[0] / inches_each))
         picture.legend(
             handles=list(handles),
             loc="outside lower left",

@@ -9,6 +9,7 @@ memory.py            what a model holds: parameters, gradients, optimizer states
 memory_tracker.py    every storage of a step from birth to death: the curve, the peak, and what was alive at it
 collective_bench.py  latency and bus bandwidth of collectives over message sizes, inside the ranks of a group
 collective_lines.py  the same beside what the link between two ranks, measured by messages alone, says they take
+roofline.py          what this machine's multipliers, memory and link allow, and a step's operators beside it
 replay.py            the recorded messages of a run, put back into the steps of its algorithm
 """
 

@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 from matplotlib.text import Annotation, Text
 
 from dtcourse import plots
+from dtcourse.collectives.terms import Link
 from dtcourse.events import Event, Timeline
 from dtcourse.plots import style
+from dtcourse.profiling.operators import Counted, Operator
+from dtcourse.profiling.roofline import Machine
+from dtcourse.profiling.roofline import roofline as on_roofline
 
 GIB = 2**30
 
@@ -86,7 +90,23 @@ x = np.arange(100)
 noise = np.random.default_rng(0).normal(size=(4, 100))
 sizes = 2.0 ** np.arange(4, 27, 2)
 MANY = {f"layout number {i}": {"parameters": i * GIB, "activations": 3 * GIB} for i in range(1, 9)}
+
+
+def placed(*operators, link=None, sent=0):
+    """A machine of 100 GFLOP/s and 10 GB/s, and operators (name, FLOPs, bytes, seconds) on its roofline."""
+    made = [
+        Operator(name, ((8, 8),), 1, flops, 0, nbytes, seconds)
+        for name, flops, nbytes, seconds in operators
+    ]
+    return on_roofline(Counted(tuple(made)), Machine(1e11, 1e10, link), sent=sent)
+
+
+PRODUCTS = [(f"aten.product_{i}", 10 ** (5 + i), 10**5, 10.0 ** (i - 5)) for i in range(7)]
+
+
 PICTURES = {
+    "roofline": lambda: plots.roofline(placed(("aten.mm", 10**9, 10**7, 0.02), ("aten.mm", 10**6, 10**6, 0.001), ("aten._scaled_dot_product_flash_attention_for_cpu_backward", 10**8, 10**8, 0.03), ("aten.add", 0, 10**8, 0.02), link=Link(1e-5, 1e-8), sent=10**6), title="On the roof"),
+    "roofline, many": lambda: plots.roofline(placed(*PRODUCTS)),
     "timeline": lambda: plots.timeline(steps(), title="A title long enough that it has to be broken into two lines, since it says so much"),
     "timeline of one event": lambda: plots.timeline(Timeline([Event("all", "compute", 0, 1, 2)])),
     "timeline of an instant": lambda: plots.timeline(Timeline([Event("now", "step", 0, 1, 1)])),

@@ -5,6 +5,7 @@ report.py            throughput, percentiles and the split of the step, as a tab
 operators.py         what a step computes, operator by operator: FLOPs (and which are recomputed), bytes, seconds
 throughput.py        samples and tokens per second, MFU and HFU, from them
 kernels.py           what torch.profiler saw, as a Timeline
+communication.py     how much of the communication hides behind computation, and how much is waited for
 memory.py            what a model holds: parameters, gradients, optimizer states, buffers, saved activations
 memory_tracker.py    every storage of a step from birth to death: the curve, the peak, and what was alive at it
 collective_bench.py  latency and bus bandwidth of collectives over message sizes, inside the ranks of a group

@@ -13,7 +13,7 @@ from dtcourse.plots.axis_pictures import traffic_by_axis
 from dtcourse.plots.bar_pictures import bars, bytes_by_rank
 from dtcourse.plots.exchange import message_grid, message_step, message_stepper
 from dtcourse.plots.graph_pictures import graphs
-from dtcourse.plots.grid_pictures import heatmap, images
+from dtcourse.plots.grid_pictures import heatmap, held_numbers, images
 from dtcourse.plots.interaction import Interactive, interactive, timeline_explorer
 from dtcourse.plots.line_pictures import curves, loss_curves
 from dtcourse.plots.live import LiveMonitor, live_monitor
@@ -68,6 +68,7 @@ __all__ = [
     "graphs",
     "gustafson",
     "heatmap",
+    "held_numbers",
     "images",
     "interactive",
     "kind_color",

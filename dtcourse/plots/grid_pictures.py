@@ -1,12 +1,13 @@
-"""Grids: a matrix as colours, and small images side by side."""
+"""Grids: a matrix as colours, numbers by the rank that holds them, and small images side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dtcourse.plots import units
@@ -16,9 +17,12 @@ from dtcourse.plots.style import (
     Picture,
     figure,
     hex_of,
+    legend_below,
+    lighter,
+    rank_color,
     text_on,
 )
-from dtcourse.plots.unit_axes import UNITS, BinaryLocator
+from dtcourse.plots.unit_axes import UNITS, BinaryLocator, not_empty
 from dtcourse.plural import plural
 
 
@@ -91,6 +95,60 @@ def heatmap(
 def _cell_color(ax: Axes, value: float) -> str:
     mesh: Any = ax.collections[0]
     return hex_of(mesh.to_rgba(value))
+
+
+def held_numbers(numbers: Any, holders: Mapping[str, Any], *, title: str | None = None) -> Picture:
+    """The same numbers once for each layout, in the colour of the rank that holds them; a line where one rank ends.
+
+    numbers: (rows, columns), written into the cells
+    holders: {"by rows": the rank of each number, (rows, columns)}; NaN for a place without a number
+    """
+    values = np.asarray(numbers)
+    not_empty(holders, "{'by rows': ranks}")
+    layouts = {name: np.asarray(ranks, dtype=float) for name, ranks in holders.items()}
+    for name, ranks in layouts.items():
+        if values.ndim != 2 or ranks.shape != values.shape:
+            raise ValueError(
+                f"numbers and their holders are matrices of one shape; got {values.shape} and, "
+                f"for {name!r}, {ranks.shape}"
+            )
+    rows, columns = values.shape
+    beside = rows > 1 and columns * len(layouts) <= 24  # else one below the other
+    across, down = (len(layouts), 1) if beside else (1, len(layouts))
+    picture, axes = figure(
+        down, across, width=max(3.6, 0.4 + 0.42 * across * (columns + 0.6)),
+        height=down * (0.34 * rows + 0.5) + (0.9 if title else 0.6),
+        title=title, description=title or "Who holds which number: " + ", ".join(layouts),
+        squeeze=False,
+    )  # fmt: skip
+    for ax, (name, ranks) in zip(axes.flat, layouts.items(), strict=True):
+        ax.set_axis_off()
+        ax.set_title(name, loc="left")
+        ax.set(xlim=(-0.05, columns + 0.05), ylim=(rows + 0.05, -0.05))
+        for row, column in zip(*np.nonzero(~np.isnan(ranks)), strict=True):
+            color = lighter(rank_color(int(ranks[row, column])), 0.45)
+            ax.add_patch(Rectangle((column, row), 1, 1, facecolor=color, edgecolor=PAPER, lw=0.6))
+            ax.text(
+                column + 0.5, row + 0.5, str(_item(values[row, column])), ha="center", fontsize=8.5,
+                va="center_baseline", color=text_on(color),
+            )  # fmt: skip
+        _lines_between(ax, ranks)
+    seen = sorted({int(r) for ranks in layouts.values() for r in ranks[~np.isnan(ranks)]})
+    keys = [Patch(facecolor=lighter(rank_color(r), 0.45), label=f"rank {r}") for r in seen]
+    legend_below(picture, keys)
+    return picture
+
+
+def _lines_between(ax: Axes, ranks: Any) -> None:
+    """A line around what one rank holds: two colours may look alike in print."""
+    framed = np.pad(ranks, 1, constant_values=np.nan)
+    for row in range(framed.shape[0] - 1):
+        for column in range(framed.shape[1] - 1):
+            here, right, below = (framed[row, column], framed[row, column + 1], framed[row + 1, column])  # fmt: skip
+            if here != right and not (np.isnan(here) and np.isnan(right)):
+                ax.plot([column, column], [row - 1, row], color=INK, lw=1.4, marker="")
+            if here != below and not (np.isnan(here) and np.isnan(below)):
+                ax.plot([column - 1, column], [row, row], color=INK, lw=1.4, marker="")
 
 
 def images(

@@ -147,6 +147,8 @@ PICTURES = {
     "heatmap": lambda: plots.heatmap(np.arange(16).reshape(4, 4) << 20, xlabel="to", ylabel="from", unit="bytes", title="Who sends to whom"),
     "heatmap, 12": lambda: plots.heatmap(noise[:, :12], diverging=True, fmt="{:.2f}", yticks=list("abcd")),
     "heatmap, holes": lambda: plots.heatmap([[1.0, np.nan], [2.0, 3.0]], unit="GB/s"),
+    "held numbers": lambda: plots.held_numbers(np.arange(6).reshape(2, 3), {"rows": [[0] * 3, [1] * 3], "flat": [[0, 0, 0], [0, 1, np.nan]]}, title="Flat against rows"),
+    "held numbers, one row": lambda: plots.held_numbers([list(range(13))], {"saved": [[0] * 13], "loaded": [[0] * 7 + [1] * 6]}),
     "heatmap, 32": lambda: plots.heatmap(np.eye(32), xlabel="to rank", ylabel="from rank"),
     "axes": lambda: plots.traffic_by_axis({"tp": ring_matrix(4, 2, 6 << 20), "pp": ring_matrix(4, 4, 1 << 20)}, node_size=2, title="Who sends to whom"),
     "axes, 8, three in a cell": lambda: plots.traffic_by_axis({name: ring_matrix(8, 8, 10**i) for i, name in enumerate(("tp", "dp_shard x cp", "my own"), 4)}),
@@ -452,6 +454,9 @@ MISTAKES = {
     "at least one panel": lambda: plots.graphs({}),
     "leave out a link that is broken": lambda: plots.graphs(
         {"a": ({"0": (0, 0), "1": (1, 0)}, [("0", "1", 0.0, 0.0)])}
+    ),
+    r"one shape; got \(1, 2\) and, for 'rows', \(2, 1\)": lambda: plots.held_numbers(
+        [[1, 2]], {"rows": [[0], [1]]}
     ),
     "xticks has 1 entries for 2": lambda: plots.heatmap([[1, 2]], xticks=["a"]),
     "3 images, and 2 labels": lambda: plots.images(torch.rand(3, 8, 8), [1, 2]),

@@ -14,7 +14,7 @@ UNEVEN = Exercise(
     lesson="01",
     title="The gradient of uneven shares",
     takes=("average_uneven",),
-    target="gradient error below 1e-6 at 1, 2, 3 and 4 ranks, also with empty shares, and at most 2 collectives a step",
+    target="gradient error below 1e-6 at 1, 2, 3 and 4 ranks, empty shares too; at most 2 collectives per step",
     forbidden=(
         "torch.nn.parallel",
         "dtcourse.parameters",
@@ -117,7 +117,7 @@ def check_empty(answer: Answer) -> None:
     _compare(answer, [5, 0, 8])
 
 
-@UNEVEN.check("at most two collectives a step, whatever the number of parameters", points=2)
+@UNEVEN.check("at most two collectives per step, whatever the number of parameters", points=2)
 def check_calls(answer: Answer) -> None:
     """Counted by what left the rank."""
     weights, shares, _ = _draw([4, 2])

@@ -51,7 +51,7 @@ def _impossible(_: Any, devices_needed: Any, cases: list[tuple[int, int, int]]) 
     return said
 
 
-@MEMORY.check("32-bit training: 4 bytes a number, and the optimizer decides how many", points=2)
+@MEMORY.check("32-bit training: 4 bytes per number, and the optimizer decides how many", points=2)
 def check_full_precision(answer: Answer) -> None:
     """SGD 8, momentum 12, Adam 16 bytes a parameter."""
     _compare_states(answer, "fp32")

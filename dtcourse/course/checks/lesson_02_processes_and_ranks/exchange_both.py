@@ -15,7 +15,7 @@ HALO = Exercise(
     lesson="02",
     title="Both neighbours",
     takes=("exchange_both",),
-    target="2 messages a rank, no deadlock at 2, 3, 4 and 5 ranks, all messages at once",
+    target="2 messages per rank, no deadlock at 2, 3, 4 and 5 ranks, all messages at once",
     forbidden=(*ALGORITHMS,),
 )
 

@@ -16,7 +16,7 @@ DOUBLING = Exercise(
     lesson="04",
     title="Recursive doubling on any number of ranks",
     takes=("doubling_all_reduce",),
-    target="right at 2, 3, 4, 5, 6 and 8 ranks; at most log2 q (+ 1) messages a rank; the same bits on all ranks",
+    target="right at 2, 3, 4, 5, 6 and 8 ranks; at most log2 q (+ 1) messages per rank; the same bits on all ranks",
     forbidden=(*ALGORITHMS,),
 )
 
@@ -71,7 +71,9 @@ def check_doubling_others(answer: Answer) -> None:
 
 
 @DOUBLING.check(
-    "log2 q messages a rank, by send and receive alone", points=3, needs=("check_doubling_powers",)
+    "log2 q messages per rank, by send and receive alone",
+    points=3,
+    needs=("check_doubling_powers",),
 )
 def check_doubling_messages(answer: Answer) -> None:
     """Counted, and timed; one more each way where the rank has a partner outside the power of two."""

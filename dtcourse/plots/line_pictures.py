@@ -127,7 +127,7 @@ def curves(
                 )
             named = label if kind == "line" or label not in lines else "_"
             if kind == "line":
-                dash = ("-", "--", "-.", (0, (1, 1)))[i % 4]
+                dash = ("-", "--", "-.", (0, (1, 1)), (0, (7, 2, 1, 2, 1, 2)))[i % 5]
                 alone = label not in points and len(x) <= 24
                 ax.plot(
                     x, y, color=color, ls=dash, marker=marker if alone else "", ms=5, label=named

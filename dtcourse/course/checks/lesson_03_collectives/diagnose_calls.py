@@ -12,19 +12,21 @@ DIAGNOSE = Exercise(
     lesson="03",
     title="Which rank's calls differ?",
     takes=("diagnose_calls",),
-    target="16 of 16 runs, of 3 to 6 ranks",
+    target="20 of 20 runs, of 3 to 6 ranks",
 )
 
+ROOT = 1  # of the broadcasts
 RIGHT = (
     "All is right there: every rank makes the same calls in the same order. A line may be called again and again, "
     "and a root's calls have the line of its own branch."
 )
+OF_ROOT = f"Rank {ROOT} is the root of the broadcasts, and their lines are its own: are its other calls as the others'?"
 KINDS = ("healthy", "leaves one out", "another order", "another shape")
 Call = tuple[str, int, str]  # collective, elements, the line that called it
 Run = list[list[Call]]
 Diagnosis = tuple[str, int | None]
 # ranks, calls, and the rank at fault
-SIZES = ((3, 6, 0), (4, 9, 3), (5, 12, 2), (6, 7, 0))
+SIZES = ((3, 6, 0), (4, 9, 3), (5, 12, 2), (6, 7, 0), (5, 9, ROOT))
 
 
 def run_of(kind: str, ranks: int, calls: int, culprit: int) -> Run:
@@ -40,7 +42,7 @@ def run_of(kind: str, ranks: int, calls: int, culprit: int) -> Run:
     same[place:place] = [("all_reduce", 1, "train.py:51"), ("all_reduce", 1, "train.py:52")]
     run = [list(same) for _ in range(ranks)]
     # The root of a broadcast calls it from a line of its own.
-    run[1] = [(n, e, "train.py:60" if n == "broadcast" else line) for n, e, line in run[1]]
+    run[ROOT] = [(n, e, "train.py:60" if n == "broadcast" else line) for n, e, line in run[ROOT]]
     mine = run[culprit]
     if kind == "leaves one out":
         del mine[chance.choice((place, len(mine) - 1))]
@@ -57,7 +59,7 @@ def run_of(kind: str, ranks: int, calls: int, culprit: int) -> Run:
 
 @cache
 def cases() -> dict[str, list[tuple[Run, Diagnosis]]]:
-    """Four runs of each kind, always the same ones."""
+    """Five runs of each kind, always the same ones."""
     return {
         kind: [(run_of(kind, *size), (kind, None if kind == "healthy" else size[-1])) for size in SIZES]
         for kind in KINDS
@@ -69,12 +71,13 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
     said = call_each(answer, [(run,) for run, _ in tried])
     for (run, right), got in zip(tried, said, strict=True):
         # The root of the broadcasts is blamed for its line: it is right, and the sentence says why.
-        root = isinstance(got, (list, tuple)) and tuple(got) == ("another order", 1)
+        blamed = isinstance(got, (list, tuple)) and tuple(got) == ("another order", ROOT)
+        missed = right[1] == ROOT and got == ("healthy", None)
         require_diagnosis(
             f"A run of {len(run)} ranks",
             got,
             right,
-            RIGHT if root else hint,
+            RIGHT if blamed else OF_ROOT if missed else hint,
             RIGHT,
             example=("another order", 2),
         )

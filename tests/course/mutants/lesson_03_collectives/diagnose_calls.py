@@ -2,13 +2,15 @@
 
 _ORDER = 'if calls != usual and sorted(calls) == sorted(usual):\n            return "another order", rank\n'
 _SHAPE = "if sorted(call[:2] for call in calls) != sorted(call[:2] for call in usual):"
+_ASIDE = '    run = [[call[:2] if call[0] == "broadcast" else call for call in calls] for calls in run]\n'
 _HEAD = "\ndef diagnose_calls(run):\n"
 
 NAMED = "order is never said"
 
 MUTANTS = [
     ("without the lines", "what else is known of a call", (("if calls != usual and sorted(calls) == sorted(usual):", "if [call[:2] for call in calls] != [call[:2] for call in usual] and sorted(calls) == sorted(usual):"),)),
-    ("other lines are a fault", "All is right there", (("if calls != usual and sorted(calls) == sorted(usual):", "if calls != usual and [call[:2] for call in calls] == [call[:2] for call in usual]:"),)),
+    ("the root is healthy whatever it calls", "are its other calls as the others'", ((_ASIDE, ""),)),
+    ("other lines are a fault", "All is right there", ((_ASIDE, ""), ("if calls != usual and sorted(calls) == sorted(usual):", "if calls != usual and [call[:2] for call in calls] == [call[:2] for call in usual]:"),)),
     ("rank 0 is always right", "How many calls does each rank make", (("    count = most(len(calls) for calls in run)\n", "    count = len(run[0])\n"), ("    whole = [calls for calls in run if len(calls) == count]\n", "    whole = run[:1]\n"))),
     ("order is never said", "what else is known of a call", ((_ORDER, "pass\n"),)),
     ("shape is never said", "the number of elements of one call", ((_SHAPE, "if False:"),)),
@@ -44,7 +46,7 @@ ACCEPTED = [
     (
         "a list, and rank 1's broadcasts under the others' lines",
         (
-            ("    count = most(", "    run = [[call if call[0] != 'broadcast' else (*call[:2], '') for call in calls] for calls in run]\n    count = most("),
+            (_ASIDE, "    run = [[call if call[0] != 'broadcast' else (*call[:2], '') for call in calls] for calls in run]\n"),
             ('return "another order", rank', 'return ["another order", rank]'),
         ),
     ),

@@ -1,10 +1,15 @@
-"""What is wrong with a distributed program, found from what its ranks left. In the order in which to read:
+"""What is wrong with a distributed program, found from what its ranks hold and left. In the order in which to read:
 
 records.py    the flight recorder's records of all ranks, read back: cut off, of another run, missing
 differences.py  ranks that made different calls where they should have made the same
 waits.py      who waits for whom, to the rank that is the reason or round to where it began
 sentences.py  how a call and a rank are put in words
 hang.py       diagnose_hang: one sentence on which rank did what instead
+held.py       what a rank holds of a model and its optimizer: names, pieces, sums
+replicas.py   whether ranks that ought to hold the same still do, on a schedule
+seeds.py      random numbers that ranks share, and those that each has alone
+data_order.py which samples each rank reads, and whether an epoch covers each once
+losses.py     two layouts' losses: the first step that differs, and where to look then
 
     launch(step, 4, timeout=20, env=recorded_in("records"))     # hangs: RankTimeout, and a record of each rank
     print(diagnose_hang("records"))
@@ -18,7 +23,38 @@ or two lines: `from dtcourse.collectives import flight; flight.start("records")`
 has all ranks write their records; so does `kill -USR1` of each.
 """
 
+from dtcourse.debugging.data_order import DataOrder, data_order, gathered_order
 from dtcourse.debugging.hang import Diagnosis, diagnose_hang
+from dtcourse.debugging.losses import LossDifference, compare_layouts
 from dtcourse.debugging.records import Record, Records, read_records, recorded_in
+from dtcourse.debugging.replicas import Drift, ReplicasDrifted, ReplicaWatch, compare_replicas
+from dtcourse.debugging.seeds import (
+    RankSeeds,
+    meeting,
+    rank_seeds,
+    shared_streams,
+    streams_in_words,
+)
 
-__all__ = ["Diagnosis", "Record", "Records", "diagnose_hang", "read_records", "recorded_in"]
+__all__ = [
+    "DataOrder",
+    "Diagnosis",
+    "Drift",
+    "LossDifference",
+    "RankSeeds",
+    "Record",
+    "Records",
+    "ReplicaWatch",
+    "ReplicasDrifted",
+    "compare_layouts",
+    "compare_replicas",
+    "data_order",
+    "diagnose_hang",
+    "gathered_order",
+    "meeting",
+    "rank_seeds",
+    "read_records",
+    "recorded_in",
+    "shared_streams",
+    "streams_in_words",
+]

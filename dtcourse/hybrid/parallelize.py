@@ -23,8 +23,6 @@ Source: the order of torchtitan (Liang et al. 2410.06511) and Megatron-LM (Naray
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,6 +35,7 @@ from dtcourse.hybrid.config import HybridConfig
 from dtcourse.hybrid.training import HybridTraining
 from dtcourse.parameters.on_meta import give_memory, is_on_meta
 from dtcourse.parameters.replicas import Group, broadcast_model
+from dtcourse.parameters.seeds import seed_of
 from dtcourse.pipeline_parallel import Stage, balance, layers_of, split
 
 
@@ -138,9 +137,3 @@ def seed_ranks(axes: Axes) -> None:
     Inside a parallel region the tp ranks draw differently: tensor_parallel/random_state.py.
     """
     torch.manual_seed(seed_of(axes.config.seed, [axes.rank(name) for name in ("pp", *TOKENS)]))
-
-
-def seed_of(seed: int, place: Sequence[int]) -> int:
-    """A seed for each place of a run. Sums would meet: seed 0's rank 1 would draw what seed 1's rank 0 draws."""
-    digest = hashlib.blake2b(repr((seed, *place)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")

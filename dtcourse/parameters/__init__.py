@@ -21,6 +21,7 @@ In the order in which to read them:
     partial_gradients.py  of which each rank of an axis brings a part: summed in every backward, or once
     clipping.py        that of a model's, and clipping by it
     overflow.py        a gradient that is not finite on one rank is so for all
+    seeds.py           a seed for each place of a run
     slices.py          techniques that do not compose refuse each other
     agreement.py       ranks that must all take the same way
 """

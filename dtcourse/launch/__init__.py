@@ -17,6 +17,8 @@ own_process.py    what makes a process that was split off a rank's own
 environment.py    what a rank finds around it: torchrun's variables, the notebook's own
 sendable.py       the call, serialized, and what is said of what cannot be sent
 serialization.py  how functions, arguments and results travel (tensors out of band, through shared memory)
+deaths.py         who has died, told to the ranks that live, where these go on
+lost_peers.py     a rank that waits for one of those is woken
 failures.py       RankFailure and RankTimeout: who failed, where, and where everyone else was
 run.py            Run: what came back
 handle.py         launch(..., wait=False): a Run that is still to come

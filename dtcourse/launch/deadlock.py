@@ -5,8 +5,8 @@ that moves. So the ranks are deadlocked when
 
 - each rank's main thread has slept one single sleep for seconds: the system counts how often a thread went to sleep
 - no thread sleeps for a time that it has chosen, and none has moved but those that only go round: gloo's event loop,
-  which has found nothing to deliver, and the guard of our own collectives (collectives/wire/guard.py), which has had
-  the time to find ranks that disagree
+  which has found nothing to deliver, the guard of our own collectives (collectives/wire/guard.py), which has had the
+  time to find ranks that disagree, and the one that asks who has died (lost_peers.py)
 - the stacks say that each rank which has not returned waits in a collective, a receive or a send, and not in a sleep
 
 None of that depends on how fast the machine is. What is not recognised is left to the time limit.
@@ -138,7 +138,7 @@ def waits_for_a_rank(stack: str) -> bool:
     return _waits(failures.main_thread(stack), in_lock=False)
 
 
-_GUARD = re.compile(r'dtcourse/collectives/[\w/]+\.py", line \d+ in _loop\b')
+_GUARD = re.compile(r'dtcourse/(?:collectives|launch)/[\w/]+\.py", line \d+ in _loop\b')
 # An exercise's peers of the answer: they call communication as an answer does.
 _CHECKS = "/dtcourse/course/checks/"
 _COMMUNICATION = re.compile(r"/torch/distributed/|/torch/autograd/|/dtcourse/collectives/")

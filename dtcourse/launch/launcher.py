@@ -120,7 +120,8 @@ def launch(
     on_message: called as on_message(rank, message) for each dtcourse.launch.send_message of a rank
     on_failure: "stop" ends all ranks when one fails; with "continue" the others go on, and a RankFailure (a RankTimeout
                 at the time limit) takes the place of that rank's result, is passed to on_message(rank, failure) as
-                soon as it is known, and stands in run.failures. Nothing is raised then
+                soon as it is known, and stands in run.failures. Nothing is raised then. A rank that waits for a
+                dead one in a collective, a send or a receive gets a RuntimeError that names it, within two seconds
     cluster:    "slurm" runs the same function on the nodes of a cluster, as its cluster.toml says (or give the path of
                 such a file): a job is submitted and followed, and comes back like a launch on this machine. timeout
                 counts from when the ranks have begun, not the time in the queue; Ctrl-C cancels the job. "here" is

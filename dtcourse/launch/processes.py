@@ -14,9 +14,10 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from dtcourse.launch import deadlock, failures, rank, rank_process, serialization, standby, waiting
+from dtcourse.launch import deadlock, deaths, failures, rank, serialization, standby, waiting
 from dtcourse.launch.interrupts import Interrupts
 from dtcourse.launch.output import Output, what_waits
+from dtcourse.launch.rank_process import RankProcess
 from dtcourse.launch.recording import wait_for_records
 from dtcourse.launch.reporting import Bars
 
@@ -35,15 +36,13 @@ class Ranks:
         goes_on: bool,
         interrupts: Interrupts,
     ) -> None:
-        self.settings, self.payload, self.on_message = settings, payload, on_message
+        self.settings, self.payload, self.interrupts = settings, payload, interrupts
         self.goes_on = goes_on  # after a failure, with the other ranks
-        self.interrupts = interrupts
         self.world_size = len(settings)  # of those that we start: on a cluster, one node's
         self.first, self.of = settings[0].rank, int(settings[0].environment["WORLD_SIZE"])
         self.members: list[standby.Member] = []
         self.kept: set[int] = set()  # ranks whose processes stay for another launch
-        self.on_line = on_line
-        self.output = Output([])
+        self.on_message, self.on_line, self.output = on_message, on_line, Output([])
         self.begun: set[int] = set()  # ranks that have begun the function
         self.results: dict[int, dict[str, Any]] = {}
         self.failures: dict[int, failures.Failure] = {}
@@ -73,7 +72,7 @@ class Ranks:
         return [member.channel for member in self.members]
 
     @property
-    def processes(self) -> list[rank_process.RankProcess]:
+    def processes(self) -> list[RankProcess]:
         """By rank."""
         return [member.process for member in self.members]
 
@@ -219,6 +218,7 @@ class Ranks:
         if self.goes_on:
             with suppress(OSError):  # the process may be gone already
                 self.channels[index].send_bytes(rank.END)
+            deaths.tell(self.settings[0].rendezvous, failure.rank, failure.summary)
             self._note_failure(failures.one_failure(failure, self.of))
 
     def _give_up(self, limit: float, stacks: dict[int, str]) -> None:

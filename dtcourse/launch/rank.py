@@ -28,6 +28,7 @@ from typing import Any
 from dtcourse import events
 from dtcourse.launch import (
     again,
+    deaths,
     own_process,
     recording,
     rendezvous,
@@ -99,6 +100,7 @@ def _serve(channel: Connection, say: Callable[[str, Any], None], lock: Any) -> b
         function, args, kwargs = deserialize()
         own_process.adopt_main(function)
         _form_group(settings)
+        deaths.watch(settings.rendezvous, settings.together)
         recording.start()
         if settings.record:
             events.start_recording(settings.rank)

@@ -26,7 +26,8 @@ from dtcourse.collectives.backend.monitored_barrier import meet
 from dtcourse.collectives.flight import recorder
 from dtcourse.collectives.traffic import Label
 from dtcourse.collectives.wire.channel import Channel
-from dtcourse.collectives.wire.guard import Guard, Splits, unwatch
+from dtcourse.collectives.wire.guard import Guard, Splits
+from dtcourse.collectives.wire.guarding import unwatch
 from dtcourse.collectives.wire.work import CollectiveWork, Worker
 
 

@@ -119,6 +119,11 @@ def _detail(name: str, options: Any) -> dict[str, Any]:
     return detail
 
 
+def operation_of(method: str) -> str:
+    """What the function is called that calls a method of a ProcessGroup: "all_reduce" for "allreduce"."""
+    return _METHODS.get(method, (method, None))[0]
+
+
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """All tensors in nested lists."""
     if isinstance(value, torch.Tensor):

@@ -203,7 +203,7 @@ class Message(Pending):
         if self._label.salt:
             guard = None  # part of a collective: the whole of it is under guard
         if guard is not None:
-            guard.begin(*self._place())
+            guard.begin(*self._place(), peer=self._peer)
         try:
             self._come(timeout)
         except RuntimeError as error:

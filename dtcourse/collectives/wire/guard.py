@@ -5,7 +5,8 @@ Three things can go wrong, and each ends in the same way.
 - A collective raises on one rank. That rank writes what happened into the store that formed the group, and closes
   its connections. Every rank that waits for it sees the connection close, reads the store, closes its own
   connections in turn and raises, so the news reaches whoever waits for anybody who waits for the failed rank.
-- A rank dies. Its connections close by themselves; the first to notice writes into the store whom it lost.
+- A rank dies. Its connections close by themselves; the first to notice writes into the store whom it lost. Where gloo
+  does not notice, launch may have told who it was (launch/deaths.py): who waits for it closes its own.
 - The ranks disagree: other shapes, other dtypes, another operation, a call left out. No message of one operation can
   be received by another (channel.py sees to that), so they wait. A rank that has waited for a second writes into the
   store in what; when two ranks turn out to wait in different calls at the same place, all raise ValueError with both.
@@ -20,18 +21,19 @@ import contextlib
 import json
 import threading
 import time
-import weakref
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from dtcourse import torch_private
+from dtcourse.collectives.wire import guarding
 
 Splits = tuple[list[int], list[int]]
 PATIENCE = 1.0  # seconds of waiting before a rank asks the others what they wait in
-TICK = 0.25
 _CLOSING_TAG = 0x7FFFFFFF  # channel.py uses smaller ones
+EVERYBODY = -1  # a wait for all ranks of the group
 
 
 class PeerFailure(dist.DistBackendError):
@@ -57,7 +59,7 @@ class Guard:
         self._waits: dict[int, list[_Wait]] = {}  # by thread, the innermost last
         self._closed = False
         store.set(f"formed/{rank}", "")
-        _watch(self)
+        guarding.watch(self)
 
     def name(self, rank: int) -> str:
         """How a message names a group rank: by its rank in the default group."""
@@ -65,14 +67,17 @@ class Guard:
 
     # --- waiting ---
 
-    def begin(self, place: str, what: str, splits: Splits | None = None) -> None:
+    def begin(
+        self, place: str, what: str, splits: Splits | None = None, peer: int | None = EVERYBODY
+    ) -> None:
         """The calling thread begins what may wait for other ranks.
 
         place: the same on all ranks that ought to meet here ("operation 5", "messages from rank 0 to rank 1")
         what:  what must then be the same on all of them ("all_reduce of 10 float32")
         splits: elements that this rank sends to, and receives from, each rank of the group: for an all-to-all
+        peer:   of a message, None where any rank may send it
         """
-        wait = _Wait(place, what, splits, time.monotonic())
+        wait = _Wait(place, what, splits, time.monotonic(), peer)
         self._waits.setdefault(threading.get_ident(), []).append(wait)
 
     def end(self) -> None:
@@ -115,6 +120,33 @@ class Guard:
                 self.failure = self._as_error(self._report("disagree", text))
             self.close()
 
+    def hear_of_dead(self, dead: Mapping[int, str]) -> None:
+        """Who has died, by rank of the default group, and how: fails if one of them has been waited for in vain."""
+        gone = {r for r, number in enumerate(self.global_ranks) if number in dead}
+        others = set(range(self.size)) - {self.rank}
+        for wait in self._all_waits() if gone and self.failure is None else ():
+            waited_for = gone & ({wait.peer} if wait.peer not in (None, EVERYBODY) else others)
+            if not waited_for or (wait.peer is None and waited_for != others):
+                continue
+            if time.monotonic() - wait.since >= PATIENCE:
+                rank = min(waited_for)
+                whom = f"{self.name(rank)}, which {dead[self.global_ranks[rank]]}"
+                said = f"{self.name(self.rank)} waited in vain for {whom}"
+                with self._lock:
+                    self.failure = self.failure or self._as_error(
+                        self._report("lost", f"{said}, in {wait.what}")
+                    )
+                    self.close()
+                return
+
+    def longest_wait(self) -> float:
+        """Seconds for which a thread of this rank has waited for others by now."""
+        now = time.monotonic()
+        return max((now - wait.since for wait in self._all_waits()), default=0.0)
+
+    def _all_waits(self) -> list[_Wait]:
+        return [wait for waits in list(self._waits.values()) for wait in list(waits)]
+
     def _report(self, kind: str, text: str) -> dict[str, str]:
         """Writes this rank's report, if it is the first, and returns the first."""
         mine = json.dumps({"kind": kind, "text": text})
@@ -146,7 +178,7 @@ class Guard:
         if self.failure is not None or self.size < 2:
             return
         now = time.monotonic()
-        for wait in [wait for waits in list(self._waits.values()) for wait in waits]:
+        for wait in self._all_waits():
             if now - wait.since < PATIENCE:
                 continue
             if not wait.published:
@@ -190,36 +222,11 @@ class Guard:
 
 
 class _Wait:
-    __slots__ = ("place", "published", "since", "splits", "suspicious", "what")
+    __slots__ = ("peer", "place", "published", "since", "splits", "suspicious", "what")
 
-    def __init__(self, place: str, what: str, splits: Splits | None, since: float) -> None:
+    def __init__(
+        self, place: str, what: str, splits: Splits | None, since: float, peer: int | None
+    ) -> None:
         self.place, self.what, self.splits, self.since = place, what, splits, since
+        self.peer = peer
         self.published = self.suspicious = False
-
-
-# One thread watches over all groups of the process. It sleeps; it asks the store only for a rank that waits.
-_watched: weakref.WeakSet[Guard] = weakref.WeakSet()
-_watcher: threading.Thread | None = None
-
-
-def _watch(guard: Guard) -> None:
-    global _watcher
-    _watched.add(guard)
-    if _watcher is None:
-        _watcher = threading.Thread(target=_loop, daemon=True, name="dtcourse-guard")
-        _watcher.start()
-
-
-def unwatch(guard: Guard) -> None:
-    """Ends the watch over a group that ends."""
-    _watched.discard(guard)
-
-
-def _loop() -> None:
-    while True:
-        time.sleep(TICK)
-        for guard in list(_watched):
-            try:
-                guard.check()
-            except RuntimeError:  # the store is gone: the group ends, or its connections will tell
-                unwatch(guard)

@@ -9,6 +9,9 @@ held.py       what a rank holds of a model and its optimizer: names, pieces, sum
 replicas.py   whether ranks that ought to hold the same still do, on a schedule
 seeds.py      random numbers that ranks share, and those that each has alone
 data_order.py which samples each rank reads, and whether an epoch covers each once
+determinism.py  what gives the same bits twice here, and all that torch offers for it
+environment.py  what a run ran in, and what differs from another's or over the ranks
+logs.py       the ranks' logs, merged by clock
 losses.py     two layouts' losses: the first step that differs, and where to look then
 
     launch(step, 4, timeout=20, env=recorded_in("records"))     # hangs: RankTimeout, and a record of each rank
@@ -24,7 +27,15 @@ has all ranks write their records; so does `kill -USR1` of each.
 """
 
 from dtcourse.debugging.data_order import DataOrder, data_order, gathered_order
+from dtcourse.debugging.determinism import Determinism, determinism, deterministic
+from dtcourse.debugging.environment import (
+    compare_environments,
+    environment,
+    environments_differ,
+    save_environment,
+)
 from dtcourse.debugging.hang import Diagnosis, diagnose_hang
+from dtcourse.debugging.logs import Logs, logged_in, read_logs
 from dtcourse.debugging.losses import LossDifference, compare_layouts
 from dtcourse.debugging.records import Record, Records, read_records, recorded_in
 from dtcourse.debugging.replicas import Drift, ReplicasDrifted, ReplicaWatch, compare_replicas
@@ -38,23 +49,33 @@ from dtcourse.debugging.seeds import (
 
 __all__ = [
     "DataOrder",
+    "Determinism",
     "Diagnosis",
     "Drift",
+    "Logs",
     "LossDifference",
     "RankSeeds",
     "Record",
     "Records",
     "ReplicaWatch",
     "ReplicasDrifted",
+    "compare_environments",
     "compare_layouts",
     "compare_replicas",
     "data_order",
+    "determinism",
+    "deterministic",
     "diagnose_hang",
+    "environment",
+    "environments_differ",
     "gathered_order",
+    "logged_in",
     "meeting",
     "rank_seeds",
+    "read_logs",
     "read_records",
     "recorded_in",
+    "save_environment",
     "shared_streams",
     "streams_in_words",
 ]

@@ -2,6 +2,7 @@
 
 torchrun --nproc-per-node 4 -m dtcourse.debugging --record records train.py --epochs 3
 python -m dtcourse.debugging records
+python -m dtcourse.debugging logs FOLDER --level WARNING --ranks 0 2
 """
 
 from __future__ import annotations
@@ -10,13 +11,19 @@ import argparse
 import os
 import runpy
 import sys
+from typing import NoReturn
 
 from dtcourse.collectives import flight
 from dtcourse.debugging.hang import PATIENCE, diagnose_hang
+from dtcourse.debugging.logs import read_logs
+from dtcourse.launch import rank_log
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Records a script's rank, or says what the records in a folder show."""
+    """Records a script's rank, or says what the records in a folder show, or shows the logs in one."""
+    given = sys.argv[1:] if argv is None else argv
+    if given[:1] == ["logs"] and len(given) > 1:
+        return show_logs(given[1:])
     parser = argparse.ArgumentParser(
         prog="python -m dtcourse.debugging", description=(__doc__ or "").split("\n\n")[0]
     )
@@ -25,20 +32,38 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--hang-after", type=float, default=60.0, help="seconds a call may wait")
     parser.add_argument("--patience", type=float, default=PATIENCE, help="seconds that are no hang")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="file.py and its arguments")
-    asked = parser.parse_args(argv)
+    asked = parser.parse_args(given)
     try:
         if not asked.record:
             print(diagnose_hang(asked.folder, asked.patience))
-            return
+            return None
         if not asked.script:
             raise ValueError("--record needs the script to run: --record FOLDER file.py ...")
         flight.start(asked.folder, hang_after=asked.hang_after)
+        rank_log.from_environment()
     except ValueError as mistake:
-        print(f"python -m dtcourse.debugging: error: {mistake}", file=sys.stderr, flush=True)
-        sys.exit(2)
+        _stop(mistake)
     sys.argv = asked.script
     sys.path[0] = os.path.dirname(os.path.abspath(asked.script[0]))
     runpy.run_path(asked.script[0], run_name="__main__")
+
+
+def show_logs(argv: list[str]) -> None:
+    """Prints the ranks' logs, merged."""
+    parser = argparse.ArgumentParser(prog="python -m dtcourse.debugging logs")
+    parser.add_argument("folder", help="where the ranks' logs are")
+    parser.add_argument("--level", default="NOTSET", help="and above it")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[], help="of these alone")
+    asked = parser.parse_args(argv)
+    try:
+        print(read_logs(asked.folder).of(asked.ranks, asked.level))
+    except ValueError as mistake:
+        _stop(mistake)
+
+
+def _stop(mistake: ValueError) -> NoReturn:
+    print(f"python -m dtcourse.debugging: error: {mistake}", file=sys.stderr, flush=True)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

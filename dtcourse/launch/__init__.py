@@ -26,6 +26,7 @@ magic.py          %dtcourse release
 interrupts.py     Ctrl-C while ranks run, and its like for another thread
 output.py         printed lines, in rank order
 recording.py      the flight recorder of a rank, where one is asked for
+rank_log.py       a rank's log, where one is asked for
 reporting.py      send_message and progress, from a rank to the notebook while it runs
 waiting.py        what is going on, where it takes longer than a second
 torchrun.py       the way out: the same function under torchrun, on any number of nodes

@@ -10,6 +10,9 @@ those that live.
 Where gloo has noticed by itself, its error ("Connection closed by peer") becomes one that names the rank, too. Our own
 groups have a guard that does all that (collectives/wire/guard.py): it is told who has died. NCCL's connections are its
 own, and it ends a rank that waits by its watchdog.
+
+Costs, measured on one rank of a busy machine: 0.05 ms of processor time a collective (an all_reduce of 4 numbers takes
+0.075 ms for 0.022), and 0.2% of a core for the thread. Where launch stops at a failure, nothing.
 """
 
 from __future__ import annotations

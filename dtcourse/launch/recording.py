@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dtcourse.launch import rank_log
+
 VARIABLE = "DTCOURSE_FLIGHT_RECORDER"
 _stacks: int | None = None
 
@@ -23,7 +25,8 @@ def stacks_to(descriptor: int) -> None:
 
 
 def start() -> None:
-    """In a rank: records from here on."""
+    """In a rank: records from here on, and keeps its log (rank_log.py), where it is asked to."""
+    rank_log.from_environment()
     if os.environ.get(VARIABLE):
         from dtcourse.collectives import flight
 
@@ -32,6 +35,7 @@ def start() -> None:
 
 def leave(how: str) -> None:
     """In a rank: the function is over. how: "returned", or what became of it."""
+    rank_log.leave(how)
     if os.environ.get(VARIABLE):
         from dtcourse.collectives import flight
 

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dtcourse import events
@@ -31,12 +31,14 @@ class Lane:
 
     time:     seconds on the emulated clock
     computed, waited, slept: seconds of it spent on operations, on waiting for messages, and in emulation.sleep
+    flops, moved, recomputed: FLOPs of those operations, bytes that they moved, seconds of them that a checkpoint repeated
     ports:    what its messages leave and arrive by; None where no network is emulated
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.time = self.computed = self.waited = self.slept = 0.0
+        self.flops = self.moved = self.recomputed = 0.0
         self.ports: Ports | None = None
 
 
@@ -46,18 +48,31 @@ class Account:
 
     total:   from the function's start until now; on the virtual clock exactly computed + waited + slept
     overrun: the part of `total` that the real machine added to what is emulated: 0 on the virtual clock
+    flops, moved: what was computed, and bytes to and from memory for it: two ranks with the same in other times have
+             unequal devices, and with other ones they have unequal work
+    recomputed: seconds of `computed` in forwards that a checkpoint repeated inside a backward
     """
 
     total: float
     computed: float
     waited: float
     slept: float
+    flops: float = field(default=0.0, repr=False)
+    moved: float = field(default=0.0, repr=False)
+    recomputed: float = field(default=0.0, repr=False)
 
     @property
     def overrun(self) -> float:
         """1 - (emulated compute + emulated waiting) / total."""
         rest = self.total - self.computed - self.waited - self.slept
         return max(0.0, rest / self.total) if self.total else 0.0
+
+    @classmethod
+    def of(cls, lane: Lane, total: float) -> Account:
+        """Of a rank's main lane."""
+        return cls(
+            total, lane.computed, lane.waited, lane.slept, lane.flops, lane.moved, lane.recomputed
+        )
 
 
 class Clock(Protocol):
@@ -152,7 +167,7 @@ class VirtualClock(Lanes):
         return lane.ports
 
     def account(self) -> Account:
-        return Account(self.main.time, self.main.computed, self.main.waited, self.main.slept)
+        return Account.of(self.main, self.main.time)
 
 
 # --- this process's clock ---------------------------------------------------------------------------------------

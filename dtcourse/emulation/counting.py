@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from dtcourse import torch_private
 from dtcourse.emulation import operations
 from dtcourse.emulation.clock import Clock, Lane
@@ -62,7 +64,13 @@ class CountOperations(EachOperation):
         if self._clock.lane() is self._lane and not without_memory(args, kwargs, result):
             work = operations.flops(func, args, kwargs, result)
             moved = operations.bytes_moved(func, args, kwargs, result)
-            self._clock.compute(self._device.seconds(work, moved))
+            seconds = self._device.seconds(work, moved)
+            self._lane.flops += work
+            self._lane.moved += moved
+            # Only what a checkpoint repeats runs inside a backward with gradients enabled.
+            if torch.is_grad_enabled() and torch_private.in_backward():
+                self._lane.recomputed += seconds
+            self._clock.compute(seconds)
         return result
 
 

@@ -67,8 +67,7 @@ class WallClock(Lanes):
         return self._ports
 
     def account(self) -> Account:
-        main = self.main
-        return Account(self.now() - self._began, main.computed, main.waited, main.slept)
+        return Account.of(self.main, self.now() - self._began)
 
     def _sleep_until(self, moment: float) -> None:
         while (rest := moment - self._read()) > 0:

@@ -190,7 +190,7 @@ class Message(Pending):
             self._ended(),
             bytes=self._nbytes,
             lane="messages",
-            detail=self._detail(),
+            detail=self._detail() | {"since": since},
         )
         return True
 

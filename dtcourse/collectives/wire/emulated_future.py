@@ -58,6 +58,9 @@ class EmulatedFuture(torch.futures.Future):
         since = events.now()
         result = super().wait()
         clock.wait_until(self._lane.time, since)
+        ended = events.now()
+        if ended > since:
+            events.add("wait for a future", "wait", since, ended)
         return result
 
     def wait_for_all(self) -> None:

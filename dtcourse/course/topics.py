@@ -16,8 +16,6 @@ LATER = frozenset(
     {
         "14b.fp8-training",
         "16.matrix-optimizers",
-        "20.all-gather-context",
-        "20.packed-documents",
         "21.fine-grained",
         "26.time-limits",
     }

@@ -1,8 +1,7 @@
-"""The checks of lesson 20: another order on the ring, a diagnosis, a decision."""
+"""The checks of lesson 20: a backward that gathers again, and a diagnosis."""
 
 # In the order of the notebook.
 EXERCISES = (
-    "striped_attention",
+    "gather_again",
     "diagnose_attention",
-    "choose_degrees",
 )

@@ -14,7 +14,7 @@ from dtcourse.plural import plural
 
 STRIPED = Exercise(
     "striped_attention",
-    lesson="20",
+    lesson="20b",
     title="Striped attention",
     takes=("striped_attention",),
     target="equal to one process to 1e-9 at 2, 3 and 4 ranks; p blocks in p seconds; (p - 1) blocks sent",

@@ -157,7 +157,7 @@ def check_bytes(answer: Answer) -> None:
 )
 def check_tiles(answer: Answer) -> None:
     """Two products forward and five backward, of 2 E operations per score of a tile."""
-    length, E, window, block = 512, 8, 40, 16
+    length, E, window, block = 256, 8, 40, 16
     done = answer.call(_counted, *_qkv((1,), length, E), window, block)
     tiles = sum(
         j * block <= (i + 1) * block - 1 and (j + 1) * block - 1 >= i * block - window + 1

@@ -94,6 +94,10 @@ def _triton() -> bool:
     return importlib.util.find_spec("triton") is not None or (ROOT / "build/triton/triton").is_dir()
 
 
+def _mlflow() -> bool:
+    return importlib.util.find_spec("mlflow") is not None
+
+
 def _users() -> bool:
     from tests.launch.cluster import users
 
@@ -136,6 +140,7 @@ NEEDS = {
         Need("git", "git (apt-get install git)", _git, "git git-* scalar"),
         Need("clone", "a clone: this is no checkout of git's", (ROOT / ".git").exists),
         Need("gpu", "a GPU that torch can use", _gpu),
+        Need("mlflow", "mlflow (pip install --group tracking)", _mlflow),
         Need("triton", "Triton (Linux: `make triton`)", _triton),
         Need(
             "users", "root, who may become other users and mount (a container may deny it)", _users

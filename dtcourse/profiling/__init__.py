@@ -11,6 +11,11 @@ memory_tracker.py    every storage of a step from birth to death: the curve, the
 collective_bench.py  latency and bus bandwidth of collectives over message sizes, inside the ranks of a group
 collective_lines.py  the same beside what the link between two ranks, measured by messages alone, says they take
 roofline.py          what this machine's multipliers, memory and link allow, and a step's operators beside it
+scaling_study.py     a step on 1, 2, 4, ... ranks, strong and weak, in one call
+scaling_fits.py      the laws of Amdahl and Gustafson, alpha and beta, fitted to it, with bootstrap intervals
+tracking.py          a run's parameters, metrics over the ranks, artefacts, environment and models, in local files
+tracking_files.py    those files, written whole, read back and compared
+tracking_mlflow.py   a tracked run, taken into MLflow over SQLite
 replay.py            the recorded messages of a run, put back into the steps of its algorithm
 """
 

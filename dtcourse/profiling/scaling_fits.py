@@ -5,15 +5,16 @@
     alpha-beta          seconds(p) = latencies(p) alpha + bytes(p) beta, of the collectives' critical paths
 
 Least squares of relative errors, on the mean of each group of steps. An interval is the percentile bootstrap's (Efron
-1979): the steps of each group are drawn anew with replacement, their deviations widened by sqrt(n / (n - 1)), as a mean
-of so few varies less when drawn than when measured. It says how much the steps that were run vary; another day, or
-a law that does not hold, is not in it: `misfit` shows the latter.
+1979): the steps of each group are drawn anew with replacement, their deviations widened, as a mean of so few varies
+less when drawn than when measured: by sqrt(n / (n - 1)), and by Student's quantile over the normal one. It says how
+much the steps that were run vary; another day, or a law that does not hold, is not in it: `misfit` shows the latter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -61,9 +62,12 @@ class Bootstrap:
     def means(self, groups: Sequence[np.ndarray]) -> np.ndarray:
         """(1 + resamples, groups): in the first row the groups' own means, then those of what was drawn."""
         draw, rows = np.random.default_rng(self.seed), []
+        freedom = max(1, sum(len(group) - 1 for group in groups))
+        z = NormalDist().inv_cdf((1 + self.level) / 2)
+        students = 1 + (z**2 + 1) / (4 * freedom)  # its quantile over z, to first order
         for group in groups:
             n, mean = len(group), group.mean()
-            widened = (group - mean) * (np.sqrt(n / (n - 1)) if n > 1 else 0.0)
+            widened = (group - mean) * students * (np.sqrt(n / (n - 1)) if n > 1 else 0.0)
             drawn = widened[draw.integers(n, size=(self.resamples, n))].mean(1)
             rows.append(np.concatenate([[mean], mean + drawn]))
         return np.stack(rows, 1)

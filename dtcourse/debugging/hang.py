@@ -188,7 +188,7 @@ def _absent(records: Records, chain: Chain, blocked: dict[int, Call]) -> Diagnos
     missed = last.call
     record = records.of.get(rank)
     if record is None:
-        kind, what, line = "no record", "left no record: it was killed, or wrote elsewhere", ""
+        kind, what, line = "no record", "left no record (it was killed, or wrote elsewhere)", ""
     elif record.left:
         kind, what, line = "left", f"left ({record.left})", _last_place(record)
     else:

@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from dtcourse.collectives.flight.record import FORMAT
+from dtcourse.collectives.flight.record import FORMAT, file_of
 from dtcourse.collectives.flight.switch import VARIABLE
 
 
@@ -163,22 +163,47 @@ def read_records(folder: str | Path) -> Records:
             found.of[record.rank] = record
         else:
             found.notes.append(f"the record of rank {record.rank} is of another run, and left out")
-    for rank in range(found.world_size):
-        if rank not in found.of:
-            found.notes.append(f"rank {rank} of {found.world_size} has no record of this run")
+    missing = [str(rank) for rank in range(found.world_size) if rank not in found.of]
+    if missing:
+        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
+        have = "has" if len(missing) == 1 else "have"
+        found.notes.append(f"{who} of {found.world_size} {have} no record of this run")
     return found
+
+
+# What is counted with, so that a spoiled file is refused where it is read.
+_NUMBER = (int, float)
+_HEADER: dict[str, Any] = {
+    "rank": int, "world_size": int, "run": str, "left": str, "at": list, "written": _NUMBER, "groups": dict,
+    "collectives": dict, "messages": list, "entries": int,
+}  # fmt: skip
+_CALL: dict[str, Any] = {
+    "number": int, "operation": str, "group": str, "seq": int, "sizes": list, "detail": dict, "lines": list,
+    "waits": int, "waited": list, "waiting_at": list, "begun": _NUMBER,
+}  # fmt: skip
+
+
+def _check(given: dict[str, Any], kinds: dict[str, Any]) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(given[name], kind):
+            raise ValueError(f"its {name} is {given[name]!r}")
 
 
 def _read(file: Path, notes: list[str]) -> Record:
     lines = file.read_text(errors="replace").splitlines()
     header, calls = json.loads(lines[0]) if lines else {}, []
-    if header.get("format") != FORMAT:
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise ValueError(f"its first line is no record's of format {FORMAT}")
+    _check(header, _HEADER)
+    if file.name != file_of(file.parent, header["rank"]).name:
+        raise ValueError(f"it says that it is of rank {header['rank']}")
     for line in lines[1:]:
         try:
-            calls.append(Call(rank=header["rank"], **json.loads(line)))
+            call = Call(rank=header["rank"], **json.loads(line))
+            _check(vars(call), _CALL)
+            calls.append(call)
         except (ValueError, TypeError):
-            break  # the rest was cut off
+            break  # the rest was cut off, or is spoiled
     if len(calls) < header["entries"]:
         notes.append(
             f"the record of rank {header['rank']} is cut off: the newest {len(calls)} of {header['entries']} calls "

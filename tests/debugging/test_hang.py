@@ -159,6 +159,40 @@ def test_a_record_that_was_cut_off_says_what_it_still_has(damaged):
     assert found.kind == "order" and 2 in found.ranks, str(found)
 
 
+SPOILED = {
+    "its rank is '1'": {"rank": "1"},
+    "its groups is None": {"groups": None},
+    "its written is 'x'": {"written": "x"},
+    "it says that it is of rank 0": {"rank": 0},
+    "KeyError: 'messages'": {"messages": ...},
+}
+
+
+@pytest.mark.parametrize("said", SPOILED)
+def test_a_record_that_is_spoiled_is_named_and_the_others_say_what_they_can(damaged, said):
+    file = damaged / "rank-1.jsonl"
+    first, *calls = file.read_text().splitlines()
+    header = {k: v for k, v in (json.loads(first) | SPOILED[said]).items() if v is not ...}
+    file.write_text("\n".join([json.dumps(header), *calls]))
+    found = diagnose_hang(damaged, PATIENCE)
+    assert found.kind == "order" and 2 in found.ranks, str(found)
+    assert found.notes[0].startswith("rank-1.jsonl cannot be read (") and said in found.notes[0]
+    assert found.notes[1] == "rank 1 of 3 has no record of this run"
+
+
+def test_a_call_that_is_spoiled_and_a_first_line_that_is_none(damaged):
+    file = damaged / "rank-1.jsonl"
+    header, call, *calls = file.read_text().splitlines()
+    spoiled = json.dumps(json.loads(call) | {"sizes": None})
+    file.write_text("\n".join([header, spoiled, *calls]))
+    assert "rank 1 is cut off: the newest 0 of " in diagnose_hang(damaged, PATIENCE).notes[0]
+    for first in ("[]", "null", ""):
+        file.write_text(first)
+        assert "its first line is no record's" in diagnose_hang(damaged, PATIENCE).notes[0]
+    (damaged / "rank-0.jsonl").unlink()
+    assert diagnose_hang(damaged, PATIENCE).notes[1] == "ranks 0, 1 of 3 have no record of this run"
+
+
 def test_a_record_of_another_run_is_left_out(damaged, recorded):
     other = (recorded / "trains" / "rank-2.jsonl").read_text().splitlines()
     header = json.loads(other[0]) | {"run": "another"}

@@ -1,8 +1,7 @@
-"""The checks of lesson 21: a thriftier exchange, a diagnosis, a decision."""
+"""The checks of lesson 21: a router for several nodes, and a diagnosis."""
 
 # In the order of the notebook.
 EXERCISES = (
-    "mixture_once",
+    "node_limited_router",
     "diagnose_mixture",
-    "choose_exchange",
 )

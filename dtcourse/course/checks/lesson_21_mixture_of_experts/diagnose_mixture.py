@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+import random
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -21,14 +22,24 @@ DIAGNOSE = Exercise(
 
 Diagnosis = tuple[str, int | None]
 Case = tuple[tuple[Tensor, Tensor, Tensor, int, int, int], Diagnosis]
-# Ranks, tokens per rank, experts, choices, capacity, and the expert that is lost.
-SIZES = ((2, 6, 4, 2, 5, 3), (3, 5, 6, 2, 6, 0), (4, 4, 5, 3, 9, 2))
+# Ranks, tokens per rank, experts, choices, capacity.
+SIZES = ((2, 6, 4, 2, 5), (3, 5, 6, 2, 6), (4, 4, 5, 3, 9))
 
 
 def _mixed(
-    logits: Tensor, outputs: Tensor, k: int, capacity: int, parts: int = 1, lost: int = -1
+    logits: Tensor,
+    outputs: Tensor,
+    k: int,
+    capacity: int,
+    parts: int = 1,
+    lost: int = -1,
+    first: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """What a mixture computes, weighted and not. parts: how many groups of tokens are cut at `capacity` each."""
+    """What a mixture computes, weighted and not.
+
+    parts: how many groups of tokens are cut at `capacity` each
+    first: all choices of the first token come first, a mistake
+    """
     N, E = logits.shape
     top = logits.softmax(-1).topk(k)
     weights = top.values / top.values.sum(-1, keepdim=True)
@@ -37,7 +48,10 @@ def _mixed(
     kept_NE = torch.zeros(N, E, dtype=torch.bool)
     for part in range(parts):
         mine = (group == part)[None, :, None] * chosen
-        place = mine.flatten(0, 1).cumsum(0).view_as(mine)
+        if first:
+            place = mine.transpose(0, 1).flatten(0, 1).cumsum(0).view(N, k, E).transpose(0, 1)
+        else:
+            place = mine.flatten(0, 1).cumsum(0).view_as(mine)
         kept_NE |= (mine.bool() & (place <= capacity)).any(0)
     if lost >= 0:
         kept_NE[:, lost] = False
@@ -46,28 +60,43 @@ def _mixed(
     return weighted, torch.einsum("ne,ned->nd", kept_NE.to(weights_NE), outputs)
 
 
-@cache
 def cases() -> dict[str, list[Case]]:
-    """Three outputs of each kind, always the same ones, rounded as a run in single precision is."""
+    """Three outputs of each kind, drawn anew, rounded as a run in single precision is."""
     found: dict[str, list[Case]] = {}
-    for p, tokens, E, k, capacity, lost in SIZES:
-        make = torch.Generator().manual_seed(p)
-        logits = torch.randn(p * tokens, E, generator=make, dtype=torch.double)
-        outputs = torch.randn(p * tokens, E, 3, generator=make, dtype=torch.double)
-        right, unweighted = _mixed(logits, outputs, k, capacity)
-        for name, which, out in (
-            ("healthy", None, right),
-            ("unweighted", None, unweighted),
-            (
-                "capacity per rank",
-                None,
-                _mixed(logits, outputs, k, math.ceil(capacity / p), p)[0],
-            ),
-            ("lost expert", lost, _mixed(logits, outputs, k, capacity, lost=lost)[0]),
-        ):
-            given = (logits, outputs, out.float().double(), k, capacity, p)
-            found.setdefault(name, []).append((given, (name, which)))
+    for p, tokens, E, k, capacity in SIZES:
+        # Of the smallest the last expert is lost, which a loop may forget.
+        lost = E - 1 if p == 2 else random.randrange(E)
+        for kind, which, given in _drawn(p, tokens, E, k, capacity, lost):
+            found.setdefault(kind, []).append(((*given, k, capacity, p), (kind, which)))
     return found
+
+
+def _drawn(
+    p: int, tokens: int, E: int, k: int, capacity: int, lost: int
+) -> list[tuple[str, int | None, tuple[Tensor, Tensor, Tensor]]]:
+    """A gate and experts of which each mistake, and each way to misread the limit, makes another output."""
+    while True:
+        logits = torch.randn(p * tokens, E, dtype=torch.double)
+        outputs = torch.randn(p * tokens, E, 3, dtype=torch.double)
+        right, unweighted = _mixed(logits, outputs, k, capacity)
+        per_rank, _ = _mixed(logits, outputs, k, math.ceil(capacity / p), p)
+        without, _ = _mixed(logits, outputs, k, capacity, lost=lost)
+        # A limit of one pair more, and all choices of the first token first.
+        misread = [
+            _mixed(logits, outputs, k, capacity + 1)[0],
+            _mixed(logits, outputs, k, capacity, first=True)[0],
+        ]
+        mistakes = [unweighted, per_rank, without]
+        pairs = [(right, other) for other in (*mistakes, *misread)] + [*combinations(mistakes, 2)]
+        if all((a - b).abs().max() > 0.01 for a, b in pairs):
+            break
+    outs = (
+        ("healthy", None, right),
+        ("unweighted", None, unweighted),
+        ("capacity per rank", None, per_rank),
+        ("lost expert", lost, without),
+    )
+    return [(kind, which, (logits, outputs, out.float().double())) for kind, which, out in outs]
 
 
 def _described(
@@ -78,15 +107,17 @@ def _described(
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
+    drawn = cases()
     require_diagnoses(
         answer,
-        cases()["healthy"] + cases()[kind],
+        drawn["healthy"] + drawn[kind],
         describe=_described,
         hint=hint,
         healthy="What does your program make of it where nothing is wrong? Who comes first at an expert, all first "
         "choices or both of the first token? How many pairs does it take? What is the sum of a token's weights? And "
         "how far apart are two outputs of which one is rounded to single precision?",
         example=("lost expert", 2),
+        shuffled=True,
     )
 
 

@@ -13,7 +13,7 @@ from dtcourse.plural import plural
 
 ONCE = Exercise(
     "mixture_once",
-    lesson="21",
+    lesson="21b",
     title="Each token travels once to a rank",
     takes=("mixture_once",),
     target="equal to one process to 1e-9 at 2, 3 and 4 ranks; D + 2k numbers there, D back, for each token and rank",

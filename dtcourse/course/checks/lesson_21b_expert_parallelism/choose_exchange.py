@@ -6,7 +6,7 @@ from dtcourse.course.judging import Answer, Exercise, call_each, require, requir
 
 CHOOSE = Exercise(
     "choose_exchange",
-    lesson="21",
+    lesson="21b",
     title="Choose",
     takes=("choose_exchange",),
     target="a layer in at most 1.01 times the best one's time, on 8 clusters",

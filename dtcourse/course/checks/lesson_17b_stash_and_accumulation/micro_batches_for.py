@@ -12,7 +12,7 @@ from dtcourse.plural import plural
 
 BUDGET = Exercise(
     "micro_batches_for",
-    lesson="17",
+    lesson="17b",
     title="Micro-batches for a budget",
     takes=("micro_batches_for",),
     target="within memory and idle share, and at most 1 % longer than the shortest step, on some sixty random budgets",

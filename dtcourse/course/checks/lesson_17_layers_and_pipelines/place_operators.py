@@ -16,7 +16,6 @@ PLACE = Exercise(
     lesson="17",
     title="Operators on two ranks",
     takes=("place_operators",),
-    launches=True,
     target="a step forward and backward, measured, in at most 1.01 times the time of the best placement; at most 8 of "
     "128 placements tried",
 )

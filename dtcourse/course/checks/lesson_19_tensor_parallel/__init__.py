@@ -1,9 +1,8 @@
-"""The checks of lesson 19: a fused SwiGLU, the largest words of a cut vocabulary, a diagnosis, a decision."""
+"""The checks of lesson 19: a fused SwiGLU, the largest words of a cut vocabulary, a diagnosis."""
 
 # In the order of the notebook.
 EXERCISES = (
     "fused_swiglu",
     "largest_words",
     "diagnose_region",
-    "choose_ranks",
 )

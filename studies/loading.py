@@ -30,8 +30,8 @@ disturbed one is kept. Where `others` is large, times say more about those progr
    prefetch_factor=FACTOR; "4, any order" with in_order=False.
 
 4. Memory. A dataset of Settings.names file names, as a list of Python's strings or as one array, after each of four
-   processes has read its share of the names. runs["memory | KIND | REPETITION"] = {private: [MB of each process that it
-   shares with none]}, from /proc (Linux; else nothing is measured).
+   processes has read its share of the names. runs["memory | KIND | REPETITION"] = {private: [MiB of each process that
+   it shares with none]}, from /proc (Linux; else nothing is measured).
 
 The file holds every run with settings, machine, date and versions. It is written after each run, and a run that is in
 it is not repeated.
@@ -163,7 +163,7 @@ class Stalling(Dataset[int]):
 
 
 class Names(Dataset[tuple[int, int, float | None]]):
-    """What a process holds after it has read a share of the names: its number, and MB that it shares with none."""
+    """What a process holds after it has read a share of the names: its number, and MiB that it shares with none."""
 
     def __init__(self, kind: str, number: int) -> None:
         names = [f"train/{i % 1000:04d}/{i:08d}.jpg" for i in range(number)]
@@ -255,7 +255,7 @@ def stalls(factor: str, settings: Settings) -> dict[str, Any]:
 
 
 def memory(kind: str, settings: Settings) -> dict[str, Any]:
-    """MB that four processes hold apart."""
+    """MiB that four processes hold apart."""
     dataset = Names(kind, settings.names)
     found = {
         pid: megabytes for pid, _, megabytes in loader(dataset, "4 processes", prefetch_factor=1)
@@ -349,7 +349,7 @@ def summary(results: dict[str, Any]) -> Iterator[str]:
             megabytes for run in values(results, "private", "memory", kind) for megabytes in run
         ]
         yield f"memory  {kind:8s}" + (
-            f"{statistics.median(each):.1f} MB per process" if each else "not measured"
+            f"{statistics.median(each):.1f} MiB per process" if each else "not measured"
         )
 
 

@@ -31,7 +31,8 @@ class Lane:
 
     time:     seconds on the emulated clock
     computed, waited, slept: seconds of it spent on operations, on waiting for messages, and in emulation.sleep
-    flops, moved, recomputed: FLOPs of those operations, bytes that they moved, seconds of them that a checkpoint repeated
+    flops, moved: FLOPs of those operations, and bytes that they moved
+    recomputed: seconds of `computed` in forwards that a checkpoint repeats
     ports:    what its messages leave and arrive by; None where no network is emulated
     """
 

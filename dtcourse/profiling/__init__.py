@@ -16,6 +16,9 @@ scaling_fits.py      the laws of Amdahl and Gustafson, alpha and beta, fitted to
 tracking.py          a run's parameters, metrics over the ranks, artefacts, environment and models, in local files
 tracking_files.py    those files, written whole, read back and compared
 tracking_mlflow.py   a tracked run, taken into MLflow over SQLite
+torch_trace.py       a file of torch.profiler as events of its rank
+merged_trace.py      those of all ranks and our own timeline on one clock, as one file for Perfetto
+diagnosis/           why a run takes as long as it does, in a sentence: `diagnose(run)`
 replay.py            the recorded messages of a run, put back into the steps of its algorithm
 """
 

@@ -152,3 +152,31 @@ def test_what_a_checkpoint_repeats_is_counted_and_named():
     assert account.flops == pytest.approx(16 * product, rel=0.02)
     assert account.recomputed == pytest.approx(4 * product / DEVICE.flops, rel=0.02)
     assert diagnose(run).first == "recomputing"
+
+
+def test_a_loader_on_the_path_is_named_and_one_beside_it_is_not():
+    def loading(lane: str) -> Timeline:
+        steps = [Event("s", "step", 0, 0.0, 10.0)]
+        batch = Event("any name", "data", 0, 2.0, 6.0, lane=lane)
+        return Timeline([*steps, batch])
+
+    (cause,) = diagnose(loading("main")).causes
+    assert (cause.kind, cause.seconds) == ("waiting for data", pytest.approx(4.0))
+    assert diagnose(loading("prefetch")).causes == []
+
+
+def test_a_collective_of_nothing_between_two_pieces_of_work_is_a_synchronisation():
+    """Rank 1 comes late to the first, rank 0 to the second: neither is slow, and each waits for the other."""
+    late = {0: (4.0, 9.0), 1: (5.0, 8.5)}
+    made = []
+    for rank, calls in late.items():
+        made.append(Event("s", "step", rank, 0.0, 10.0))
+        for called, ended in zip(calls, (5.5, 9.5), strict=True):
+            made.append(Event("x", "communication", rank, called, ended, 0, "collectives"))
+            made.append(Event("y", "wait", rank, called, ended))
+    found = diagnose(Timeline(made))
+    assert found.first == "synchronisation"
+    assert found.causes[0].seconds == pytest.approx(1.0)
+    assert [(s.kind, s.rank) for s in found.path] == [
+        ("compute", 1), ("collective", 1), ("compute", 0), ("collective", 0), ("compute", 0),
+    ]  # fmt: skip

@@ -71,7 +71,10 @@ class Evidence:
         return (
             self.seconds
             - self.waited(rank)
-            - sum(self.inside(e.start, e.end) for e in self.timeline.of(rank=rank, kind="data"))
+            - sum(
+                self.inside(e.start, e.end)
+                for e in self.timeline.of(rank=rank, kind="data", lane="main")
+            )
         )
 
     def waited(self, rank: int) -> float:
@@ -108,7 +111,9 @@ class Evidence:
         """By rank, seconds of the path in which its main lane was in an event of kind "data"."""
         found: dict[int, float] = {}
         for rank in self.timeline.ranks:
-            loading = [(e.start, e.end) for e in self.timeline.of(rank=rank, kind="data")]
+            loading = [
+                (e.start, e.end) for e in self.timeline.of(rank=rank, kind="data", lane="main")
+            ]
             found[rank] = sum(
                 max(0.0, min(b, s.end) - max(a, s.start))
                 for s in self.path

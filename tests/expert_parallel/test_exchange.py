@@ -151,8 +151,9 @@ def few_and_many(shape):
     return seconds(shape, 2), seconds(shape, 20_000)
 
 
-def test_two_steps_are_quicker_where_links_between_nodes_are_slow():
-    # Six ranks in two nodes: 3 slow messages one after the other, or 2 quick ones and 1 slow.
+def test_two_steps_are_quicker_than_rounds_that_wait_where_links_between_nodes_are_slow():
+    # Six ranks in two nodes: in rounds 3 slow messages one after the other, or 2 quick ones and 1 slow. Messages posted
+    # at once would need one slow latency as well (lesson 21b).
     network = EmulatedNetwork(1e-6, 1e7, node_size=3, between=(1e-3, 1e6))
     options = {"backend": "ring", "network": network, "clock": "virtual"}
     (short, long), (short_steps, long_steps) = (

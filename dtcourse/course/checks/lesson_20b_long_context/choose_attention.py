@@ -15,7 +15,6 @@ CHOOSE = Exercise(
     lesson="20b",
     title="Choose a way and an order",
     takes=("choose_attention",),
-    launches=True,
     target="on 5 clusters of 4 ranks, a forward and backward in at most 1.01 times the best one's time; at most 2 of "
     "5 choices tried",
 )

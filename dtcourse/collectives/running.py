@@ -20,6 +20,7 @@ from dtcourse import events
 from dtcourse.collectives import checks, mesh_axes, traffic
 from dtcourse.collectives.flight import recorder
 from dtcourse.collectives.wire.work import CollectiveWork, Worker
+from dtcourse.emulation import clock
 
 _workers: weakref.WeakKeyDictionary[Any, Worker] = weakref.WeakKeyDictionary()
 _here = threading.local()  # .inside: this thread is running a collective
@@ -80,6 +81,15 @@ def _is_inside() -> bool:
     return getattr(_here, "inside", False)
 
 
+def blocking() -> dict[str, bool]:
+    """For the detail of an event: whether the rank itself runs the collective, and so waits for it without a wait().
+
+    On an emulated clock a wait is an event in any case.
+    """
+    mine = threading.current_thread() is threading.main_thread()
+    return {"blocking": True} if mine and clock.installed() is None else {}
+
+
 @contextmanager
 def recorded(
     name: str, tensors: Sequence[torch.Tensor], phase: str | None = None, **detail: Any
@@ -88,6 +98,7 @@ def recorded(
 
     phase: by default the one of this thread. One that fails leaves no event.
     """
+    detail |= blocking()
     if not events.recording():
         yield
         return

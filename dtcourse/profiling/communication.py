@@ -77,10 +77,9 @@ def communication_of(
     start, end = within if within is not None else (mine.start, mine.start + mine.span)
     if end < start:
         raise ValueError(f"a stretch of time ends after its start; got {start} to {end}")
-    waits = any(event.kind == "wait" for event in mine) or not any(
-        event.kind == "compute" for event in mine
-    )
-    cut = Timeline(_cut(mine, start, end))
+    recorded = any(event.lane == "collectives" or event.kind == "wait" for event in mine)
+    waits = recorded or not any(event.kind == "compute" for event in mine)
+    cut = Timeline([*_cut(mine, start, end), *_own_waits(mine, start, end)])
     names = dict.fromkeys(cut.order(rank, "communication"))
     return Communication(
         rank,
@@ -107,6 +106,15 @@ def step_by_step(timeline: Timeline, rank: int) -> list[Communication]:
 
 def _exposed(timeline: Timeline, rank: int, waits: bool) -> float:
     return timeline.overlap(rank, "communication", "wait") if waits else timeline.exposed(rank)
+
+
+def _own_waits(timeline: Timeline, start: float, end: float) -> list[Event]:
+    """A blocking collective that the rank ran itself was waited for throughout."""
+    return [
+        replace(event, kind="wait", lane="main")
+        for event in _cut(timeline, start, end)
+        if event.kind == "communication" and event.detail.get("blocking")
+    ]
 
 
 def _cut(timeline: Timeline, start: float, end: float) -> Iterator[Event]:

@@ -71,6 +71,21 @@ def profiled():
     return kernels.timeline_of(profiler)
 
 
+def blocked():
+    from dtcourse.collectives import ring
+
+    dist.all_reduce(torch.ones(8))
+    ring.all_reduce(torch.ones(8))
+
+
+def test_on_the_machines_own_clock_a_blocking_collective_is_exposed():
+    """No wait() follows it, so there is no event of one."""
+    timeline = launch(blocked, 2, backend="gloo", device="cpu", record=True).timeline
+    found = communication_of(timeline, 1)
+    (busy, exposed) = found.by_name["all_reduce"]
+    assert exposed == pytest.approx(busy) and busy > 0
+
+
 def test_in_a_profile_what_runs_beside_products_is_hidden():
     """The first all-reduce is computed beside until it is done, the second one is waited for."""
     timeline = launch(profiled, 2, backend="gloo", device="cpu")[0]

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import device, events, torch_private
-from dtcourse.collectives import mesh_axes, traffic
+from dtcourse.collectives import mesh_axes, running, traffic
 from dtcourse.collectives.flight import recorder, watched
 from dtcourse.collectives.traffic import Label
 from dtcourse.collectives.wire.channel import Channel
@@ -122,7 +122,7 @@ class InstrumentedGroup(dist.ProcessGroup):
                 events.now(),
                 bytes=nbytes,
                 lane="collectives",
-                detail=detail,
+                detail=detail | running.blocking(),
             )
 
         options = args[-1] if args else kwargs.get("opts")

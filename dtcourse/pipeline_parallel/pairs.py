@@ -11,6 +11,7 @@ Source: DeepSeek-AI 2024, DeepSeek-V3 Technical Report, 2412.19437, section 3.2.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from dtcourse.pipeline_parallel.actions import (
@@ -36,13 +37,16 @@ class Paired(NamedTuple):
     pairs: int
 
 
-def in_pairs(schedule: Schedule, times: Times, waiting: float) -> Paired:
+def in_pairs(schedule: Schedule, times: Times, waiting: float, *, together: bool = False) -> Paired:
     """Simulates a schedule, where each rank performs a forward and a backward at once if they follow each other in its
     list and the second one is ready when the first one starts.
 
-    times:   as `simulate` takes them; a sender does not wait
-    waiting: the part of each action, W apart, that it waits for messages of its own layers. Alone two actions take a +
-             b; at once they take (1 - waiting) (a + b), but not less than the longer one
+    times:    as `simulate` takes them; a sender does not wait
+    waiting:  the part of each action, W apart, that it waits for messages of its own layers. Alone two actions take a +
+              b; at once they take (1 - waiting) (a + b), but not less than the longer one
+    together: whether both results of a pair leave at its end, as in PyTorch's OVERLAP_F_B and in DeepSeek's formula for
+              DualPipe-V's bubble. Else the first of the two ends as if it were alone, and the second gains all that is
+              saved
 
     Raises ScheduleError if the schedule cannot be run. Raises ValueError if `waiting` is no part, or the sender waits.
     """
@@ -52,41 +56,49 @@ def in_pairs(schedule: Schedule, times: Times, waiting: float) -> Paired:
         )
     if times.sender_waits:
         raise ValueError("sender_waits=True would stop both actions of a pair; it is not modelled.")
-    seconds, pairs = times.per_stage(schedule), 0
+    validate(schedule)
+    seconds, pairs, ranks = times.per_stage(schedule), 0, range(schedule.num_ranks)
     free = [0.0] * schedule.num_ranks
+    place = [0 for _ in ranks]  # by rank, how many of its actions are done
     arrives: dict[Action, float] = {}
-    before: dict[
-        int, tuple[Action, float]
-    ] = {}  # by rank, its last action if that has no partner, and its start
-    for action in validate(schedule):
-        stage, kind, _ = action
-        rank, length = schedule.rank_of[stage], seconds[kind][stage]
-        ready = _ready(action, schedule, arrives, times.transfer)
-        start = max(free[rank], ready)
-        other, began = before.pop(rank, (None, 0.0))
-        if other and _is_pair(other, action) and ready <= began:
-            first = seconds[other.kind][other.stage]
-            length = max((1 - waiting) * (first + length), first, length) - first
+
+    def start(rank: int, ahead: int = 0) -> float:
+        """When a rank's next action could start, or (ahead=1) when the input of the one after it is there."""
+        if place[rank] + ahead >= len(schedule.ranks[rank]):
+            return math.inf
+        ready = _ready(schedule.ranks[rank][place[rank] + ahead], schedule, arrives, times.transfer)
+        return ready if ahead else max(free[rank], ready)
+
+    # In the order of time: what an action can have got before it starts has been simulated by then.
+    while (begin := start(rank := min(ranks, key=start))) < math.inf:
+        action, *after = schedule.ranks[rank][place[rank] : place[rank] + 2]
+        length = seconds[action.kind][action.stage]
+        ends = [(action, begin + length)]
+        if after and _is_pair(action, after[0]) and start(rank, 1) <= begin * (1 + 1e-12):
+            second = seconds[after[0].kind][after[0].stage]
+            end = begin + max((1 - waiting) * (length + second), length, second)
+            ends = [(action, end if together else begin + length), (after[0], end)]
             pairs += 1
-        else:
-            before[rank] = action, start
-        free[rank] = start + length
-        if kind != BACKWARD_WEIGHT:
-            arrives[result(action)] = free[rank]
+        place[rank] += len(ends)
+        free[rank] = ends[-1][1]
+        for one, end in ends:
+            arrives[one if one.kind == BACKWARD_WEIGHT else result(one)] = end
     return Paired(max(free), pairs)
 
 
 def _ready(
     action: Action, schedule: Schedule, arrives: dict[Action, float], transfer: float
 ) -> float:
-    """When an action's input is on its rank: what another stage has made, or its own forward's activations."""
+    """When an action's input is on its rank: what another stage has made, or its own forward's activations. Infinity if
+    that is not known yet.
+    """
     stage, kind, i = action
     source = needs(action, schedule.num_stages)
-    own = 0.0 if kind == FORWARD else arrives[Action(stage, FORWARD, i)]
+    own = 0.0 if kind == FORWARD else arrives.get(Action(stage, FORWARD, i), math.inf)
     if source is None:
         return own
     far = schedule.rank_of[source.stage] != schedule.rank_of[stage]
-    return max(own, arrives[source] + (transfer if far else 0.0))
+    return max(own, arrives.get(source, math.inf) + (transfer if far else 0.0))
 
 
 def _is_pair(one: Action, other: Action) -> bool:

@@ -5,6 +5,16 @@ _FIRST = "first = sorted((start, end) for rank, _, _, _, start, end in events if
 
 MUTANTS = [
     (
+        "of whole backwards only the last micro-batch's is looked for",
+        "Count both halves",
+        (
+            (
+                'if kind == "F" and not',
+                'last = max(event[3] for event in events)\n        if kind == "F" and (i == last or (stage, "I", 0) in done) and not',
+            ),
+        ),
+    ),
+    (
         "any gap is a send that blocks",
         "A rank that waits for a message is not ill",
         (

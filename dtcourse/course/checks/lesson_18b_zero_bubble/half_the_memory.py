@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from dtcourse.course.judging import Answer, CheckFailed, Exercise, require
@@ -11,7 +12,7 @@ from dtcourse.pipeline_parallel.validate import ScheduleError
 
 HALF = Exercise(
     "half_the_memory",
-    lesson="18",
+    lesson="18b",
     title="Half the memory",
     takes=("half_the_memory",),
     target="valid for 4 to 8 ranks; at most p/2 + 1 activations; a bubble rate of at most (p - 1) / (m + p - 1)",
@@ -22,7 +23,11 @@ HALF = Exercise(
     ),
 )
 
-SIZES = ((4, 8), (5, 13), (6, 24), (8, 16))
+
+def _sizes() -> tuple[tuple[int, int], ...]:
+    """Drawn anew for each check: few and many ranks, as few micro-batches as there may be, and more."""
+    few, middle, many = random.randint(4, 5), random.randint(5, 7), random.randint(6, 8)
+    return (few, 2 * few), (middle, random.randint(2 * middle + 1, 24)), (many, 2 * many + 1)
 
 
 def _made(half_the_memory: Any, sizes: tuple[tuple[int, int], ...]) -> list[Any]:
@@ -59,11 +64,11 @@ def _simulated(lists: Any, p: int, m: int) -> Simulation:
         ) from None
 
 
-def _all(answer: Answer) -> list[Simulation]:
-    return [
-        _simulated(lists, *size)
-        for lists, size in zip(answer.call(_made, SIZES), SIZES, strict=True)
-    ]
+def _all(answer: Answer) -> list[tuple[Simulation, tuple[int, int]]]:
+    """What the answer makes of drawn sizes, and the sizes."""
+    sizes = _sizes()
+    made = zip(answer.call(_made, sizes), sizes, strict=True)
+    return [(_simulated(lists, *size), size) for lists, size in made]
 
 
 @HALF.check("valid for every number of ranks and micro-batches", points=2, needs=("check_memory",))
@@ -75,7 +80,7 @@ def check_valid(answer: Answer) -> None:
 @HALF.check("at most p/2 + 1 activations on every rank", points=4, needs=("check_bubble",))
 def check_memory(answer: Answer) -> None:
     """Counted until B or W."""
-    for found, (p, m) in zip(_all(answer), SIZES, strict=True):
+    for found, (p, m) in _all(answer):
         peak, rank = max((peak, rank) for rank, peak in enumerate(found.peak_memory))
         require(
             peak <= p / 2 + 1,
@@ -88,7 +93,7 @@ def check_memory(answer: Answer) -> None:
 @HALF.check("a bubble of at most 1F1B's", points=4, needs=("check_memory",))
 def check_bubble(answer: Answer) -> None:
     """Where all three kinds of action take the same time."""
-    for found, (p, m) in zip(_all(answer), SIZES, strict=True):
+    for found, (p, m) in _all(answer):
         limit = (p - 1) / (m + p - 1)
         require(
             found.bubble_rate <= limit + 1e-9,

@@ -11,7 +11,7 @@ from dtcourse.course.judging import Answer, Exercise, require, require_close
 
 SWIGLU = Exercise(
     "swiglu_in_halves",
-    lesson="18",
+    lesson="18b",
     title="SwiGLU in halves",
     takes=("swiglu_forward", "swiglu_backward_input", "swiglu_backward_weight"),
     target="equal to autograd to 1e-9; 6 N D H FLOPs in each part; at most "

@@ -2,9 +2,27 @@
 
 _WORK = "work = samples // m * per_rank"
 _MEMORY = "memory = Memory(stored=work, limit=limit)"
-_TIMES = "Times(each, each, each, transfer=latency)"
+_TIMES = "Times(own + seconds, own + seconds, halves + seconds / 2, transfer=latency)"
+_OVERHEAD = "own, seconds = v * overhead, per_sample * work"
+_WHOLE = '            ("1F1B", 1): schedules.one_f_one_b(p, m),\n'
+_NO_CHUNKS = ("if per_rank % 2 == 0:", "if False:"), ("if m % p == 0:", "if False:")
 
 MUTANTS = [
+    (
+        "ZB-H1 and ZB-H2 only, no chunks and no whole backward",
+        "What does each action cost besides",
+        ((_WHOLE, ""), *_NO_CHUNKS),
+    ),
+    (
+        "one stage per rank only",
+        "the best choice takes",
+        _NO_CHUNKS,
+    ),
+    (
+        "a whole backward has two overheads",
+        "What does each action cost besides",
+        (('halves = own if name.startswith("ZB") else 0.0', "halves = own"),),
+    ),
     (
         "memory does not count",
         "stay within the room",
@@ -18,17 +36,17 @@ MUTANTS = [
     (
         "messages are free",
         "Who has something else to do while it travels",
-        ((_TIMES, "Times(each, each, each)"),),
+        ((_TIMES, _TIMES.replace(", transfer=latency", "")),),
     ),
     (
         "actions cost nothing besides",
         "What does each action cost besides",
-        (("each = v * overhead + per_sample * work", "each = per_sample * work"),),
+        ((_OVERHEAD, "own, seconds = 0.0, per_sample * work"),),
     ),
     (
         "one overhead, however many chunks",
-        "with the overhead of all its chunks",
-        (("each = v * overhead + per_sample * work", "each = overhead + per_sample * work"),),
+        "the best choice takes",
+        ((_OVERHEAD, "own, seconds = overhead, per_sample * work"),),
     ),
     (
         "the smallest bubble rate, not the shortest step",
@@ -81,8 +99,11 @@ ACCEPTED = [
         ),
     ),
     (
-        "one time per rank, by the cost and not the makespan",
-        ((_TIMES, "Times([each] * p, [each] * p, [each] * p, transfer=latency, barrier=False)"),),
+        "by the cost and not the makespan",
+        (
+            (_TIMES, _TIMES.replace("transfer", "barrier=False, transfer")),
+            ("(one.makespan, name", "(one.cost, name"),
+        ),
     ),
 ]
 

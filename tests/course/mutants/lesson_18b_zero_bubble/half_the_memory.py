@@ -44,6 +44,16 @@ def half_the_memory(p, m):
 _KEPT = "held < (room - 1 if s < p else room)"
 
 MUTANTS = [
+    (
+        "right for four sizes, and empty lists elsewhere",
+        "the validator refuses it",
+        (
+            (
+                "    return lists\n",
+                "    return lists if (p, m) in {(4, 8), (5, 13), (6, 24), (8, 16)} else [[] for _ in range(p)]\n",
+            ),
+        ),
+    ),
     ("the lesson's order, one stage per rank", "the validator refuses it", _LESSON),
     ("one micro-batch at a time", "what could a rank do in its gaps", _ONE_BY_ONE),
     ("all forwards first", "there is room for", _GPIPE),
@@ -111,7 +121,35 @@ def half_the_memory(p, m):
     ),
 ]
 
+# The same in rounds: what could run now runs, rank after rank, and a clock that ticks in halves; no earliest is looked for.
+_TICKING = """
+def half_the_memory(p, m):
+    from collections import Counter
+    lists, done, ready, busy, now = [[] for _ in range(p)], Counter(), {}, [0] * p, 0
+    while sum(map(len, lists)) < 6 * p * m:
+        for r in range(p):
+            if busy[r] > now:
+                continue
+            held = sum(done[s, "F"] - done[s, "W"] for s in (r, 2 * p - 1 - r))
+            for kind, s in (("I", 2 * p - 1 - r), ("I", r), ("F", 2 * p - 1 - r), ("F", r), ("W", 2 * p - 1 - r), ("W", r)):
+                i = done[s, kind]
+                source = {"F": (s - 1, "F", i), "I": (s + 1, "I", i)}.get(kind)
+                if source and 0 <= source[0] < 2 * p and ready.get(source, now + 1) > now:
+                    continue
+                if kind == "F" and (i == m or held >= p + 2 - (s < p)):
+                    continue
+                if kind != "F" and i >= done[s, "F" if kind == "I" else "I"]:
+                    continue
+                lists[r].append((s, kind, i))
+                done[s, kind] += 1
+                busy[r] = ready[s, kind, i] = now + 1
+                break
+        now += 1
+    return lists
+"""
+
 ACCEPTED = [
+    ("round by round on a clock", _TICKING),
     (
         "forwards before backward-inputs",
         (('order = {"I": 0, "F": 1, "W": 2}', 'order = {"F": 0, "I": 1, "W": 2}'),),

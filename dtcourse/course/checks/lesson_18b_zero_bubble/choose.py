@@ -64,7 +64,8 @@ def _drawn(clusters: tuple[Cluster, ...]) -> tuple[Cluster, ...]:
     found = []
     for samples, p, layers, *seconds, limit in random.sample(clusters, len(clusters)):
         unit = random.uniform(0.4, 2.5)
-        found.append((samples, p, layers, *(float(f"{unit * s:.3g}") for s in seconds), limit))
+        per_sample, overhead, latency = (float(f"{unit * s:.3g}") for s in seconds)
+        found.append((samples, p, layers, per_sample, overhead, latency, limit))
     return tuple(found)
 
 

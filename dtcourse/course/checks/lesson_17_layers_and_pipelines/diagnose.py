@@ -18,7 +18,7 @@ DIAGNOSIS = Exercise(
     lesson="17",
     title="Which pipeline is broken, and how?",
     takes=("diagnose",),
-    target="the right word for each of 40 steps, on 2 to 6 ranks with 1 to 8 micro-batches",
+    target="the right word for each of 34 steps, on 2 to 6 ranks with 1 to 8 micro-batches",
     forbidden=("dtcourse.verify",),
 )
 

@@ -3,7 +3,7 @@
     y = x W       backward-input   dx = dy W^T   the stage before waits for it
                   backward-weight  dW = x^T dy   nobody does: it can fill a bubble
 
-(Qi et al. 2023, Zero Bubble Pipeline Parallelism, 2401.10241; ZB-V: Qi et al. 2024, 2405.15362; DualPipe-V: DeepSeek.)
+(Qi et al. 2023, Zero Bubble Pipeline Parallelism, 2401.10241; ZB-V: its section 6; DualPipe-V: DeepSeek.)
 
 With F, I, W the seconds of forward, backward-input and backward-weight of one micro-batch on a rank, for enough
 micro-batches and transfers for nothing:

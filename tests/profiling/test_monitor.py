@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 
 import pytest
@@ -52,8 +53,9 @@ def test_time_is_found_where_it_was_spent(kind):
     report = launch(monitored, 2, kind)[1]
     spent = [getattr(step, kind) for step in report.steps]
     assert len(spent) == STEPS - WARM_UP
-    # A core that others keep busy shows as queueing, so these hold on a loaded machine too.
-    assert min(spent) > 0.6 * SLEEP
+    # A core that others keep busy shows as queueing, so these hold on a loaded machine too; there the rank that waits
+    # may come late itself in a step or two.
+    assert statistics.median(spent) > 0.6 * SLEEP
     others = {"data", "compute", "communication"} - {kind}
     for other in others:
         assert report.percentile(50, other) < 0.3 * SLEEP, other

@@ -8,10 +8,11 @@ _TAKEN = (
 _PART = "part = x.unflatten(0, (len(own), -1)).sum(1)"
 _SENT = (
     "        mine = x.new_empty(own.shape[1], len(own), own.shape[2])\n"
-    "        dist.reduce_scatter_tensor(mine, part.movedim(1, 0).contiguous())\n"
+    "        parts = part.movedim(1, 0).contiguous().chunk(dist.get_world_size())\n"
+    "        dist.reduce_scatter(mine, list(parts))\n"
     "        found.append(mine.movedim(0, 1))\n"
 )
-_GATHERED = "    dist.all_gather_into_tensor(whole, x.movedim(1, 0).contiguous())\n"
+_GATHERED = "    dist.all_gather(list(whole.chunk(p)), x.movedim(1, 0).contiguous())\n"
 
 MUTANTS = [
     (
@@ -88,7 +89,8 @@ MUTANTS = [
             (
                 _SENT,
                 "        mine = x.new_empty(own.shape[1], len(x), own.shape[2])\n"
-                "        dist.reduce_scatter_tensor(mine, x.movedim(1, 0).contiguous())\n"
+                "        parts = x.movedim(1, 0).contiguous().chunk(dist.get_world_size())\n"
+                "        dist.reduce_scatter(mine, list(parts))\n"
                 "        found.append(mine.movedim(0, 1).unflatten(0, (len(own), -1)).sum(1))\n",
             ),
         ),

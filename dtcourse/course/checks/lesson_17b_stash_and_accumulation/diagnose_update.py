@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
-import torch
-
 from dtcourse.course.checks.lesson_17b_stash_and_accumulation import updates
 from dtcourse.course.checks.lesson_17b_stash_and_accumulation.updates import Gradients
 from dtcourse.course.judging import Answer, Exercise, require_diagnoses
+from dtcourse.course.judging.short_training import one_thread
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -30,15 +29,11 @@ def _described(
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    draw, threads = Random(), torch.get_num_threads()
-    # Products are so small that threads would only wait for each other.
-    torch.set_num_threads(1)
-    try:
+    draw = Random()
+    with one_thread():
         steps = [
             updates.run_of(one, turn, draw) for one in ("healthy", kind) for turn in range(EACH)
         ]
-    finally:
-        torch.set_num_threads(threads)
     require_diagnoses(
         answer,
         steps,

@@ -14,7 +14,8 @@ AMDAHL = Exercise(
     lesson="01b",
     title="Amdahl's law from measurements",
     takes=("serial_fraction", "predict_seconds", "most_ranks"),
-    target="the fraction to 1e-6 from exact times and to 0.03 from times with 2% noise; the number of ranks exactly",
+    target="the fraction to 1e-6 from exact times, and to 0.03 from times with 2% noise (0.012 in the root mean "
+    "square); the number of ranks exactly",
 )
 
 

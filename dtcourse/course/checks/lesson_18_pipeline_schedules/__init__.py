@@ -1,4 +1,4 @@
-"""The checks of lesson 18: PipeDream with two versions of the weights, a diagnosis of timelines."""
+"""The checks of lesson 18: PipeDream with two versions of the weights, an order and a cut, a diagnosis of timelines."""
 
 # In the order of the notebook.
-EXERCISES = ("two_versions", "diagnose_timeline")
+EXERCISES = ("two_versions", "choose_cut", "diagnose_timeline")

@@ -15,6 +15,7 @@ from dtcourse import launch
 from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
 from dtcourse.launch import RankFailure
 from dtcourse.simulator import collective_cost as cost
+from tests.cut_mlp import tensor_parallel_step
 from tests.turns import taking_turns
 
 INFINITE = float("inf")
@@ -48,20 +49,6 @@ def checkpointed(x, reentrant):
     return lambda: checkpoint(block, x, use_reentrant=reentrant).sum().backward()
 
 
-def tensor_parallel_mlp(x):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
-    model = nn.Sequential(nn.Linear(64, 128, bias=False), nn.ReLU(), nn.Linear(128, 64, bias=False))
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    return lambda: model(x).sum().backward()
-
-
 def sharded_adamw(x):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -84,7 +71,7 @@ WORK = {
     "attention": attention,
     "checkpointed": lambda x: checkpointed(x, reentrant=False),
     "checkpointed, reentrant": lambda x: checkpointed(x, reentrant=True),
-    "tensor-parallel MLP": tensor_parallel_mlp,
+    "tensor-parallel MLP": tensor_parallel_step,
     "fully_shard with AdamW": sharded_adamw,
 }
 PRODUCT = 2 * 32 * 64 * 64  # FLOPs of 32 rows by a matrix of 64 x 64

@@ -13,6 +13,7 @@ from dtcourse import launch
 from dtcourse.models import flops
 from dtcourse.models.transformer import FusedCausalAttention, Transformer, TransformerConfig
 from dtcourse.profiling.operators import CountOperators, count
+from tests.cut_mlp import tensor_parallel_step
 
 B, S = 2, 32
 SMALL = {"n_layers": 2, "d_model": 64}
@@ -121,21 +122,6 @@ def test_frozen_weights_cost_four_operations_and_not_six():
 # --- several ranks ------------------------------------------------------------------------------------------------
 
 
-def tensor_parallel():
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
-    model = nn.Sequential(nn.Linear(64, 128, bias=False), nn.ReLU(), nn.Linear(128, 64, bias=False))
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    x = torch.rand(8, 64)
-    return lambda: model(x).sum().backward()
-
-
 def pipeline_stage():
     """Two layers of six on rank 0, four on rank 1."""
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -153,7 +139,10 @@ def pipeline_stage():
 def on_a_rank():
     torch.manual_seed(0)
     found = {}
-    for name, work in (("tensor", tensor_parallel), ("pipeline", pipeline_stage)):
+    for name, work in (
+        ("tensor", lambda: tensor_parallel_step(torch.rand(8, 64))),
+        ("pipeline", pipeline_stage),
+    ):
         step = work()
         step()  # the first one learns shapes
         found[name] = count(step).flops, torchs(step)

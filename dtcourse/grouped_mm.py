@@ -8,9 +8,10 @@ but for one matrix, and E of those are added. Here each product, forward and bac
 the result: nothing is padded to a common length, copied or added. 2 R D F operations, and twice that backward. (Grouped
 products for experts: MegaBlocks, Gale et al. 2211.15841.)
 
-Groups of equal length are one batched product. Else PyTorch's F.grouped_mm does it, where it can: in float32 or 16
-bits, for rows of whole 16 bytes. Both are autograd's own, which is quicker than a Function in Python where experts are
-small. For what F.grouped_mm does not take, double precision above all, there is a loop.
+PyTorch's F.grouped_mm does it, where it can: in float32 or 16 bits (on a GPU bfloat16), for rows of whole 16 bytes. It
+takes the counts from the device, so that the host need not wait for them. Counts that can be read without waiting are,
+and then groups of equal length are one batched product. Both are autograd's own, which is quicker than a Function in
+Python where experts are small. For what F.grouped_mm does not take, double precision above all, there is a loop.
 
 Shape suffixes: R rows in the order of the groups, E groups, D in, F out.
 """
@@ -24,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dtcourse import torch_private
+from dtcourse import streams, torch_private
 
 torch_private.count_grouped_mm()
 
@@ -32,26 +33,27 @@ torch_private.count_grouped_mm()
 def grouped_mm(x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor) -> Tensor:
     """(R, F): the first counts_E[0] rows of x times w_EDF[0], the next counts_E[1] times w_EDF[1], ...
 
-    Gradients may be differentiated again. Raises ValueError where counts do not add up to R.
+    Gradients may be differentiated again. Raises ValueError where counts do not add up to R; where a GPU has them,
+    RuntimeError later.
     """
-    counts = counts_E.tolist()
-    if len(counts) != len(w_EDF) or sum(counts) != len(x_RD):
-        raise ValueError(
-            f"{len(counts)} groups of {sum(counts)} rows; there are {len(w_EDF)} matrices and {len(x_RD)} rows"
-        )
+    if len(counts_E) != len(w_EDF):
+        raise ValueError(f"there are {len(counts_E)} groups of rows, and {len(w_EDF)} matrices")
     if torch.is_autocast_enabled(x_RD.device.type) and x_RD.dtype != torch.double:
         x_RD, w_EDF = (t.to(torch.get_autocast_dtype(t.device.type)) for t in (x_RD, w_EDF))
+    kernel = _is_for_kernel(x_RD, w_EDF.shape[2])
+    if kernel and not streams.may_look(counts_E):
+        fits = counts_E.sum() == len(x_RD)
+        torch_private.assert_later(fits, f"groups do not add up to {len(x_RD)} rows")
+        return _by_kernel(x_RD, w_EDF, counts_E)
+    counts = counts_E.tolist()
+    if sum(counts) != len(x_RD):
+        raise ValueError(
+            f"{len(counts)} groups of {sum(counts)} rows together, and there are {len(x_RD)} rows"
+        )
     if len(set(counts)) == 1:
         return torch.bmm(x_RD.unflatten(0, (len(counts), counts[0])), w_EDF).flatten(0, 1)
-    if _is_for_kernel(x_RD, w_EDF.shape[2]):
-        ends_E = counts_E.to(x_RD.device).cumsum(0, dtype=torch.int32)
-        y_RF = F.grouped_mm(x_RD.contiguous(), w_EDF, offs=ends_E)
-        if y_RF.requires_grad:
-            # The kernel raises where what comes in is not laid out row by row, as the gradient of a plain sum is not.
-            y_RF.register_hook(Tensor.contiguous)
-            assert y_RF.grad_fn is not None
-            y_RF.grad_fn.register_hook(_gradients_of_gradients_too)
-        return y_RF
+    if kernel:
+        return _by_kernel(x_RD, w_EDF, counts_E)
     return _RowsTimesMatrices.apply(x_RD, w_EDF, counts)
 
 
@@ -64,6 +66,18 @@ def _is_for_kernel(x_RD: Tensor, width: int) -> bool:
     dtypes = (torch.float32, *sixteen) if x_RD.device.type == "cpu" else (torch.bfloat16,)
     whole = all(n * x_RD.element_size() % 16 == 0 for n in (x_RD.shape[1], width))
     return x_RD.dtype in dtypes and whole and x_RD.numel() > 0
+
+
+def _by_kernel(x_RD: Tensor, w_EDF: Tensor, counts_E: Tensor) -> Tensor:
+    """F.grouped_mm, whose gradients may come in any layout."""
+    ends_E = counts_E.to(x_RD.device).cumsum(0, dtype=torch.int32)
+    y_RF = F.grouped_mm(x_RD.contiguous(), w_EDF, offs=ends_E)
+    if y_RF.requires_grad:
+        # The kernel raises where what comes in is not laid out row by row, as the gradient of a plain sum is not.
+        y_RF.register_hook(Tensor.contiguous)
+        assert y_RF.grad_fn is not None
+        y_RF.grad_fn.register_hook(_gradients_of_gradients_too)
+    return y_RF
 
 
 def _gradients_of_gradients_too(

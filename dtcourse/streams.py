@@ -17,6 +17,11 @@ import torch
 from dtcourse import device, events
 
 
+def may_look(x: torch.Tensor) -> bool:
+    """Whether a value of it can be read without waiting for what is queued on its device."""
+    return not device.is_gpu(x.device)
+
+
 class Moment:
     """A moment of the computation on `where`: on a GPU when it comes to what is queued next, on a CPU now.
 

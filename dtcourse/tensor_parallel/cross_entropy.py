@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dtcourse import device, torch_private
+from dtcourse import streams, torch_private
 from dtcourse.parameters.cuts import Sliced
 from dtcourse.parameters.replicas import Group
 
@@ -64,7 +64,7 @@ def cross_entropy(
         raise ValueError(f"label_smoothing is between 0 and 1; got {label_smoothing}")
     ignored = targets == ignore_index
     wrong = ~ignored & ((targets < 0) | (targets >= V))
-    if not may_look(targets):
+    if not streams.may_look(targets):
         torch_private.assert_later(~wrong.any(), f"a target is none of the {V} classes")
     elif wrong.any():
         raise ValueError(f"target {int(targets[wrong][0])} is none of the {V} classes")
@@ -89,7 +89,7 @@ class _CrossEntropy(torch.autograd.Function):
         misfit = largest.new_full((1,), not fits)
         together = torch.cat([largest.flatten(), misfit])
         _all_reduce(together, dist.ReduceOp.MAX, shard)
-        if fits and not may_look(together):
+        if fits and not streams.may_look(together):
             torch_private.assert_later(together[-1] == 0, "another rank's slice does not fit")
         elif not fits or together[-1]:
             raise ValueError(
@@ -130,11 +130,6 @@ class _CrossEntropy(torch.autograd.Function):
             at_target = (smoothing - 1) * (~elsewhere).unsqueeze(-1).to(grad.dtype)
             grad_logits.scatter_add_(-1, local, at_target)
         return grad_logits.mul_(grad).to(logits.dtype), None, None, None, None
-
-
-def may_look(x: Tensor) -> bool:
-    """Whether a value of it can be read without waiting."""
-    return not device.is_gpu(x.device)
 
 
 def _all_reduce(x: Tensor, op: Any, shard: Sliced) -> None:

@@ -8,7 +8,6 @@ waits for. On a CPU these calls are the same ones, so they are found here withou
 from __future__ import annotations
 
 import contextlib
-import importlib
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dtcourse import launch
+from dtcourse import launch, streams
 from dtcourse.hybrid import HybridConfig, HybridTraining
 from dtcourse.hybrid.config import AXES
 from dtcourse.pipeline_parallel.refusals import Words
@@ -93,7 +92,6 @@ class Operations(TorchDispatchMode):
 @contextlib.contextmanager
 def as_on_a_gpu() -> Iterator[None]:
     """Where the course asks whether a value can be read without waiting, the answer is no."""
-    module = importlib.import_module("dtcourse.tensor_parallel.cross_entropy")
     init = Words.__init__
 
     def later(self, group, where):
@@ -101,7 +99,7 @@ def as_on_a_gpu() -> Iterator[None]:
         self.at_once = False
 
     with (
-        mock.patch.object(module, "may_look", return_value=False),
+        mock.patch.object(streams, "may_look", return_value=False),
         mock.patch.object(Words, "__init__", later),
     ):
         yield

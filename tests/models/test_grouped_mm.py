@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from dtcourse import launch
+from dtcourse import launch, streams
 from dtcourse.emulation import EmulatedDevice
 from dtcourse.grouped_mm import grouped_mm
 from dtcourse.verify import compare
@@ -104,10 +104,30 @@ def test_autocast_multiplies_in_its_dtype():
     assert x.grad.dtype == w.grad.dtype == torch.float32
 
 
+@pytest.mark.parametrize("load", ["uneven", "equal"])
+def test_counts_of_a_gpu_are_not_read_by_the_host(load, monkeypatch):
+    """As on a GPU, and F.grouped_mm of a CPU in the place of its kernel."""
+    counts = torch.tensor(LOADS[load])
+    x, w = torch.randn(int(counts.sum()), 8), torch.randn(len(counts), 8, 12)
+    right = gradients(loop, x, w, counts)
+    monkeypatch.setattr(streams, "may_look", lambda x: False)
+    for name in ("tolist", "item", "__int__", "__bool__", "cpu"):
+        monkeypatch.setattr(torch.Tensor, name, None, raising=False)
+    mine = gradients(grouped_mm, x, w, counts)
+    monkeypatch.undo()
+    compare(mine, right, 1e-6, norm=2)
+
+
+def test_counts_that_do_not_fit_are_found_later_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(streams, "may_look", lambda x: False)
+    with pytest.raises(RuntimeError, match="groups do not add up to 4 rows"):
+        grouped_mm(torch.zeros(4, 8), torch.zeros(2, 8, 8), torch.tensor([2, 3]))
+
+
 def test_counts_that_do_not_fit_are_named():
-    with pytest.raises(ValueError, match="3 groups of 6 rows; there are 2 matrices and 6 rows"):
+    with pytest.raises(ValueError, match="3 groups of rows, and 2 matrices"):
         grouped_mm(torch.zeros(6, 2), torch.zeros(2, 2, 2), torch.tensor([1, 2, 3]))
-    with pytest.raises(ValueError, match="2 groups of 5 rows; there are 2 matrices and 6 rows"):
+    with pytest.raises(ValueError, match="2 groups of 5 rows together, and there are 6 rows"):
         grouped_mm(torch.zeros(6, 2), torch.zeros(2, 2, 2), torch.tensor([2, 3]))
 
 
@@ -119,5 +139,5 @@ def emulated_product():
 
 
 def test_an_emulated_device_takes_its_time_for_all_of_it():
-    device = EmulatedDevice(flops=2 * 4 * 8 * 16)
-    assert launch(emulated_product, 1, devices=device, init=False)[0] == 1.0
+    emulated = EmulatedDevice(flops=2 * 4 * 8 * 16)
+    assert launch(emulated_product, 1, devices=emulated, init=False)[0] == 1.0

@@ -10,6 +10,7 @@ halving_doubling.py  half of the vector with one partner, a quarter with the nex
 double_tree.py       two trees at once, each rank a leaf in one of them
 two_trees.py         its trees
 hierarchical.py      two levels: inside a node, then between nodes
+transfer.py          one step round a ring, begun now and waited for later
 autograd.py          collectives that gradients go back through
 terms.py             what each algorithm's time is made of: latencies, messages, bytes, sums
 algorithms.py        all of them in one table: when to use which, its terms, its backend

@@ -36,6 +36,7 @@ from torch.autograd.function import once_differentiable
 from dtcourse import events
 from dtcourse.attention import attention_backward, attention_forward
 from dtcourse.collectives import p2p
+from dtcourse.collectives.transfer import Transfer
 from dtcourse.parameters.replicas import Group
 from dtcourse.sequence_parallel.order import chunks_of
 from dtcourse.sequence_parallel.pieces import Piece, stretches, visible
@@ -205,24 +206,6 @@ def attend_backward(
         grad_k[batch, :, columns] += part_k.sum(2)
         grad_v[batch, :, columns] += part_v.sum(2)
     return grad_k, grad_v
-
-
-class Transfer:
-    """Two tensors on their way to the right-hand neighbour, and two of the same shapes that come from the left."""
-
-    def __init__(self, tensors: tuple[Tensor, Tensor], group: Group) -> None:
-        rank, ranks = p2p.rank(group), p2p.size(group)
-        right, left = (rank + 1) % ranks, (rank - 1) % ranks
-        self.arriving = torch.empty_like(tensors[0]), torch.empty_like(tensors[1])
-        with p2p.batch(group):
-            self.work = [p2p.irecv(t, left, group, tag=i) for i, t in enumerate(self.arriving)]
-            self.work += [p2p.isend(t, right, group, tag=i) for i, t in enumerate(tensors)]
-
-    def wait(self) -> tuple[Tensor, Tensor]:
-        """What has come. What was sent is let go."""
-        while self.work:
-            self.work.pop(0).wait()
-        return self.arriving
 
 
 # --- who looks at whom --------------------------------------------------------------------------------------------

@@ -28,7 +28,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dtcourse import events
 from dtcourse.collectives import p2p
+from dtcourse.collectives.transfer import Transfer
 from dtcourse.parameters.replicas import Group
 
 
@@ -73,38 +75,25 @@ def gathered(own: Tensor, group: Group = None) -> Iterator[tuple[int, Tensor]]:
     rank, ranks = p2p.rank(group), p2p.size(group)
     block = own.contiguous()
     for step in range(ranks):
-        moving = Passing(block, "all_gather", group) if step + 1 < ranks else None
-        yield (rank - step) % ranks, block
+        moving = Transfer((block,), group, "all_gather") if step + 1 < ranks else None
+        with events.span("product"):
+            yield (rank - step) % ranks, block
         if moving is not None:
-            block = moving.wait()
+            (block,) = moving.wait()
 
 
 def summed(product: Callable[[int], Tensor], group: Group = None) -> Tensor:
     """The sum over the ranks of product(this rank). Each rank makes the products for all, one beside each message."""
     rank, ranks = p2p.rank(group), p2p.size(group)
-    total = product((rank - 1) % ranks)
+    with events.span("product"):
+        total = product((rank - 1) % ranks)
     for step in range(1, ranks):
-        moving = Passing(total, "reduce_scatter", group)
-        part = product((rank - 1 - step) % ranks)
-        total = moving.wait().add_(part)
+        moving = Transfer((total,), group, "reduce_scatter")
+        with events.span("product"):
+            part = product((rank - 1 - step) % ranks)
+        (coming,) = moving.wait()
+        total = coming.add_(part)
     return total
-
-
-class Passing:
-    """A block on its way to the right-hand neighbour, and one of the same shape that comes from the left."""
-
-    def __init__(self, block: Tensor, what: str, group: Group) -> None:
-        rank, ranks = p2p.rank(group), p2p.size(group)
-        self.arriving = torch.empty_like(block)
-        with p2p.operation(what), p2p.batch(group):
-            receiving = p2p.irecv(self.arriving, (rank - 1) % ranks, group)
-            self.works = [receiving, p2p.isend(block, (rank + 1) % ranks, group)]
-
-    def wait(self) -> Tensor:
-        """What has come. What was sent is let go."""
-        while self.works:
-            self.works.pop(0).wait()
-        return self.arriving
 
 
 # --- with their gradients -----------------------------------------------------------------------------------------

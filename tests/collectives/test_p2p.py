@@ -13,6 +13,7 @@ import torch.distributed as dist
 from dtcourse import launch
 from dtcourse.collectives import p2p, traffic
 from dtcourse.collectives.counted import Traffic
+from dtcourse.collectives.transfer import Transfer
 
 GROUPS = ["gloo", "ring"]
 DTYPES = [
@@ -196,3 +197,33 @@ def test_a_rank_outside_the_group_is_refused_in_torchs_own_calls_too(options):
                 call(torch.ones(3), 7)
 
     launch(to_nobody, 2, device="cpu", **options)
+
+
+def _a_transfer_beside_work():
+    """What a rank receives of its left-hand neighbour, and the names under which messages are counted."""
+    rank = dist.get_rank()
+    sent = (
+        torch.full((2, 3), rank),
+        torch.full((4,), rank + 0.5),
+        torch.full((1,), rank, dtype=torch.double),
+    )
+    with traffic.counting() as counted:
+        moving = Transfer(sent, None, "all_gather")
+        with p2p.operation("ring_attention"):
+            second = Transfer((sent[1],))
+        got = moving.wait()
+        (alone,) = second.wait()
+    names = ("all_gather", "ring_attention", "transfer")
+    return got, alone, [counted.calls(operation=name) for name in names]
+
+
+def test_a_transfer_takes_any_tensors_one_step_round_the_ring():
+    for rank, (got, alone, calls) in enumerate(launch(_a_transfer_beside_work, 3)):
+        left = (rank - 1) % 3
+        assert [(t.dtype, t.flatten().tolist()) for t in got] == [
+            (torch.int64, [left] * 6),
+            (torch.float32, [left + 0.5] * 4),
+            (torch.double, [left]),
+        ]
+        assert alone.tolist() == [left + 0.5] * 4
+        assert calls == [1, 1, 0]

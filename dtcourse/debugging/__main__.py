@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 4 -m dtcourse.debugging --record records train.py --epochs 3
 python -m dtcourse.debugging records
 python -m dtcourse.debugging logs FOLDER --level WARNING --ranks 0 2
+python -m dtcourse.debugging gallery
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ def main(argv: list[str] | None = None) -> None:
     given = sys.argv[1:] if argv is None else argv
     if given[:1] == ["logs"] and len(given) > 1:
         return show_logs(given[1:])
+    if given == ["gallery"]:
+        return show_gallery()
     parser = argparse.ArgumentParser(
         prog="python -m dtcourse.debugging", description=(__doc__ or "").split("\n\n")[0]
     )
@@ -57,6 +60,16 @@ def show_logs(argv: list[str]) -> None:
     asked = parser.parse_args(argv)
     try:
         print(read_logs(asked.folder).of(asked.ranks, asked.level))
+    except ValueError as mistake:
+        _stop(mistake)
+
+
+def show_gallery() -> None:
+    """Prints the gallery's scripts, by name, with what each does to who runs it."""
+    from dtcourse.debugging import gallery
+
+    try:
+        print(gallery.table(gallery.scripts()))
     except ValueError as mistake:
         _stop(mistake)
 

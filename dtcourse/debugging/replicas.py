@@ -160,10 +160,11 @@ class _Comparison:
         for rank, theirs, values in zip(ranks, self._everyones, everyone, strict=True):
             for one, value in zip(theirs, values.tolist(), strict=False):
                 found.setdefault((one.name, one.piece), {})[rank] = (one.form, value)
-        return _first(found)
+        return first_drift(found)
 
 
-def _first(found: dict[tuple[str, tuple[Any, ...]], dict[int, tuple[str, int]]]) -> Drift:
+def first_drift(found: dict[tuple[str, tuple[Any, ...]], dict[int, tuple[str, int]]]) -> Drift:
+    """Of tensors, by name and piece, each rank's form and sum: the first that is not the same on all of them."""
     differing = {key: of for key, of in found.items() if len(set(of.values())) > 1}
     if not differing:
         return Drift()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dtcourse.callers import Line
+from dtcourse.collectives.flight.entry import readable as readable_lines
 from dtcourse.debugging.records import Call
 from dtcourse.launch.failures import readable
 
@@ -26,6 +28,11 @@ def place(lines: list[list[Any]]) -> str:
     cell = readable(f'File "{file}"')
     name = cell if cell.startswith("Cell") else Path(file).name
     return f"{name}:{line}" + (f" ({text})" if text else "")
+
+
+def line_in_words(lines: Sequence[Line]) -> str:
+    """The same of lines as `callers` gives them."""
+    return place(readable_lines(tuple(lines[:1])))
 
 
 def in_words(call: Call) -> str:

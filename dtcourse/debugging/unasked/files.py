@@ -1,0 +1,81 @@
+"""Files that several ranks write: each spoils the others' work, and what is left is of the last one, or of none."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from dtcourse.callers import callers
+from dtcourse.debugging.sentences import line_in_words, ranks_in_words
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+class Written(NamedTuple):
+    """A file that this rank has opened for writing, and the line that did."""
+
+    path: str
+    line: str
+
+
+class Writes:
+    """Notes the files that this rank opens for writing, through Python and through torch.save."""
+
+    name = "files"
+
+    def __init__(self) -> None:
+        self._written: list[Written] = []
+        self._ended = False
+        self._save: Any = None
+
+    def begin(self) -> None:
+        sys.addaudithook(self._audit)  # for good: a hook cannot be taken away
+        save, note = torch.save, self._note
+        self._save = save
+
+        def watched(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(f, (str, os.PathLike)):
+                note(f)  # a zip file is opened in C++, which no hook hears of
+            return save(obj, f, *args, **kwargs)
+
+        torch.save = watched
+
+    def end(self) -> list[Written]:
+        self._ended = True
+        torch.save = self._save
+        return list(dict.fromkeys(self._written))
+
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
+        if self._ended:
+            return
+        if event == "open":
+            path, _mode, flags = args
+            writes = isinstance(flags, int) and flags & _WRITES and not flags & os.O_APPEND
+            if writes and isinstance(path, (str, bytes)):  # what is appended, as a log is, all may
+                self._note(os.fsdecode(path))
+        elif event == "os.rename":
+            self._note(os.fsdecode(args[1]))
+
+    def _note(self, path: Any) -> None:
+        lines = callers()
+        if lines and not str(path).startswith(("/dev/", "/proc/", "/sys/")):
+            self._written.append(Written(os.path.abspath(path), line_in_words(lines)))
+
+
+def written_by_several(seen: list[Any], results: list[Any]) -> str | None:
+    """The first file that more ranks than one write."""
+    by_path: dict[str, dict[int, str]] = {}
+    for rank, written in enumerate(seen):
+        for one in written:
+            by_path.setdefault(one.path, {}).setdefault(rank, one.line)
+    for path, lines in by_path.items():
+        if len(lines) > 1:
+            who = ranks_in_words(lines)
+            return (
+                f"{who.capitalize()} all write {Path(path).name}, at {next(iter(lines.values()))}."
+            )
+    return None

@@ -1,0 +1,104 @@
+"""Memory of which more stays alive after each step: what is kept, and the line that made it.
+
+Storages are followed from birth to death as in profiling/memory_tracker.py, also those that only autograd holds (a loss
+that is summed up with its graph). Each optimizer step is a mark. Little is no leak: a list of losses grows too.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from dtcourse.callers import callers
+from dtcourse.debugging.sentences import line_in_words, ranks_in_words
+from dtcourse.parameters.placement import local
+from dtcourse.torch_private import TorchDispatchMode, tree_leaves
+
+LEAST = 1024  # bytes a step
+STEPS = 3  # that must each have left more
+MOST = 100
+
+
+class Growth(NamedTuple):
+    """bytes: that the last steps have left alive at least, each of them; line: where most of them were made"""
+
+    bytes: int
+    line: str
+
+
+class LiveBytes(TorchDispatchMode):
+    """Follows this rank's storages."""
+
+    name = "memory"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._alive: dict[
+            int, tuple[int, str, int]
+        ] = {}  # bytes, line, the step in which it was made
+        self._watch: dict[int, weakref.ref] = {}
+        self._totals: list[int] = []
+        self._growth: Growth | None = None
+        self._handle: Any = None
+
+    def begin(self) -> None:
+        self._handle = register_optimizer_step_post_hook(self._mark)
+        self.__enter__()
+
+    def end(self) -> Growth | None:
+        self.__exit__(None, None, None)
+        self._handle.remove()
+        self._watch.clear()
+        return self._growth
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and not leaf.is_meta:
+                try:
+                    self._see(local(leaf).untyped_storage())
+                except (NotImplementedError, RuntimeError):  # it has none
+                    continue
+        return result
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key = id(storage)
+        if key in self._alive:
+            return
+        self._alive[key] = (storage.nbytes(), line_in_words(callers()), len(self._totals))
+        self._watch[key] = weakref.ref(storage, lambda _: self._died(key))
+
+    def _died(self, key: int) -> None:
+        self._watch.pop(key, None)
+        self._alive.pop(key, None)
+
+    def _mark(self, *step: Any) -> None:
+        if len(self._totals) >= MOST:
+            return
+        gc.collect()
+        self._totals.append(sum(size for size, *_ in self._alive.values()))
+        more = [b - a for a, b in zip(self._totals, self._totals[1:], strict=False)][-STEPS:]
+        self._growth = None
+        if len(more) == STEPS and min(more) >= LEAST:
+            lines: Counter[str] = Counter()
+            for size, line, step_of in self._alive.values():
+                if step_of > 0:
+                    lines[line] += size
+            self._growth = Growth(min(more), lines.most_common(1)[0][0])
+
+
+def grows(seen: list[Any], results: list[Any]) -> str | None:
+    """Which ranks keep more after each step, from which line."""
+    ranks = [rank for rank, growth in enumerate(seen) if growth is not None]
+    if not ranks:
+        return None
+    growth = seen[ranks[0]]
+    return (
+        f"On {ranks_in_words(ranks)} each step leaves {growth.bytes:,} bytes or more alive, most of them made at "
+        f"{growth.line}."
+    )

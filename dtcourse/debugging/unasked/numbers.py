@@ -1,0 +1,100 @@
+"""The operation that made the first number that is not finite, where such numbers have arrived in what is trained.
+
+Not finite on purpose is what is filled in (a mask of -inf). What comes of numbers that were not finite already is not
+the first. And what goes no further than a gradient that a loss scaler throws away is no mistake: it is told only where
+a parameter has it after an optimizer's step, or what the program returns.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from dtcourse.callers import callers
+from dtcourse.debugging.sentences import line_in_words
+from dtcourse.parameters.placement import local
+from dtcourse.torch_private import TorchDispatchMode, tree_leaves
+
+_FILLS = ("full", "fill", "masked_fill", "where", "scalar_tensor", "empty", "new_empty", "_to_copy")
+
+
+class Born(NamedTuple):
+    """Where the first one was made: which operation, how many of how many elements, and whether it has arrived."""
+
+    operation: str
+    where: str
+    wrong: int
+    of: int
+    value: str
+    arrived: bool
+
+
+class FirstNotFinite(TorchDispatchMode):
+    """Looks at the results of this rank's operations."""
+
+    name = "numbers"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first: Born | None = None
+        self._arrived = False
+        self._handle: Any = None
+
+    def begin(self) -> None:
+        self._handle = register_optimizer_step_post_hook(self._has_stepped)
+        self.__enter__()
+
+    def end(self) -> Born | None:
+        self.__exit__(None, None, None)
+        self._handle.remove()
+        return None if self._first is None else self._first._replace(arrived=self._arrived)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._first is not None:
+            return func(*args, **kwargs)
+        name = func.name().removeprefix("aten::").partition(".")[0]
+        finite = all(map(_is_finite, tree_leaves((args, kwargs))))
+        result = func(*args, **kwargs)
+        if finite and name.rstrip("_") not in _FILLS and "empty" not in name:
+            for one in tree_leaves(result):
+                if not _is_finite(one):
+                    self._note(name, local(one))
+                    break
+        return result
+
+    def _note(self, name: str, tensor: torch.Tensor) -> None:
+        wrong = tensor[~tensor.isfinite()]
+        value = str(wrong.flatten()[0].item())
+        where = line_in_words(callers())
+        self._first = Born(name, where, wrong.numel(), tensor.numel(), value, False)
+
+    def _has_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._first is not None and not self._arrived:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            self._arrived = not all(map(_is_finite, parameters))
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return True  # a scale of the program's own
+    if not isinstance(value, torch.Tensor):
+        return True
+    value = local(value.detach())
+    return not value.is_floating_point() or value.is_meta or bool(value.isfinite().all())
+
+
+def made(seen: list[Any], results: list[Any]) -> str | None:
+    """The first rank's first number that is not finite, if any has arrived."""
+    returned = not all(map(_is_finite, tree_leaves(results))) or any(
+        isinstance(x, float) and x - x != 0 for x in tree_leaves(results)
+    )
+    for rank, born in enumerate(seen):
+        if born is not None and (returned or any(b is not None and b.arrived for b in seen)):
+            return (
+                f"On rank {rank}, {born.operation} made the first number that is not finite, {born.value} in "
+                f"{born.wrong} of {born.of} elements, at {born.where}."
+            )
+    return None

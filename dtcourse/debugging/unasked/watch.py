@@ -1,0 +1,71 @@
+"""What the tools have in common: begun and ended in each rank, and asked when all that the ranks saw is together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+
+class Watch(Protocol):
+    """A tool's part in one rank.
+
+    name: the tool's, as it is shown
+    """
+
+    name: str
+
+    def begin(self) -> None:
+        """The program begins."""
+
+    def end(self) -> Any:
+        """It is over, or has raised. Returns what was seen, which can be sent to another process."""
+
+
+# From what was seen on each rank, by rank, and what each rank returned: a sentence, or None.
+Says = Callable[[list[Any], list[Any]], str | None]
+
+
+class Roots:
+    """The modules that a program calls itself, not through another module: what it has for models."""
+
+    def __init__(self, entered: Callable[[nn.Module, Any], None] | None = None) -> None:
+        self.found: dict[int, nn.Module] = {}
+        self.inside: list[nn.Module] = []
+        self._entered = entered
+        self._handles: list[Any] = []
+
+    def begin(self) -> None:
+        """From now on."""
+        self._handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def end(self) -> None:
+        """No more."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if not self.inside:
+            self.found[id(module)] = module
+            if self._entered is not None:
+                self._entered(module, args)
+        self.inside.append(module)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.inside and self.inside[-1] is module:
+            self.inside.pop()
+
+    def names(self) -> dict[int, str]:
+        """By the id of a parameter its name, as the model without its wrapper has it."""
+        named: dict[int, str] = {}
+        for number, root in enumerate(self.found.values()):
+            for name, parameter in root.named_parameters():
+                plain = name.removeprefix("module.").replace("_orig_mod.", "")
+                known = plain in named.values()
+                named.setdefault(id(parameter), f"{plain} of model {number}" if known else plain)
+        return named

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 RANKS = 3
 KIND = "silently wrong"
 TOOL = "gradients"
-NAMES = ("rank 0", "weight")
+NAMES = ("rank 0", "2.bias")
 REPAIR = [
     (
         "    loss = F.cross_entropy(model(x), y)\n",

@@ -1,7 +1,7 @@
 """All tools at once over a script or its twin, none of them told what is wrong: each one's sentence, or None.
 
 hang         the flight recorder's records, read by diagnose_hang
-replicas, seeds, data order, numbers, memory, bytes, files     dtcourse/debugging/unasked
+replicas, seeds, data order, numbers, memory, bytes, files, groups     dtcourse/debugging/unasked
 gradients    what the ranks returned against what the script's reference() computes in one process, by dtcourse.verify
 layouts      without a reference: the losses on these ranks against those on one
 
@@ -23,6 +23,7 @@ from dtcourse.debugging.hang import diagnose_hang
 from dtcourse.debugging.losses import compare_layouts
 from dtcourse.debugging.unasked.draws import Draws, alike
 from dtcourse.debugging.unasked.files import Writes, written_by_several
+from dtcourse.debugging.unasked.groups import TakenDown, asked_for_afterwards
 from dtcourse.debugging.unasked.growth import LiveBytes, grows
 from dtcourse.debugging.unasked.messages import Sends, more_than_needed
 from dtcourse.debugging.unasked.numbers import FirstNotFinite, made
@@ -40,6 +41,7 @@ WATCHES: dict[type[Watch], Says] = {
     LiveBytes: grows,
     Sends: more_than_needed,
     Writes: written_by_several,
+    TakenDown: asked_for_afterwards,
 }
 COMPARISONS = ("gradients", "layouts")
 TOOLS = ("hang", *(watch.name for watch in WATCHES), *COMPARISONS)
@@ -62,15 +64,17 @@ class Examined:
         return "\n".join([f"It {self.outcome.end}.", *lines])
 
 
-def examine(script: Script | str | Path, repaired: bool = False) -> Examined:
+def examine(script: Script | str | Path, repaired: bool = False, patience: float = 1.0) -> Examined:
     """Runs a script, or its repaired twin, with every tool watching.
+
+    patience: how many times as long as usual a script that hangs may take to get there, on a slow machine
 
     Raises ValueError where the file is no script of the gallery.
     """
     if not isinstance(script, Script):
         script = read(script)
     with as_file(script.path.name, script.repaired if repaired else script.text) as file:
-        limit = HANG if script.kind == "hangs" and not repaired else TIMEOUT
+        limit = HANG * patience if script.kind == "hangs" and not repaired else TIMEOUT
         outcome = run(file, script.ranks, list(WATCHES), limit)
         sentences = {"hang": str(diagnose_hang(outcome.records)) if _hangs(outcome) else None}
         for watch, says in WATCHES.items():

@@ -20,7 +20,7 @@ from dtcourse.debugging.unasked.watch import Watch
 from dtcourse.launch import RankFailure, RankTimeout, launch
 
 TIMEOUT = 30.0
-HANG = 4.0  # of a script that hangs, as it says itself
+HANG = 4.0  # seconds for a script that hangs, as it says itself
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-KINDS = ("hangs", "diverges", "silently wrong", "leaks", "slow")
+KINDS = ("hangs", "raises", "diverges", "silently wrong", "leaks", "slow")
 PARTS = ("Cause:", "Found by:", "Repair:")
 _ASKED: dict[str, type | tuple[type, ...]] = {
     "RANKS": int,

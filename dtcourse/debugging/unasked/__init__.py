@@ -11,4 +11,5 @@ numbers.py   the operation that made the first number that is not finite
 growth.py    memory that more of stays alive after each step
 messages.py  messages that carry more than what was made of them needs
 files.py     files that several ranks write
+groups.py    groups that were taken down and are asked for afterwards
 """

@@ -121,5 +121,5 @@ def read_as_they_should(seen: list[Any], results: list[Any]) -> str | None:
         total = totals.pop()
         faults = DataOrder(total, by_epoch).faults
         if faults:
-            return f"Of {plural(total, 'sample')}: {'; '.join(faults)}."
+            return f"Of {plural(total, 'sample')}, {'; '.join(faults)}"
     return None

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 RANKS = 4
 KIND = "silently wrong"
 TOOL = "gradients"
-NAMES = ("rank 0", "proj")
+NAMES = ("rank 0", "proj", "Each row is off by the same vector")
 REPAIR = [
     ("self.weight, self.bias)\n", "self.weight)\n"),
     ("        return total\n", "        return total + self.bias\n"),

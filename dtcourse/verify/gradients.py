@@ -115,7 +115,7 @@ def looks_like(got: torch.Tensor, expected: torch.Tensor, split: bool = False) -
     split: whether a batch was divided, among ranks or micro-batches: else none of them is the cause
     """
     got, expected = got.detach(), expected.detach()
-    rounded = _rounded_to(got, expected)
+    rounded, shifted = _rounded_to(got, expected), _is_shifted(got, expected)
     got, expected = got.double().flatten(), expected.double().flatten()
     if not torch.isfinite(got).all():
         return "It holds values that are not finite."
@@ -131,6 +131,8 @@ def looks_like(got: torch.Tensor, expected: torch.Tensor, split: bool = False) -
     left, error = relative_error(got, expected * scale), relative_error(got, expected)
     if left < 1e-3 and left < 0.1 * error and scale != 0:
         return _factor(scale, split)
+    if shifted:
+        return "Each row is off by the same vector: look for a bias that is added more than once, or not at all."
     if not split:
         return "No factor explains the difference."
     return "It points elsewhere: part of the batch is missing, counted twice, or another rank's values are in it."
@@ -153,6 +155,14 @@ def _factor(scale: float, split: bool) -> str:
         if scale > 1
         else "look for a mean where the sum belongs, or one taken twice."
     )
+
+
+def _is_shifted(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether one vector, added to each row, explains the whole difference."""
+    if expected.dim() < 2 or expected.numel() < 3 * expected.shape[-1]:
+        return False
+    off = (got.double() - expected.double()).flatten(0, -2)
+    return relative_error(off, off.mean(0).expand_as(off)) < 1e-3
 
 
 def _rounded_to(got: torch.Tensor, expected: torch.Tensor) -> str:

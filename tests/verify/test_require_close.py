@@ -71,3 +71,11 @@ def test_ranks_and_batch_are_named_where_there_are_some():
         assert "rank" not in said(wrong, right) and "batch" not in said(wrong, right)
         assert "another rank's values" in said(wrong, right, split=True)
     assert "is a sign turned?" in said(-right, right)
+
+
+def test_a_bias_too_many_is_told_from_what_is_off_elsewhere():
+    right, bias = torch.randn(4, 3, 5, dtype=torch.double), torch.randn(5, dtype=torch.double)
+    assert "Each row is off by the same vector" in said(right + bias, right, split=True)
+    assert "Each row" not in said(right + torch.randn(4, 3, 1), right, split=True)
+    assert "Each row" not in said(3 * right, right, split=True)
+    assert "Each row" not in said(right[0, 0] + 1, right[0, 0])  # a vector has no rows

@@ -47,12 +47,14 @@ class LiveBytes(TorchDispatchMode):
         self._handle: Any = None
 
     def begin(self) -> None:
+        gc.freeze()  # what was there before is not looked through at each mark
         self._handle = register_optimizer_step_post_hook(self._mark)
         self.__enter__()
 
     def end(self) -> Growth | None:
         self.__exit__(None, None, None)
         self._handle.remove()
+        gc.unfreeze()
         self._watch.clear()
         return self._growth
 

@@ -7,14 +7,18 @@ In the order in which to read them:
 
     held.py         what this rank has of the model
     local_chunks.py what a rank keeps of a parameter, as chunks of the whole: so any number of ranks can read it
+    files.py        the one door for each open, write, fsync, rename and removal
     checksums.py    a damaged byte is found before anything is loaded
     coverage.py     so is a parameter of which a part is missing, or there twice
     folder.py       written by all ranks together; read all or nothing
     state.py        the optimizer's part: by parameters' names, in PyTorch's own shape
     tied.py         one value of a parameter with several names, or copies on several ranks
-    parts.py        save and load
+    parts.py        save and load; snapshot, to be written later
+
+A folder that a killed `save` has left looks like a checkpoint until one loads it. dtcourse.fault_tolerance puts a mark
+on those that are complete.
 """
 
-from dtcourse.checkpoint.parts import load, save
+from dtcourse.checkpoint.parts import load, save, snapshot
 
-__all__ = ["load", "save"]
+__all__ = ["load", "save", "snapshot"]

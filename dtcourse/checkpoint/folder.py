@@ -14,14 +14,28 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
-from dtcourse.checkpoint import checksums
+from dtcourse.checkpoint import checksums, files
 from dtcourse.parameters.agreement import raise_on_all_ranks
+from dtcourse.parameters.replicas import Group
 
 
-def write(folder: str | Path, state: dict[str, Any]) -> None:
-    """Writes what the ranks have, each its own part, into a folder that all ranks share."""
-    dcp.save(state, checkpoint_id=str(folder))
-    checksums.write(Path(folder))
+def write(folder: str | Path, state: dict[str, Any], group: Group = None) -> None:
+    """Writes what the ranks have, each its own part, into a folder that all ranks share.
+
+    Raises OSError on all ranks where one of them cannot write: the disk is full, say.
+    """
+    writer = dcp.FileSystemWriter(
+        str(folder), sync_files=False
+    )  # each file is synced as it is closed
+    writer.fs = files.WatchedFileSystem()
+    try:
+        dcp.save(state, storage_writer=writer, process_group=group)
+    except CheckpointException as failure:  # raised on all ranks, with what each of them met
+        rank, (error, _) = next(iter(failure.failures.items()))
+        raise OSError(
+            f"{folder} could not be written: {type(error).__name__} on rank {rank}: {error}"
+        ) from None
+    checksums.write(Path(folder), group)
 
 
 def open_whole(folder: str | Path) -> Metadata:

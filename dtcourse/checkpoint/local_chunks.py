@@ -87,11 +87,13 @@ def _within(box: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
 class LocalChunks(torch.Tensor):
     """What this rank keeps of a tensor, to be written to or read from a checkpoint.
 
-    shape_of_whole: of the whole tensor;  kept: what is here, which reading fills;  pieces: `pieces_of` it
+    placed: how it was cut;  shape_of_whole: of the whole tensor;  kept: what is here, which reading fills;
+    pieces: `pieces_of` it
 
     The three methods with underscores are what torch.distributed.checkpoint asks of a tensor that lies in parts.
     """
 
+    placed: Placement
     shape_of_whole: torch.Size
     kept: torch.Tensor
     pieces: list[tuple[tuple[int, ...], torch.Tensor]]
@@ -100,7 +102,7 @@ class LocalChunks(torch.Tensor):
     def of(placed: Placement, kept: torch.Tensor) -> LocalChunks:
         """Makes one; it shares the memory of `kept`, which is shaped as the parameter that is placed so."""
         made: LocalChunks = make_subclass(LocalChunks, kept.detach())
-        made.shape_of_whole, made.kept = placed.shape, kept.detach()
+        made.placed, made.shape_of_whole, made.kept = placed, placed.shape, kept.detach()
         made.pieces = pieces_of(placed, made.kept)
         return made
 

@@ -23,6 +23,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
+from dtcourse import nested
 from dtcourse.checkpoint.coverage import check_covered
 from dtcourse.checkpoint.folder import open_whole, read, shapes_below, write
 from dtcourse.checkpoint.held import Held
@@ -46,12 +47,30 @@ def save(
     ranks own different ones, pass `pipeline.module`. Raises ValueError on all ranks, and writes nothing, where copies
     of a tied parameter on two stages differ.
     """
+    write(folder, _state(model, optimizer))
+
+
+def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Any]:
+    """What `save` would write, copied to the CPU: folder.write(folder, it) does so later, while training goes on.
+
+    Every rank must call it; raises as `save`. It takes the memory of one more copy of what the rank keeps.
+    """
+    return nested.map_tensors(_copied, _state(model, optimizer))
+
+
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     held = Held.of(model)
     raise_on_all_ranks(lambda: check_copies(held))
     state: dict[str, Any] = {"model": {**_parameters(held), **buffers(model)}}
     if optimizer is not None:
         state["optimizer"] = _optimizer_state(held, optimizer)
-    write(folder, state)
+    return state
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, LocalChunks):
+        return LocalChunks.of(tensor.placed, _copied(tensor.kept))
+    return tensor.detach().to("cpu", copy=True)
 
 
 def load(

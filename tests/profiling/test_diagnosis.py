@@ -165,6 +165,25 @@ def test_a_loader_on_the_path_is_named_and_one_beside_it_is_not():
     assert diagnose(loading("prefetch")).causes == []
 
 
+def test_seconds_in_the_loader_do_not_make_a_slow_rank_look_less_slow():
+    class Run:
+        timeline = Timeline(
+            event
+            for rank, end in enumerate((5.0, 5.0, 5.5))
+            for event in (
+                Event("s", "step", rank, 0.0, end),
+                Event("load", "data", rank, 0.0, 4.0),
+                Event("forward", "compute", rank, 4.0, end),
+            )
+        )
+        accounts = [  # noqa: RUF012
+            emulation.Account(5.5, 1.5 if rank == SLOW else 1.0, 0.0, 4.0, flops=1e9, moved=1e9)
+            for rank in range(3)
+        ]
+
+    assert "rank 2 takes 1.5 times as long" in diagnose(Run).sentence
+
+
 def test_a_collective_of_nothing_between_two_pieces_of_work_is_a_synchronisation():
     """Rank 1 comes late to the first, rank 0 to the second: neither is slow, and each waits for the other."""
     late = {0: (4.0, 9.0), 1: (5.0, 8.5)}

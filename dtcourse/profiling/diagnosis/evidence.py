@@ -61,10 +61,15 @@ class Evidence:
             found.counters = {rank: Counters(found.alone(rank)) for rank in timeline.ranks}
         else:
             found.counters = {
-                rank: Counters(one.computed + one.slept, one.flops, one.moved, one.recomputed)
+                rank: Counters(found.worked(rank, one), one.flops, one.moved, one.recomputed)
                 for rank, one in accounts.items()
             }
         return found
+
+    def worked(self, rank: int, account: Any) -> float:
+        """Seconds of the whole run in which the rank computed, or stood still elsewhere than in its loader."""
+        loading = self.timeline.of(rank=rank, kind="data", lane="main").busy(rank, "data")
+        return max(account.computed, account.computed + account.slept - loading)
 
     def alone(self, rank: int) -> float:
         """Seconds of the window in which the rank's main lane waited for nobody, not even for data."""

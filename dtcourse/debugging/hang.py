@@ -228,7 +228,8 @@ def _in(blocked: dict[int, Call], call: Call) -> list[int]:
     """The ranks that wait in the same call."""
     if call.is_message:
         return [call.rank]
-    return sorted(r for r, c in blocked.items() if (c.group, c.seq) == (call.group, call.seq))
+    place = (call.group, call.seq)  # of collectives: messages are numbered by themselves
+    return sorted(r for r, c in blocked.items() if not c.is_message and (c.group, c.seq) == place)
 
 
 def _who_wait(blocked: dict[int, Call], call: Call) -> str:

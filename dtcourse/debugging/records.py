@@ -140,7 +140,8 @@ def read_records(folder: str | Path) -> Records:
     Raises ValueError where there is no record.
     """
     folder, found = Path(folder), Records()
-    files = sorted(folder.glob("rank-*.jsonl"))
+    # A rank's log may lie beside its record.
+    files = sorted(f for f in folder.glob("rank-*.jsonl") if not f.name.endswith(".log.jsonl"))
     if not files:
         raise ValueError(
             f"no rank has left a record in {str(folder)!r} (rank-0.jsonl, ...): record with "

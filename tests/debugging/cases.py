@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 import torch.distributed as dist
 
@@ -107,6 +109,16 @@ def nobody_sends(g):
         stay()
 
 
+def another_receives_meanwhile(g):
+    """Rank 1's receive has the number of the barrier that rank 0 waits in, and is no part of it."""
+    if odd():
+        stay()
+    elif dist.get_rank() == 1:
+        time.sleep(0.1)
+        dist.recv(torch.ones(4), ODD, group=g)
+    dist.barrier(g)
+
+
 def ddp_with_a_skipped_backward(g):
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4), process_group=g)
     loss = model(torch.ones(2, 4)).sum()
@@ -137,6 +149,7 @@ CASES = {
         all_receive_first,
         other_tag,
         nobody_sends,
+        another_receives_meanwhile,
         ddp_with_a_skipped_backward,
         asynchronous,
     )

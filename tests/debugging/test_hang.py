@@ -31,6 +31,13 @@ EXPECTED = {
     "all_receive_first": ("receives", [0, 1, 2], "recv", "dist.recv(y", "each receives first"),
     "other_tag": ("tag", [0, 1], "recv", "tag=6", "tag 5"),
     "nobody_sends": ("elsewhere", [2], "recv", "_over.wait", "has not come to recv from rank 2"),
+    "another_receives_meanwhile": (
+        "elsewhere",
+        [2],
+        "barrier",
+        "_over.wait",
+        "where rank 0 waits at",
+    ),
     "ddp_with_a_skipped_backward": ("left", [2], "all_reduce", "Linear", "loss.backward()"),
     "asynchronous": ("left", [2], "all_reduce", "work = ", "call 2 of"),
 }
@@ -191,6 +198,11 @@ def test_a_call_that_is_spoiled_and_a_first_line_that_is_none(damaged):
         assert "its first line is no record's" in diagnose_hang(damaged, PATIENCE).notes[0]
     (damaged / "rank-0.jsonl").unlink()
     assert diagnose_hang(damaged, PATIENCE).notes[1] == "ranks 0, 1 of 3 have no record of this run"
+
+
+def test_logs_in_the_same_folder_are_no_records(damaged):
+    (damaged / "rank-1.log.jsonl").write_text("{}\n")
+    assert diagnose_hang(damaged, PATIENCE).notes == []
 
 
 def test_a_record_of_another_run_is_left_out(damaged, recorded):

@@ -11,7 +11,7 @@ table.py    the list, and what a script does when it is run
     python -m dtcourse.debugging gallery            # all of them, by symptom
 """
 
-from dtcourse.debugging.gallery.examine import COMPARISONS, TOOLS, Examined, examine
+from dtcourse.debugging.gallery.examine import COMPARISONS, TOOLS, WATCHES, Examined, examine
 from dtcourse.debugging.gallery.script import KINDS, Script, read
 from dtcourse.debugging.gallery.table import folder, main, scripts, table
 
@@ -19,6 +19,7 @@ __all__ = [
     "COMPARISONS",
     "KINDS",
     "TOOLS",
+    "WATCHES",
     "Examined",
     "Script",
     "examine",

@@ -1,7 +1,8 @@
 """Parameters that ought to be the same on all ranks, told by what they were: unasked, nobody says which these are.
 
-What has the same bits on all ranks before a step and others after it has drifted. What has one gradient on all ranks
-(so it was averaged, as between replicas) and differs in its values has started from another place. A shard does
+What has the same bits on all ranks before a step and others after it has drifted. Where all
+gradients are the same on all ranks (so they were averaged, as between replicas), what differs in its values has started
+from another place. A shard does
 neither: it differs from the start, and so do its gradients. Zeros and ones are left out: a bias of a shard begins so
 too.
 """
@@ -92,14 +93,12 @@ def drifted(seen: list[Any], results: list[Any]) -> str | None:
         now = {
             key: of for key, of in apart.items() if not _differ(of, 0) and not all(r[3] for r in of)
         }
-        began = {
-            key: of
-            for key, of in rows.items()
-            if _differ(of, 0) and of[0][2] and not _differ(of, 2)
-        }
-        if began:
+        moved = [of for of in rows.values() if any(row[2] for row in of)]
+        began = {key: of for key, of in rows.items() if _differ(of, 0) and of[0][2] is not None}
+        # One gradient alone may be the same by chance: that of a sum's bias is a count.
+        if began and not any(_differ(of, 2) for of in moved):
             said = first_drift(_found(began, 0))
-            return f"Before step {step} {said} Its gradient is the same on all ranks, so these are replicas."
+            return f"Before step {step} {said} All gradients are the same on all ranks, so these are replicas."
         if now:
             return f"Since step {step}, and not before it: {first_drift(_found(now, 1))}"
     return None

@@ -1,10 +1,7 @@
 """What is wrong with a distributed program, found from what its ranks hold and left. In the order in which to read:
 
-records.py    the flight recorder's records of all ranks, read back: cut off, of another run, missing
-differences.py  ranks that made different calls where they should have made the same
-waits.py      who waits for whom, to the rank that is the reason or round to where it began
-sentences.py  how a call and a rank are put in words
-hang.py       diagnose_hang: one sentence on which rank did what instead
+hang/         diagnose_hang: from the flight recorder's records of all ranks, who did what instead
+sentences.py  how ranks and lines are put in words
 held.py       what a rank holds of a model and its optimizer: names, pieces, sums
 replicas.py   whether ranks that ought to hold the same still do, on a schedule
 seeds.py      random numbers that ranks share, and those that each has alone
@@ -13,6 +10,8 @@ determinism.py  what gives the same bits twice here, and all that torch offers f
 environment.py  what a run ran in, and what differs from another's or over the ranks
 logs.py       the ranks' logs, merged by clock
 losses.py     two layouts' losses: the first step that differs, and where to look then
+unasked/      tools that watch a rank of any program, and say what is wrong or nothing
+gallery/      runs the scripts of gallery/, real mistakes, with all tools watching
 
     launch(step, 4, timeout=20, env=recorded_in("records"))     # hangs: RankTimeout, and a record of each rank
     print(diagnose_hang("records"))
@@ -34,10 +33,16 @@ from dtcourse.debugging.environment import (
     environments_differ,
     save_environment,
 )
-from dtcourse.debugging.hang import Diagnosis, diagnose_hang
+from dtcourse.debugging.hang import (
+    Diagnosis,
+    Record,
+    Records,
+    diagnose_hang,
+    read_records,
+    recorded_in,
+)
 from dtcourse.debugging.logs import Logs, logged_in, read_logs
 from dtcourse.debugging.losses import LossDifference, compare_layouts
-from dtcourse.debugging.records import Record, Records, read_records, recorded_in
 from dtcourse.debugging.replicas import Drift, ReplicasDrifted, ReplicaWatch, compare_replicas
 from dtcourse.debugging.seeds import (
     RankSeeds,

@@ -1,4 +1,4 @@
-"""Calls and ranks in words."""
+"""Ranks and lines in words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from dtcourse.callers import Line
 from dtcourse.collectives.flight.entry import readable as readable_lines
-from dtcourse.debugging.records import Call
 from dtcourse.launch.failures import readable
 
 
@@ -33,24 +32,3 @@ def place(lines: list[list[Any]]) -> str:
 def line_in_words(lines: Sequence[Line]) -> str:
     """The same of lines as `callers` gives them."""
     return place(readable_lines(tuple(lines[:1])))
-
-
-def in_words(call: Call) -> str:
-    """Such as "all_reduce(SUM) of (10,) float32", "isend to rank 1 of (4,) float32, tag 3"."""
-    words = call.operation
-    details = [str(v) if k == "op" else f"{k} {v}" for k, v in call.detail.items() if k != "call"]
-    if details:
-        words += f"({', '.join(details)})"
-    if call.is_message:
-        other = "any rank" if call.peer is None else f"rank {call.peer}"
-        words += f" {'to' if call.kind == 'send' else 'from'} {other}"
-    if call.sizes:
-        shown = ", ".join(str(tuple(size)) for size in call.sizes[:3])
-        words += f" of {shown}{', ...' if len(call.sizes) > 3 else ''}"
-    words += f" {call.dtype}" if call.dtype else ""
-    return words + (f", tag {call.tag}" if call.is_message and call.tag else "")
-
-
-def numbered(call: Call) -> str:
-    """A collective with its place in the group: "all_reduce(SUM) of (10,) float32, call 4 of the default group"."""
-    return f"{in_words(call)}, call {call.seq} of {call.group}"

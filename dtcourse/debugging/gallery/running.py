@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dtcourse.debugging.records import Records, read_records, recorded_in
+from dtcourse.debugging.hang import Records, read_records, recorded_in
 from dtcourse.debugging.unasked.watch import Watch
 from dtcourse.launch import RankFailure, RankTimeout, launch
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dtcourse.debugging.differences import Difference, first_difference, first_other_line
-from dtcourse.debugging.records import Call, Record, Records, read_records
-from dtcourse.debugging.sentences import in_words, numbered, place, ranks_in_words
-from dtcourse.debugging.waits import Chain, blocked_calls, chain_of, on_another_group
+from dtcourse.debugging.hang.differences import Difference, first_difference, first_other_line
+from dtcourse.debugging.hang.records import Call, Record, Records, read_records
+from dtcourse.debugging.hang.waits import Chain, blocked_calls, chain_of, on_another_group
+from dtcourse.debugging.hang.words import in_words, numbered
+from dtcourse.debugging.sentences import place, ranks_in_words
 
 PATIENCE = 1.0
 

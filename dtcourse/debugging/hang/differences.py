@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from dtcourse.debugging.records import Call, Records
+from dtcourse.debugging.hang.records import Call, Records
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,11 @@ def _is_finite(value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
         return True
     value = local(value.detach())
-    return not value.is_floating_point() or value.is_meta or bool(value.isfinite().all())
+    if not value.is_floating_point() or value.is_meta:
+        return True
+    if value.numel() and not value.untyped_storage().nbytes():
+        return True  # its memory has been given back, as a sharded model does between two uses
+    return bool(value.isfinite().all())
 
 
 def made(seen: list[Any], results: list[Any]) -> str | None:
@@ -91,10 +95,14 @@ def made(seen: list[Any], results: list[Any]) -> str | None:
     returned = not all(map(_is_finite, tree_leaves(results))) or any(
         isinstance(x, float) and x - x != 0 for x in tree_leaves(results)
     )
-    for rank, born in enumerate(seen):
-        if born is not None and (returned or any(b is not None and b.arrived for b in seen)):
-            return (
-                f"On rank {rank}, {born.operation} made the first number that is not finite, {born.value} in "
-                f"{born.wrong} of {born.of} elements, at {born.where}."
-            )
+    if not returned and not any(born is not None and born.arrived for born in seen):
+        return None
+    born = {rank: one for rank, one in enumerate(seen) if one is not None}
+    # What a collective has brought was made by another rank.
+    own = {rank: one for rank, one in born.items() if not one.operation.startswith("c10d::")}
+    for rank, one in (own or born).items():
+        return (
+            f"On rank {rank}, {one.operation} made the first number that is not finite, {one.value} in {one.wrong} of "
+            f"{one.of} elements, at {one.where}."
+        )
     return None

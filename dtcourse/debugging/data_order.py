@@ -33,16 +33,21 @@ class DataOrder:
     """Who reads what.
 
     total: samples that there are;  of: by epoch and rank, the samples in the order in which they are read
+    in_step: whether ranks wait for each other at each batch, as in training; an evaluation may add up at its end what
+             each rank has found, and ranks may then read unequally many
     """
 
     total: int
     of: list[list[list[int]]]
+    in_step: bool = True
     _faults: list[str] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for epoch, by_rank in enumerate(self.of):
             where = f"in epoch {epoch}, " if len(self.of) > 1 else ""
             self._faults.extend(where + fault for fault in _faults_of(by_rank, self.total))
+            if self.in_step:
+                self._faults.extend(where + fault for fault in _unequal(by_rank))
         for epoch in range(1, len(self.of)):
             if self.of[epoch] == self.of[epoch - 1] and any(len(r) > 1 for r in self.of[epoch]):
                 self._faults.append(
@@ -154,14 +159,18 @@ def _faults_of(by_rank: Sequence[Sequence[int]], total: int) -> list[str]:
         found.append(f"{_samples(twice)} read twice by one rank, the first by rank {one}")
     if missing:
         found.append(f"{_samples(missing)} read by nobody")
-    lengths = [len(mine) for mine in by_rank]
-    if max(lengths) != min(lengths):
-        most, least = lengths.index(max(lengths)), lengths.index(min(lengths))
-        found.append(
-            f"rank {most} reads {max(lengths)} and rank {least} {min(lengths)}: it would wait for the other in a "
-            "collective, unless that joins (torch.distributed.algorithms.Join)"
-        )
     return found
+
+
+def _unequal(by_rank: Sequence[Sequence[int]]) -> list[str]:
+    lengths = [len(mine) for mine in by_rank]
+    if max(lengths) == min(lengths):
+        return []
+    most, least = lengths.index(max(lengths)), lengths.index(min(lengths))
+    return [
+        f"rank {most} reads {max(lengths)} and rank {least} {min(lengths)}: it would wait for the other in a "
+        "collective, unless that joins (torch.distributed.algorithms.Join)"
+    ]
 
 
 def _samples(samples: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 RANKS = 4
 KIND = "silently wrong"
 TOOL = "files"
-NAMES = ("ranks 0, 1, 2 and 3", "checkpoint.pt")
+NAMES = ("Ranks 0, 1, 2 and 3", "checkpoint.pt")
 REPAIR = [
     (
         "torch.save(content, path)",

@@ -28,6 +28,7 @@ class Experts(nn.Module):
     def __init__(self, width=32, num_experts=16):
         super().__init__()
         self.router = nn.Linear(width, num_experts, bias=False)
+        nn.init.normal_(self.router.weight, std=0.02)
         self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(num_experts))
 
     def forward(self, x):

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 RANKS = 2
 KIND = "silently wrong"
 TOOL = "files"
-NAMES = ("rank 0", "preempted.pt", "SGD.step")
+NAMES = ("rank 0", "preempted.pt", "SGD.step()")
 REPAIR = [
     ("asked.append(number)\n        save()\n", "asked.append(number)\n"),
     (

@@ -1,7 +1,7 @@
 """All tools at once over a script or its twin, none of them told what is wrong: each one's sentence, or None.
 
 hang         the flight recorder's records, read by diagnose_hang
-replicas, seeds, data order, numbers, memory, bytes, files, groups     dtcourse/debugging/unasked
+replicas, seeds, data order, numbers, memory, bytes, files, groups, optimizers, loads, ties   dtcourse/debugging/unasked
 gradients    what the ranks returned against what the script's reference() computes in one process, by dtcourse.verify
 layouts      without a reference: the losses on these ranks against those on one
 
@@ -22,13 +22,16 @@ from dtcourse.debugging.gallery.script import Script, read
 from dtcourse.debugging.hang import diagnose_hang
 from dtcourse.debugging.losses import compare_layouts
 from dtcourse.debugging.unasked.draws import Draws, alike
-from dtcourse.debugging.unasked.files import Writes, written_by_several
+from dtcourse.debugging.unasked.files import Writes, written_wrongly
 from dtcourse.debugging.unasked.groups import TakenDown, asked_for_afterwards
 from dtcourse.debugging.unasked.growth import LiveBytes, grows
+from dtcourse.debugging.unasked.loads import Loads, left_out
 from dtcourse.debugging.unasked.messages import Sends, more_than_needed
 from dtcourse.debugging.unasked.numbers import FirstNotFinite, made
+from dtcourse.debugging.unasked.optimizers import OptimizerSteps, step_on_nothing
 from dtcourse.debugging.unasked.reads import Reads, read_as_they_should
 from dtcourse.debugging.unasked.replicas import ReplicaSums, drifted
+from dtcourse.debugging.unasked.ties import Ties, without_answer
 from dtcourse.debugging.unasked.watch import Says, Watch
 from dtcourse.verify import NotEqual, compare
 
@@ -40,8 +43,11 @@ WATCHES: dict[type[Watch], Says] = {
     FirstNotFinite: made,
     LiveBytes: grows,
     Sends: more_than_needed,
-    Writes: written_by_several,
     TakenDown: asked_for_afterwards,
+    Writes: written_wrongly,
+    OptimizerSteps: step_on_nothing,
+    Loads: left_out,
+    Ties: without_answer,
 }
 COMPARISONS = ("gradients", "layouts")
 TOOLS = ("hang", *(watch.name for watch in WATCHES), *COMPARISONS)

@@ -10,6 +10,9 @@ reads.py     the samples that loaders have read
 numbers.py   the operation that made the first number that is not finite
 growth.py    memory that more of stays alive after each step
 messages.py  messages that carry more than what was made of them needs
-files.py     files that several ranks write
 groups.py    groups that were taken down and are asked for afterwards
+files.py     files that several ranks write, or that are written within an optimizer's step
+optimizers.py  optimizers that hold parameters which nobody uses, or whose counters stand
+loads.py     checkpoints of which tensors are left out for their names
+ties.py      choices of the largest among equals
 """

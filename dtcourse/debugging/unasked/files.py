@@ -1,13 +1,20 @@
-"""Files that several ranks write: each spoils the others' work, and what is left is of the last one, or of none."""
+"""Files that are written by several ranks, or at a wrong moment.
+
+Where several write one file, each spoils the others' work, and what is left is of the last one, or of none. What is
+written within an optimizer's step (by a signal's handler: nothing else gets in between) has some parameters of the new
+step, and some of the old.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.optim import Optimizer
 
 from dtcourse.callers import callers
 from dtcourse.debugging.sentences import line_in_words, ranks_in_words
@@ -16,10 +23,11 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class Written(NamedTuple):
-    """A file that this rank has opened for writing, and the line that did."""
+    """A file that this rank has opened for writing, the line that did, and the optimizer whose step was under way."""
 
     path: str
     line: str
+    within: str
 
 
 class Writes:
@@ -63,11 +71,29 @@ class Writes:
     def _note(self, path: Any) -> None:
         lines = callers()
         if lines and not str(path).startswith(("/dev/", "/proc/", "/sys/")):
-            self._written.append(Written(os.path.abspath(path), line_in_words(lines)))
+            within = _stepping(sys._getframe())
+            self._written.append(Written(os.path.abspath(path), line_in_words(lines), within))
 
 
-def written_by_several(seen: list[Any], results: list[Any]) -> str | None:
-    """The first file that more ranks than one write."""
+def _stepping(frame: FrameType | None) -> str:
+    """The optimizer in whose step() a frame is, such as "SGD"."""
+    while frame is not None:
+        owner = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
+        if isinstance(owner, Optimizer):
+            return type(owner).__name__
+        frame = frame.f_back
+    return ""
+
+
+def written_wrongly(seen: list[Any], results: list[Any]) -> str | None:
+    """The first file that is written within a step, or by more ranks than one."""
+    for rank, written in enumerate(seen):
+        for one in written:
+            if one.within:
+                return (
+                    f"On rank {rank}, {Path(one.path).name} is written in the middle of {one.within}.step(), at "
+                    f"{one.line}: some parameters are updated, and some are not yet."
+                )
     by_path: dict[str, dict[int, str]] = {}
     for rank, written in enumerate(seen):
         for one in written:

@@ -2,7 +2,7 @@
 
 Cause: the sum of the validation losses is a tensor with a graph, and in it is the graph of each step, with all that
 backward would need; nobody calls it. (Of a loss that was trained on, backward has freed most of it.)
-Found by: what is alive after each step: a graph that grows, and the variable that holds it.
+Found by: the bytes that each step leaves alive, and the line that made them.
 Repair: add the number, not the tensor. Known from the PyTorch FAQ ("my model reports out of memory"), and from
 every loop that collects losses for a plot.
 """

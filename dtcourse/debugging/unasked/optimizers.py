@@ -95,7 +95,7 @@ class OptimizerSteps:
                 continue
             self._updated[p] = self._updated.get(p, 0) + 1
             for key, value in optimizer.state.get(p, {}).items():
-                number = _whole(value)
+                number = _whole(value, p)
                 if number is not None:
                     self._counted.setdefault((p, str(key)), set()).add(number)
 
@@ -126,10 +126,10 @@ def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _whole(value: Any) -> int | None:
-    """A number without a fraction, if it is one."""
+def _whole(value: Any, parameter: nn.Parameter) -> int | None:
+    """A number without a fraction, if it is one; what has the parameter's own shape is a sum of gradients."""
     if isinstance(value, torch.Tensor):
-        if value.numel() != 1 or value.is_meta:
+        if value.numel() != 1 or value.is_meta or value.shape == parameter.shape:
             return None
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value // 1:

@@ -117,10 +117,21 @@ def test_what_another_optimizer_has_or_nobody_wants_trained_is_no_mistake():
                 copy.grad = p.grad.double()
             optimizer.step()
 
+    def dead():
+        """A number without influence, whose momentum is 0 after each step."""
+        model = build()
+        model.register_parameter("number", nn.Parameter(torch.ones(())))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(4):
+            optimizer.zero_grad()
+            (model(torch.ones(2, 3)).sum() + 0 * model.number).backward()
+            optimizer.step()
+
     def unused():
         model = build()
         train(model[0], torch.optim.SGD(model.parameters(), lr=0.1))
 
     assert said(two) is None
     assert said(masters) is None
+    assert said(dead) is None
     assert said(unused) is None

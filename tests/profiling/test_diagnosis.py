@@ -181,7 +181,10 @@ def test_seconds_in_the_loader_do_not_make_a_slow_rank_look_less_slow():
             for rank in range(3)
         ]
 
-    assert "rank 2 takes 1.5 times as long" in diagnose(Run).sentence
+    loader, slow = diagnose(Run).causes
+    assert (loader.kind, loader.seconds) == ("waiting for data", pytest.approx(4.0))
+    assert (slow.kind, slow.seconds) == ("slow rank", pytest.approx(0.5))
+    assert "rank 2 takes 1.5 times as long" in slow.says
 
 
 def test_a_collective_of_nothing_between_two_pieces_of_work_is_a_synchronisation():

@@ -75,7 +75,7 @@ def slow_rank(evidence: Evidence) -> Iterator[Cause]:
     for rank, factor in slow.items():
         yield Cause(
             "slow rank",
-            evidence.on_path("compute", rank) * (1 - 1 / factor),
+            evidence.computing_on_path(rank) * (1 - 1 / factor),
             f"rank {rank} takes {factor:.1f} times as long as the other ranks for the same operations",
             (rank,),
         )
@@ -90,7 +90,7 @@ def unequal_work(evidence: Evidence) -> Iterator[Cause]:
     mean = statistics.mean(work.values())
     rank = max(work, key=lambda r: (work[r], -r))
     factor = work[rank] / mean
-    lost = evidence.on_path("compute", rank) / max(1.0, slow[rank]) * (1 - 1 / factor)
+    lost = evidence.computing_on_path(rank) / max(1.0, slow[rank]) * (1 - 1 / factor)
     what = "the stage of rank" if evidence.is_pipeline else "rank"
     yield Cause(
         "unequal work",
@@ -199,7 +199,7 @@ def recomputing(evidence: Evidence) -> Iterator[Cause]:
     if busy > 0:
         yield Cause(
             "recomputing",
-            evidence.on_path("compute") * again / busy,
+            evidence.computing_on_path() * again / busy,
             f"checkpoints repeat forwards: {again / busy:.0%} of all computing",
         )
 

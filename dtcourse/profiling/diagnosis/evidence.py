@@ -112,8 +112,17 @@ class Evidence:
         """Seconds of the path of one kind, of one rank or all."""
         return sum(s.seconds for s in self.path if s.kind == kind and rank in (None, s.rank))
 
-    def data_on_path(self) -> dict[int, float]:
-        """By rank, seconds of the path in which its main lane was in an event of kind "data"."""
+    def computing_on_path(self, rank: int | None = None) -> float:
+        """Seconds of the path in which a rank, or any, was on its main lane and not in its loader."""
+        loading = self.data_on_path("compute")
+        mine = sum(loading.values()) if rank is None else loading.get(rank, 0.0)
+        return self.on_path("compute", rank) - mine
+
+    def data_on_path(self, *kinds: str) -> dict[int, float]:
+        """By rank, seconds of the path in which its main lane was in an event of kind "data".
+
+        kinds: only of these segments; of none given, of computing and of waits for what is not recorded
+        """
         found: dict[int, float] = {}
         for rank in self.timeline.ranks:
             loading = [
@@ -122,7 +131,7 @@ class Evidence:
             found[rank] = sum(
                 max(0.0, min(b, s.end) - max(a, s.start))
                 for s in self.path
-                if s.kind in ("compute", "unknown") and s.rank == rank
+                if s.kind in (kinds or ("compute", "unknown")) and s.rank == rank
                 for a, b in loading
             )
         return found

@@ -60,5 +60,5 @@ lock: env ## write requirements.lock from what is installed in .venv
 
 clean: ## remove caches and executed copies (never .venv, never my/)
 	@rm -rf build dist executed .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	@find dtcourse tests benchmarks tools lessons solutions exercises \
+	@find dtcourse tests benchmarks gallery tools lessons solutions exercises \
 	    \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} + 2>/dev/null || true

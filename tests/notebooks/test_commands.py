@@ -315,7 +315,7 @@ def test_the_files_of_the_course_that_lessons_name_are_there():
         for cell in nbfile.read(path)["cells"]
         if cell["cell_type"] == "markdown"
         for file in re.findall(
-            r"`((?:lessons|benchmarks|studies|tools|dtcourse)/[\w/.-]+)`", cell["source"]
+            r"`((?:lessons|benchmarks|gallery|studies|tools|dtcourse)/[\w/.-]+)`", cell["source"]
         )
     }
     assert len(named) >= 2

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FOLDERS = ("benchmarks", "dtcourse", "lessons/scripts", "studies", "tests", "tools")
+FOLDERS = ("benchmarks", "dtcourse", "gallery", "lessons/scripts", "studies", "tests", "tools")
 
 _NAMES = (
     "Args|Arguments|Parameters|Other Parameters|Returns|Yields|Raises|Warns|Attributes|Methods|Notes|Examples?|See "

@@ -36,6 +36,22 @@ def test_hooks_on_what_is_saved_are_seen():
     assert not torch_private.saves_through_hooks()
 
 
+def test_operations_are_hidden_from_the_modes_that_are_entered():
+    class Counts(torch_private.TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen += 1
+            return func(*args, **(kwargs or {}))
+
+    with Counts() as mode:
+        with torch_private.without_modes():
+            torch.ones(1)
+        assert mode.seen == 0
+        torch.ones(1)
+        assert mode.seen == 1
+
+
 def test_process_group_has_the_methods_we_know_of():
     known = torch_private.DATA_METHODS | torch_private.OTHER_METHODS
     found = {name for name in dir(dist.ProcessGroup) if not name.startswith("__")}

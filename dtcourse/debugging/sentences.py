@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,4 +32,9 @@ def place(lines: list[list[Any]]) -> str:
 
 def line_in_words(lines: Sequence[Line]) -> str:
     """The same of lines as `callers` gives them."""
-    return place(readable_lines(tuple(lines[:1])))
+    return _of_line(tuple(lines[:1]))
+
+
+@lru_cache(maxsize=4096)
+def _of_line(lines: tuple[Line, ...]) -> str:
+    return place(readable_lines(lines))

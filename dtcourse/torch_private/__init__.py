@@ -18,6 +18,7 @@ tests/repository/test_private_names.py finds those that are used anywhere else.
 
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._pytree import tree_leaves
 
 from dtcourse.torch_private.backward import (
@@ -177,5 +178,6 @@ __all__ = [
     "tree_leaves",
     "version_of",
     "watch_groups",
+    "without_modes",
     "work_of",
 ]

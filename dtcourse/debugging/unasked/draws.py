@@ -18,7 +18,7 @@ from dtcourse.callers import callers
 from dtcourse.debugging.seeds import streams_in_words
 from dtcourse.debugging.sentences import line_in_words
 from dtcourse.debugging.unasked.reads import Prepared
-from dtcourse.debugging.unasked.watch import Roots
+from dtcourse.debugging.unasked.watch import Roots, unseen
 from dtcourse.parameters.checksum import checksum
 from dtcourse.torch_private import TorchDispatchMode, tree_leaves
 
@@ -57,6 +57,7 @@ class Draws(TorchDispatchMode):
         self._roots.end()
         return self._draws
 
+    @unseen
     def _entered(self, module: Any, args: Any) -> None:
         tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
         self._input = tuple(checksum(t).item() for t in tensors)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from dtcourse.callers import callers
+from dtcourse.callers import Line, callers
 from dtcourse.debugging.sentences import line_in_words, ranks_in_words
 from dtcourse.parameters.placement import local
 from dtcourse.torch_private import TorchDispatchMode, tree_leaves
@@ -38,9 +38,8 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._alive: dict[
-            int, tuple[int, str, int]
-        ] = {}  # bytes, line, the step in which it was made
+        # bytes, the line, the step in which it was made
+        self._alive: dict[int, tuple[int, tuple[Line, ...], int]] = {}
         self._watch: dict[int, weakref.ref] = {}
         self._totals: list[int] = []
         self._growth: Growth | None = None
@@ -72,7 +71,7 @@ class LiveBytes(TorchDispatchMode):
         key = id(storage)
         if key in self._alive:
             return
-        self._alive[key] = (storage.nbytes(), line_in_words(callers()), len(self._totals))
+        self._alive[key] = (storage.nbytes(), callers()[:1], len(self._totals))
         self._watch[key] = weakref.ref(storage, lambda _: self._died(key))
 
     def _died(self, key: int) -> None:
@@ -87,11 +86,11 @@ class LiveBytes(TorchDispatchMode):
         more = [b - a for a, b in zip(self._totals, self._totals[1:], strict=False)][-STEPS:]
         self._growth = None
         if len(more) == STEPS and min(more) >= LEAST:
-            lines: Counter[str] = Counter()
+            lines: Counter[tuple[Line, ...]] = Counter()
             for size, line, step_of in self._alive.values():
                 if step_of > 0:
                     lines[line] += size
-            self._growth = Growth(min(more), lines.most_common(1)[0][0])
+            self._growth = Growth(min(more), line_in_words(lines.most_common(1)[0][0]))
 
 
 def grows(seen: list[Any], results: list[Any]) -> str | None:

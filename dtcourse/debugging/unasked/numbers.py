@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from dtcourse.callers import callers
 from dtcourse.debugging.sentences import line_in_words
+from dtcourse.debugging.unasked.watch import unseen
 from dtcourse.parameters.placement import local
 from dtcourse.torch_private import TorchDispatchMode, tree_leaves
 
@@ -71,6 +72,7 @@ class FirstNotFinite(TorchDispatchMode):
         where = line_in_words(callers())
         self._first = Born(name, where, wrong.numel(), tensor.numel(), value, False)
 
+    @unseen
     def _has_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._first is not None and not self._arrived:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 )
 
 from dtcourse.debugging.sentences import ranks_in_words
-from dtcourse.debugging.unasked.watch import Roots
+from dtcourse.debugging.unasked.watch import Roots, unseen
 from dtcourse.plural import plural
 
 UPDATES = 3  # of a parameter, that leave a counter where it was
@@ -88,6 +88,7 @@ class OptimizerSteps:
         for root in self._roots.found.values():
             self._trained.update(p for p in root.parameters() if p.grad is not None)
 
+    @unseen
     def _has_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for p in _parameters(optimizer):
             if p.grad is None:

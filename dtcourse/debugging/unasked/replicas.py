@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 
 from dtcourse.debugging.held import piece_of
 from dtcourse.debugging.replicas import first_drift
-from dtcourse.debugging.unasked.watch import Roots
+from dtcourse.debugging.unasked.watch import Roots, unseen
 from dtcourse.parameters.checksum import checksum
 from dtcourse.parameters.placement import local, placement_of
 
@@ -53,6 +53,7 @@ class ReplicaSums:
             handle.remove()
         return self._steps
 
+    @unseen
     def _steps_next(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if len(self._steps) >= MOST:
             return
@@ -63,6 +64,7 @@ class ReplicaSums:
             same = mine.numel() == 0 or bool((mine == mine.flatten()[0]).all())
             self._before[id(p)] = (checksum(mine).item(), gradient if moved else None, same)
 
+    @unseen
     def _has_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if len(self._steps) >= MOST:
             return

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, Protocol
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from dtcourse.torch_private import without_modes
 
 
 class Watch(Protocol):
@@ -26,6 +29,17 @@ class Watch(Protocol):
 
 # From what was seen on each rank, by rank, and what each rank returned: a sentence, or None.
 Says = Callable[[list[Any], list[Any]], str | None]
+
+
+def unseen(look: Callable[..., None]) -> Callable[..., None]:
+    """A look of a tool, a method, whose own operations no tool is to see: it takes a tenth of the time then."""
+
+    @wraps(look)
+    def looks(*args: Any, **kwargs: Any) -> None:
+        with without_modes():
+            look(*args, **kwargs)
+
+    return looks
 
 
 class Roots:

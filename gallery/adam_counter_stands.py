@@ -52,7 +52,7 @@ def step():
     data = torch.Generator().manual_seed(1 + rank)
     x, y = torch.randn(64, 16, generator=data), torch.randint(4, (64,), generator=data)
     losses = []
-    for _ in range(20):
+    for _ in range(10):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)
         loss.backward()

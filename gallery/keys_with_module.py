@@ -47,7 +47,7 @@ def step():
 
     torch.manual_seed(0)
     model = DistributedDataParallel(build())
-    losses = train(model, 20)
+    losses = train(model, 10)
     if dist.get_rank() == 0:
         torch.save(model.state_dict(), path)
     dist.barrier()
@@ -55,7 +55,7 @@ def step():
     torch.manual_seed(1)  # the job was started anew
     restored = build()
     restored.load_state_dict(torch.load(path, weights_only=True), strict=False)
-    losses += train(DistributedDataParallel(restored), 5)
+    losses += train(DistributedDataParallel(restored), 3)
     return {"own losses": losses}
 
 

@@ -32,6 +32,7 @@ from dtcourse.compression.matrices import as_matrix, cut, mean_over_ranks, ortho
 from dtcourse.compression.wire.background import group_beside
 from dtcourse.compression.wire.of_model import (
     ModelParameters,
+    OfModel,
     PerParameter,
     WholeStep,
     check_whose,
@@ -40,7 +41,7 @@ from dtcourse.compression.wire.of_model import (
 from dtcourse.parameters.replicas import Group
 
 
-class PowerSGDState:
+class PowerSGDState(OfModel):
     """What compression_hook keeps for PowerSGD: one for each model. PyTorch's is powerSGD_hook's PowerSGDState.
 
     rank:           of the approximation; a matrix with fewer rows or columns takes as many as it has

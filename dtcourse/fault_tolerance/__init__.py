@@ -6,11 +6,32 @@ In the order in which to read them (each write, fsync and rename of theirs passe
     folders.py        a folder that appears at once or not at all
     power_cuts.py     what a power cut may leave, from the record of what was done
     checkpoints.py    all ranks write one; the newest complete one is found
+    background.py     it is written while training goes on
+    training_state.py all that a run must find again; loaded all or nothing
+    random_states.py  of it: what draws random numbers
+    bucket_layout.py  of it: which gradients share a bucket
+    fingerprints.py   whether it is the same run, by its data
 
 It knows no technique: what is written and read is a function's business, such as dtcourse.checkpoint's.
 """
 
+from dtcourse.fault_tolerance.background import BackgroundCheckpoints, Stall
+from dtcourse.fault_tolerance.bucket_layout import BucketLayout
 from dtcourse.fault_tolerance.checkpoints import Checkpoints, Found, NotSaved
+from dtcourse.fault_tolerance.fingerprints import fingerprint
 from dtcourse.fault_tolerance.mark import NotComplete
+from dtcourse.fault_tolerance.random_states import RandomStates
+from dtcourse.fault_tolerance.training_state import TrainingState
 
-__all__ = ["Checkpoints", "Found", "NotComplete", "NotSaved"]
+__all__ = [
+    "BackgroundCheckpoints",
+    "BucketLayout",
+    "Checkpoints",
+    "Found",
+    "NotComplete",
+    "NotSaved",
+    "RandomStates",
+    "Stall",
+    "TrainingState",
+    "fingerprint",
+]

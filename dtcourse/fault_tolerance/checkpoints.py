@@ -62,6 +62,9 @@ class Checkpoints:
         self.folder, self.keep = Path(folder), keep
         ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
         self.group = dist.new_group(ranks, backend="gloo")
+        self.of_training = dist.new_group(
+            ranks, backend="gloo"
+        )  # for who asks while a thread saves
         self.is_first = dist.get_rank(self.group) == 0
 
     # --- saving ---------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from dtcourse.compression.wire.background import group_beside
 from dtcourse.compression.wire.exchange import all_gather
 from dtcourse.compression.wire.of_model import (
     ModelParameters,
+    OfModel,
     PerParameter,
     WholeStep,
     check_whose,
@@ -74,7 +75,7 @@ class TopBlocks(Compressor):
         return blocks.flatten()[: payload.n]
 
 
-class TopRows:
+class TopRows(OfModel):
     """For compression_hook: of each matrix the ceil(ratio rows) rows of largest norm; a bias has rows of one number.
 
     A parameter of more axes counts as a matrix with its first one, one of none (a learned scale) as one row of one

@@ -34,6 +34,7 @@ from dtcourse.compression.wire.averaging import begin
 from dtcourse.compression.wire.background import group_beside, in_background
 from dtcourse.compression.wire.of_model import (
     ModelParameters,
+    OfModel,
     PerParameter,
     WholeStep,
     check_whose,
@@ -51,7 +52,7 @@ class BucketAverage(Protocol):
         """Compresses a bucket's gradients now; the function sends them and returns their mean: (n,)."""
 
 
-class CompressionState:
+class CompressionState(OfModel):
     """What the hook keeps: one for each model.
 
     compressor:     the method
@@ -122,7 +123,8 @@ class CompressionState:
 
         Parameters are known by the order of the first step's buckets: register the hook before the first step. A run
         that goes on with it is the same to the bit where its first step's buckets are those of later steps: in our
-        DistributedDataParallel, of a model whose parameters are registered in the order of their use.
+        DistributedDataParallel, of a model whose parameters are registered in the order of their use, or where they are
+        restored too, and both runs have called `know`.
         """
         return {
             **whose(self.group),

@@ -133,6 +133,21 @@ class ModelParameters:
             kept[parameter] = kept.loaded.pop(position).to(parameter.device)
 
 
+class OfModel:
+    """A state that is told of its model by the buckets."""
+
+    _model: ModelParameters
+
+    def know(self, buckets: Iterable[Any]) -> None:
+        """Takes a model's parameters from its buckets before the first step brings them: `know(ddp.reducer.buckets)`.
+
+        A run that resumes may begin with the buckets of later steps (fault_tolerance's BucketLayout), in which the
+        parameters come in another order. Call it where the hook is registered, in the first run too.
+        """
+        for bucket in buckets:
+            self._model.check(bucket)
+
+
 class WholeStep:
     """What all buckets of a step would keep, and keep where all of their means are finite: else the step is skipped.
 

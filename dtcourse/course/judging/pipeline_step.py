@@ -46,7 +46,8 @@ class Saved:
     """A tensor that a graph has saved; it lives as long as the graph needs it."""
 
     def __init__(self, kept: Kept, tensor: Tensor) -> None:
-        self.kept, self.tensor = kept, tensor
+        # Detached: an output holds its graph, which holds this, and neither would go by itself.
+        self.kept, self.tensor = kept, tensor.detach()
         self.place, self.nbytes = tensor.data_ptr(), tensor.nbytes
         self.counts = self.place not in kept.free
         if self.counts:

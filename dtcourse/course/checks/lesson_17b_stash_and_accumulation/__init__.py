@@ -1,7 +1,8 @@
-"""The checks of lesson 17b: micro-batches for a budget, and a diagnosis of updates from many micro-batches."""
+"""The checks of lesson 17b: micro-batches for a budget, who recomputes, a diagnosis of updates."""
 
 # In the order of the notebook.
 EXERCISES = (
     "micro_batches_for",
+    "choose_recompute",
     "diagnose_update",
 )

@@ -1,115 +1,90 @@
-"""One step or two for an all-to-all, and how many chunks overlap with computing."""
+"""One step or two for an all-to-all, and how many chunks overlap with computing. Really run, under emulation."""
 
 from __future__ import annotations
 
-from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
+from dtcourse.course.checks.lesson_21b_expert_parallelism import exchanges
+from dtcourse.course.judging import Answer, Exercise, require_near_best, trials
+from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
 
 CHOOSE = Exercise(
     "choose_exchange",
     lesson="21b",
-    title="Choose",
+    title="Choose an exchange",
     takes=("choose_exchange",),
-    target="a layer in at most 1.01 times the best one's time, on 8 clusters",
+    launches=True,
+    target="on 4 clusters a layer of at most 1.01 times the best choice's, measured; at most 7 of 12 choices tried",
 )
 
-# nbytes, compute, overhead, nodes, g, near, latency, inside, between, most
-Cluster = tuple[float, float, float, int, int, float, float, float, float, int]
-H100 = (2e-6, 10e-6, 450e9, 50e9)
-LONG: tuple[Cluster, ...] = (
-    (256e6, 20e-3, 20e-6, 2, 8, *H100, 16),
-    (64e6, 4e-3, 20e-6, 4, 4, *H100, 8),
-    (512e6, 8e-3, 100e-6, 2, 4, *H100, 16),
-)
-SHORT: tuple[Cluster, ...] = (
-    (2e6, 100e-6, 20e-6, 16, 8, *H100, 8),
-    (1e6, 1e-3, 10e-6, 8, 8, *H100, 8),
-)
-BETWEEN: tuple[Cluster, ...] = (
-    (32e6, 2e-3, 50e-6, 8, 8, *H100, 16),
-    (16e6, 1e-3, 300e-6, 2, 8, 2e-6, 10e-6, 20e9, 50e9, 16),
-    (128e6, 6e-3, 20e-6, 32, 8, *H100, 12),
-)
+ROWS = 24  # of each rank for each rank
+MOST = 7  # choices that an answer may try
+CHUNKS = (1, 2, 3, 4, 6, 12)
+CHOICES: list[trials.Choice] = [(way, n) for way in ("at once", "two steps") for n in CHUNKS]
+# Hidden width; operations per second, bytes per second of memory; a message's own seconds, latency and bytes per second
+# between nodes; bytes per second inside a node.
+Cluster = tuple[int, float, float, float, float, float, float]
+# With the best choice, which tests/course/test_choose_exchange.py finds by running every one.
+COSTLY: dict[Cluster, trials.Choice] = {
+    (64, 2e8, 1e9, 6e-4, 1e-4, 1e7, 1e8): ("two steps", 1),
+    (32, 1e8, 1e8, 2e-4, 1e-5, 2e6, 1e8): ("two steps", 2),
+}
+CHEAP: dict[Cluster, trials.Choice] = {
+    (32, 1e8, 1e9, 1e-5, 1e-5, 2e6, 1e7): ("at once", 4),
+    (64, 5e7, 1e9, 2e-4, 1e-5, 5e6, 1e8): ("two steps", 6),
+}
 
 
-def seconds(cluster: Cluster, way: str, n: int, *, apart: bool = False) -> float:
-    """When a choice's last combine is done, as the exercise counts it.
-
-    apart: combines have a network of their own, a mistake
-    """
-    nbytes, compute, overhead, nodes, g, near, latency, inside, between, _ = cluster
-    p, b, c = nodes * g, nbytes / n, compute / n + overhead
-    if way == "flat":
-        t = (p - g) * (latency + b / p / between)
-    else:
-        t = (g - 1) * (near + b / g / inside) + (nodes - 1) * (latency + b / nodes / between)
-    order = [("dispatch", 0)]
-    for i in range(1, n):
-        order += [("dispatch", i), ("combine", i - 1)]
-    free, ready = {"dispatch": 0.0, "combine": 0.0}, [0.0] * n
-    for what, i in [*order, ("combine", n - 1)]:
-        now = free[what] if apart else max(free.values())
-        free[what] = t + (now if what == "dispatch" else max(now, ready[i]))
-        if what == "dispatch":
-            ready[i] = max(free[what], ready[i - 1] if i else 0.0) + c
-    return free["combine"]
+def case(cluster: Cluster) -> trials.Case:
+    """A cluster, as an answer gets it."""
+    hidden, flops, bandwidth, gap, latency, between, inside = cluster
+    outer = EmulatedNetwork(latency, between, gap=gap)
+    emulated = {
+        "devices": EmulatedDevice(flops, bandwidth),
+        "network": EmulatedNetwork(1e-6, inside, node_size=exchanges.PLACES, between=outer),
+    }
+    told = exchanges.NODES, exchanges.PLACES, CHUNKS
+    return trials.Case(
+        exchanges.step, exchanges.RANKS, CHOICES, (ROWS, hidden), told, MOST, emulated
+    )
 
 
-def best(cluster: Cluster, *, apart: bool = False) -> tuple[float, str, int]:
-    """The shortest time, and its choice. apart: see seconds."""
-    tried = [(way, n) for way in ("flat", "hierarchical") for n in range(1, cluster[-1] + 1)]
-    return min((seconds(cluster, way, n, apart=apart), way, n) for way, n in tried)
+PRACTICE = case(next(iter(CHEAP)))
 
 
-def _require(answer: Answer, clusters: tuple[Cluster, ...], hint: str) -> None:
-    for cluster, got in zip(clusters, call_each(answer, clusters), strict=True):
-        nbytes, compute, overhead, nodes, g, near, latency, inside, between, most = cluster
+def _require(answer: Answer, cases: dict[Cluster, trials.Choice], hint: str) -> None:
+    for cluster, best in cases.items():
+        hidden, flops, _, gap, _, between, _ = cluster
         where = (
-            f"{nbytes:g} bytes per rank, {nodes} nodes of {g}, {compute:g} "
-            f"s of computing, {overhead:g} s more per chunk, latencies {near:g} and {latency:g} s, {inside:g} and "
-            f"{between:g} bytes/s"
+            f"Hidden width {hidden}, {flops:.3g} operations per second; between nodes {between:.3g} bytes per second "
+            f"and {gap:.3g} s per message"
         )
-        right = isinstance(got, (list, tuple)) and len(got) == 2
-        right = right and got[0] in ("flat", "hierarchical") and type(got[1]) is int
-        require(right, f"{where}: a choice is (way, n), such as ('flat', 2); got {got!r}.")
-        way, n = got
-        require(1 <= n <= most, f"{where}: 1 to {most} chunks are possible; got {n}.")
-        taken, (least, *_) = seconds(cluster, way, n), best(cluster)
-        mistake = hint
-        if (way, n) == best(cluster, apart=True)[1:]:
-            mistake = (
-                "With one network for dispatches and another one for combines it is the best. Which of them wait for "
-                "each other on one?"
-            )
-        require_near_best(where, (way, n), taken * 1e3, least * 1e3, "ms", mistake)
+        tried = case(cluster).tried(answer, exchanges.step, [best])
+        ((least,),) = tried.probed
+        (taken,) = trials.require_possible(
+            where,
+            tried,
+            best,
+            f"Possible are 'at once' and 'two steps', with one of {CHUNKS} chunks.",
+        )
+        require_near_best(where, tried.choice, taken * 1e3, least * 1e3, "ms", hint)
 
 
-@CHOOSE.check("with much to send", points=3)
-def check_long(answer: Answer) -> None:
-    """Where bytes count."""
+@CHOOSE.check("where a message costs much", points=4)
+def check_costly(answer: Answer) -> None:
+    """Whatever is in it."""
     _require(
         answer,
-        LONG,
-        "Both ways send the same bytes to other nodes. What does the second step cost, and what can a chunk's "
-        "computing hide?",
+        COSTLY,
+        "How many messages does each way send to the other node for every chunk, and was the other way measured with "
+        "as many chunks?",
     )
 
 
-@CHOOSE.check("with short messages", points=2)
-def check_short(answer: Answer) -> None:
-    """Where messages count."""
+@CHOOSE.check("where a chunk costs little", points=4)
+def check_cheap(answer: Answer) -> None:
+    """Beside what its computing hides."""
     _require(
         answer,
-        SHORT,
-        "How many messages to other nodes does each way send per chunk, and what does each cost besides its bytes?",
-    )
-
-
-@CHOOSE.check("between the two", points=3)
-def check_between(answer: Answer) -> None:
-    """Where everything counts."""
-    _require(
-        answer,
-        BETWEEN,
-        "What does one chunk more cost, in messages and in overhead, and what does it hide? Have you compared all "
-        "choices?",
+        CHEAP,
+        "What of the exchange is hidden, and what not? Is what was measured with more chunks worse than your choice, "
+        "and with fewer, too?",
     )

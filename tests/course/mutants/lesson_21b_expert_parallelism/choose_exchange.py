@@ -1,136 +1,84 @@
 """Answers to choose_exchange: see test_exercises.py."""
 
-_FLAT = "flat = (p - g) * latency + b * (p - g) / p / between"
-_FIRST = "first = (g - 1) * near + b * (g - 1) / g / inside"
-_SECOND = "second = (nodes - 1) * latency + b * (nodes - 1) / nodes / between"
+_CHOICE = "    return min(seen, key=seen.get)\n"
+_MESSAGES = "How many messages does each way send"
+_HIDDEN = "What of the exchange is hidden"
 
 MUTANTS = [
     (
-        "messages cost their bytes only",
-        "what does each cost besides its bytes",
-        (
-            (_FLAT, "flat = b * (p - g) / p / between"),
-            (_SECOND, "second = b * (nodes - 1) / nodes / between"),
-        ),
-    ),
-    (
-        "the step inside a node costs nothing",
-        "the best choice takes",
-        ((_FIRST, "first = 0.0"),),
-    ),
-    (
-        "nothing overlaps",
-        "what can a chunk's computing hide",
-        (
-            (
-                "found.append((max(network, computed[-1]) + t, n, way))",
-                "found.append((n * (t + c + t), n, way))",
-            ),
-        ),
-    ),
-    (
-        "combines have a network of their own",
-        "Which of them wait for each other on one",
-        (
-            ("network, computed = t, [t + c]", "network, back, computed = t, 0.0, [t + c]"),
-            ("network = max(network, computed[-2]) + t", "back = max(back, computed[-2]) + t"),
-            ("max(network, computed[-1]) + t, n, way", "max(back, computed[-1]) + t, n, way"),
-        ),
-    ),
-    (
-        "chunks have no overhead",
-        "in messages and in overhead",
-        (("compute / n + overhead", "compute / n"),),
-    ),
-    (
-        "flat, always",
-        "How many messages to other nodes",
-        ((', ("hierarchical", first + second))', ",)"),),
+        "at once, always",
+        _MESSAGES,
+        (('for way in ("at once", "two steps"):', 'for way in ("at once",):'),),
     ),
     (
         "in two steps, always",
-        "What does the second step cost",
-        (
-            (
-                '(("flat", flat), ("hierarchical", first + second))',
-                '(("hierarchical", first + second),)',
-            ),
-        ),
+        _HIDDEN,
+        (('for way in ("at once", "two steps"):', 'for way in ("two steps",):'),),
+    ),
+    (
+        "whole, by the better way",
+        _HIDDEN,
+        ((_CHOICE, "    return min((c for c in seen if c[1] == 1 or c[1] == 2), key=seen.get)[0], 1\n"),),
     ),
     (
         "as many chunks as there may be",
-        "the best choice takes",
-        (("range(1, most + 1)", "range(most, most + 1)"),),
+        _MESSAGES,
+        ((_CHOICE, "    return min(seen, key=seen.get)[0], chunks[-1]\n"),),
     ),
     (
-        "one chunk",
-        "the best choice takes",
-        (("range(1, most + 1)", "range(1, 2)"),),
+        "the first numbers only",
+        _HIDDEN,
+        (("    near = (0, 2) if few < many else (4, 5)\n", "    near = ()\n"), ("(1, 3)", "(0, 1)"), ("chunks[3]", "chunks[0]")),
     ),
+    ("the slowest", _MESSAGES, ((_CHOICE, "    return max(seen, key=seen.get)\n"),)),
     (
-        "one chunk too many",
-        "chunks are possible",
-        (("    return way, n\n", "    return way, most + 1\n"),),
+        "everything is measured",
+        "no more may be",
+        (("(1, 3)", "range(6)"),),
     ),
+    ("no way is named", "a choice is 2 things", ((_CHOICE, "    return min(seen, key=seen.get)[1]\n"),)),
     (
-        "way and number exchanged",
-        "a choice is (way, n)",
-        (("    return way, n\n", "    return n, way\n"),),
+        "a number of chunks that is not there",
+        "is not possible",
+        "\ndef choose_exchange(measure, nodes, places, chunks):\n    return 'at once', 5\n",
     ),
     (
         "with its seconds",
-        "a choice is (way, n)",
-        (("    return way, n\n", "    return min(found)\n"),),
+        "a choice is 2 things",
+        ((_CHOICE, "    best = min(seen, key=seen.get)\n    return *best, seen[best]\n"),),
     ),
-    (
-        "the longest",
-        "the best choice takes",
-        (("_, n, way = min(found)", "_, n, way = max(found)"),),
-    ),
-]
+]  # fmt: skip
 
 ACCEPTED = [
     (
-        "the first number of chunks that is within half a percent of the best",
-        (
-            (
-                "    _, n, way = min(found)\n",
-                "    least = min(found)[0]\n"
-                "    _, n, way = next(one for one in sorted(found, key=lambda one: one[1]) if one[0] <= 1.005 * least)\n",
-            ),
-        ),
+        "both ways in two chunks, then all numbers of the faster one",
+        """
+def choose_exchange(measure, nodes, places, chunks):
+    way = min(("at once", "two steps"), key=lambda way: measure(way, 2))
+    return min(((way, n) for n in chunks), key=lambda choice: measure(*choice))
+""",
     ),
     (
-        "all operations in a list, two clocks",
+        "uphill from three chunks, and a list",
         """
-def choose_exchange(nbytes, compute, overhead, nodes, g, near, latency, inside, between, most):
-    def ready(way, n):
-        b, p = nbytes / n, nodes * g
-        t = (p - g) * (latency + b / p / between)
-        if way == "hierarchical":
-            t = (g - 1) * (near + b / g / inside) + (nodes - 1) * (latency + b / nodes / between)
-        clock, device, done = 0.0, 0.0, {}
-        for i in range(n + 1):
-            if i < n:
-                clock += t
-                device = done[i] = max(device, clock) + compute / n + overhead
-            if i:
-                clock = max(clock, done[i - 1]) + t
-        return clock
-
-    choices = [(way, n) for n in range(1, most + 1) for way in ("hierarchical", "flat")]
-    return min(choices, key=lambda choice: ready(*choice))
+def choose_exchange(measure, nodes, places, chunks):
+    seen = {(way, 2): measure(way, chunks[2]) for way in ("at once", "two steps")}
+    way, at = min(seen, key=seen.get)
+    for step in (1, -1):
+        while 0 <= at + step < len(chunks):
+            there = measure(way, chunks[at + step])
+            if there >= seen[way, at]:
+                break
+            at += step
+            seen[way, at] = there
+    return [way, chunks[at]]
 """,
     ),
 ]
 
 NOTHING = [
     (
-        "flat and whole",
-        '\ndef choose_exchange(nbytes, compute, overhead, nodes, g, near, latency, inside, between, most):\n    return "flat", 1\n',
-    ),
-    (
-        "in two steps, and as many chunks as there may be",
-        '\ndef choose_exchange(nbytes, compute, overhead, nodes, g, near, latency, inside, between, most):\n    return "hierarchical", most\n',
+        "nothing is chosen",
+        "\ndef choose_exchange(measure, nodes, places, chunks):\n    return None\n",
     ),
 ]

@@ -176,7 +176,7 @@ def first_drift(found: dict[tuple[str, tuple[Any, ...]], dict[int, tuple[str, in
     if others:
         said = f"{name}{where} is other on {ranks_in_words(odd)} than on {ranks_in_words(others)}"
     else:
-        said = f"{name}{where} is not the same on {ranks_in_words(odd)}, and no majority says who is right"
+        said = f"{ranks_in_words(odd)} differ in {name}{where}, and no majority says who is right"
     forms = sorted({form for form, _ in of.values()})
     if len(forms) > 1:
         said += f" ({' and '.join(forms)})"

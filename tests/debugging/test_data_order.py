@@ -57,7 +57,7 @@ def test_twice_by_one_rank_and_no_set_epoch():
     order = data_order(lambda rank, size, epoch: [0, 1, 2, 1], 3, 1)
     assert order.faults == ["1 sample (1) is read twice by one rank, the first by rank 0"]
     (fault,) = data_order(torchs, 10, 2, epochs=2).faults
-    assert fault.startswith("epoch 1 has the order of epoch 0: was set_epoch called")
+    assert fault.startswith("epoch 1 has the order of epoch 0: set_epoch was not called")
     assert data_order(ours(), 10, 2, epochs=3).faults == []
 
 

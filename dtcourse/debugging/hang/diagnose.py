@@ -202,7 +202,7 @@ def _absent(records: Records, chain: Chain, blocked: dict[int, Call]) -> Diagnos
         said += _skipped(records, missed.group, rank)
     if len(chain.waits) > 1:
         behind = [f"rank {w.rank} in {in_words(w.call)}" for w in chain.waits[:-1]]
-        said += f"; behind it wait {', '.join(behind)}"
+        said += f"; behind it {'waits' if len(behind) == 1 else 'wait'} {', '.join(behind)}"
     return Diagnosis(kind, [rank], missed.operation, line, said + ".")
 
 

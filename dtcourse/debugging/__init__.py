@@ -21,6 +21,8 @@ In a program of your own, under torchrun or not, without a line of it changed:
     torchrun --nproc-per-node 4 -m dtcourse.debugging --record records train.py --epochs 3
     python -m dtcourse.debugging records
 
+(with --watch before the folder, every tool of unasked/ watches besides)
+
 or two lines: `from dtcourse.collectives import flight; flight.start("records")`. A rank whose call waits for a minute
 has all ranks write their records; so does `kill -USR1` of each.
 """

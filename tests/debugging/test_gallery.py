@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from dtcourse.debugging import gallery
-from tests.conftest import SLOWNESS
 
 FOLDER = Path(__file__).resolve().parents[2] / "gallery"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
@@ -53,7 +52,7 @@ def test_the_list_shows_each_with_its_symptom(capsys):
 @pytest.mark.parametrize("path", [*map(in_turns, SCRIPTS)])
 def test_its_tool_finds_it_no_other_speaks_and_of_the_twin_none(path):
     script = gallery.read(path)
-    found = gallery.examine(script, patience=max(1.0, SLOWNESS))
+    found = gallery.examine(script)
     assert found.outcome.end == ENDS.get(script.kind, "ended"), found.outcome.failure
     sentence = found.sentences[script.tool]
     assert sentence, str(found)

@@ -5,6 +5,9 @@ Each program is one launch, with all tools watching.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from dtcourse.debugging.gallery import WATCHES, running
@@ -140,3 +143,32 @@ def test_the_cause_is_named_and_its_line(tool):
     said = sentences(text, 2)
     assert said.keys() == {tool}, said
     assert all(word in said[tool] for word in words), said
+
+
+OWN = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.randn(4, 3)).square().mean().backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.stands_on("dtcourse/debugging/", "tests/debugging/test_unasked.py")
+def test_a_script_of_the_readers_own_under_torchrun(tmp_path):
+    (tmp_path / "train.py").write_text(OWN)
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    command = [*torchrun, "dtcourse.debugging", "--record", "--watch", "records", "train.py"]
+    run = {"cwd": tmp_path, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-m", *command], check=False, **run)
+    assert done.returncode == 0, done.stderr
+    read = [sys.executable, "-m", "dtcourse.debugging", "records"]
+    said = subprocess.run(read, check=True, **run).stdout.splitlines()
+    assert len(said) == 2 and said[0].startswith("Nothing is found")
+    assert said[1].startswith("replicas: Before step 0 weight is not the same on ranks 0 and 1")

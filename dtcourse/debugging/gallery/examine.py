@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dtcourse.debugging.gallery.running import HANG, TIMEOUT, Outcome, as_file, reference_of, run
+from dtcourse.debugging.gallery.running import Outcome, as_file, reference_of, run
 from dtcourse.debugging.gallery.script import Script, read
 from dtcourse.debugging.hang import diagnose_hang
 from dtcourse.debugging.losses import compare_layouts
@@ -32,7 +32,7 @@ from dtcourse.debugging.unasked.optimizers import OptimizerSteps, step_on_nothin
 from dtcourse.debugging.unasked.reads import Reads, read_as_they_should
 from dtcourse.debugging.unasked.replicas import ReplicaSums, drifted
 from dtcourse.debugging.unasked.ties import Ties, without_answer
-from dtcourse.debugging.unasked.watch import Says, Watch
+from dtcourse.debugging.unasked.watch import Says, Watch, sentences
 from dtcourse.verify import NotEqual, compare
 
 # The watch in each rank, and what is said of all that it saw. The order is the one in which they are begun.
@@ -70,29 +70,25 @@ class Examined:
         return "\n".join([f"It {self.outcome.end}.", *lines])
 
 
-def examine(script: Script | str | Path, repaired: bool = False, patience: float = 1.0) -> Examined:
+def examine(script: Script | str | Path, repaired: bool = False) -> Examined:
     """Runs a script, or its repaired twin, with every tool watching.
-
-    patience: how many times as long as usual a script that hangs may take to get there, on a slow machine
 
     Raises ValueError where the file is no script of the gallery.
     """
     if not isinstance(script, Script):
         script = read(script)
     with as_file(script.path.name, script.repaired if repaired else script.text) as file:
-        limit = HANG * patience if script.kind == "hangs" and not repaired else TIMEOUT
-        outcome = run(file, script.ranks, list(WATCHES), limit)
-        sentences = {"hang": str(diagnose_hang(outcome.records)) if _hangs(outcome) else None}
-        for watch, says in WATCHES.items():
-            name = watch.name
-            seen = outcome.seen.get(name)
-            sentences[name] = None if seen is None else says(seen, outcome.results)
-        sentences["gradients"] = sentences["layouts"] = None
+        outcome = run(file, script.ranks, list(WATCHES), hangs=True)
+        said: dict[str, str | None] = {
+            "hang": str(diagnose_hang(outcome.records)) if _hangs(outcome) else None
+        }
+        said |= sentences(WATCHES, outcome.seen, outcome.results)
+        said["gradients"] = said["layouts"] = None
         if outcome.end == "ended" and script.has_reference:
-            sentences["gradients"] = against(reference_of(file), outcome.results)
+            said["gradients"] = against(reference_of(file), outcome.results)
         elif outcome.end == "ended":
-            sentences["layouts"] = _on_one_rank(file, script.ranks, outcome.results)
-    return Examined(sentences, outcome)
+            said["layouts"] = _on_one_rank(file, script.ranks, outcome.results)
+    return Examined(said, outcome)
 
 
 def _hangs(outcome: Outcome) -> bool:

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import io
 import os
-import pickle
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -15,12 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dtcourse.collectives.flight.record import file_of
+from dtcourse.debugging.gallery.stalls import ask_for_records, note_process, stalled
 from dtcourse.debugging.hang import Records, read_records, recorded_in
-from dtcourse.debugging.unasked.watch import Watch
-from dtcourse.launch import RankFailure, RankTimeout, launch
+from dtcourse.debugging.unasked.watch import Watch, seen_by_all, watched
+from dtcourse.launch import Cancelled, RankFailure, RankTimeout, launch
 
-TIMEOUT = 30.0
-HANG = 4.0  # seconds for a script that hangs, as it says itself
+TIMEOUT = 60.0
+HANG = 4.0  # seconds for a script that is run to be seen hanging
 
 
 @dataclass
@@ -51,32 +52,47 @@ def as_file(name: str, text: str) -> Iterator[Path]:
 
 
 def run(
-    file: Path, ranks: int, watches: Sequence[type[Watch]] = (), timeout: float = TIMEOUT
+    file: Path,
+    ranks: int,
+    watches: Sequence[type[Watch]] = (),
+    timeout: float = TIMEOUT,
+    hangs: bool = False,
 ) -> Outcome:
-    """Runs step() of a file on so many ranks, in a folder beside it, each of `watches` in each rank."""
+    """Runs step() of a file on so many ranks, in a folder beside it, each of `watches` in each rank.
+
+    hangs: whether to look out for that, and end it
+    """
     home = file.parent / f"on-{ranks}"
-    for folder in ("work", "records", "seen"):
-        (home / folder).mkdir(parents=True)
+    (home / "work").mkdir(parents=True)
     outcome = Outcome("ended")
+    handle = launch(
+        _in_rank,
+        ranks,
+        str(file),
+        str(home),
+        list(watches),
+        device="cpu",
+        timeout=timeout,
+        env=recorded_in(home / "records"),
+        wait=False,
+    )
     try:
-        done = launch(
-            _in_rank,
-            ranks,
-            str(file),
-            str(home),
-            list(watches),
-            device="cpu",
-            timeout=timeout,
-            env=recorded_in(home / "records"),
-        )
-        outcome.results = list(done)
-    except RankTimeout as hung:
+        if hangs:
+            processes = stalled(home / "processes", ranks, handle.done)
+            if processes:
+                ask_for_records(processes, [file_of(home / "records", r) for r in range(ranks)])
+                handle.cancel()
+        outcome.results = list(handle.result())
+    except (RankTimeout, Cancelled) as hung:
         outcome.end, outcome.failure = "hangs", str(hung)
     except RankFailure as failed:
         outcome.end, outcome.failure = "raised", str(failed)
+    except BaseException:
+        handle.cancel()
+        raise
     with contextlib.suppress(ValueError):  # no rank has left one
         outcome.records = read_records(home / "records")
-    outcome.seen = _seen(home / "seen", ranks, [watch.name for watch in watches])
+    outcome.seen = seen_by_all(home / "seen", watches, ranks)
     return outcome
 
 
@@ -100,25 +116,8 @@ def reference_of(file: Path) -> Any:
 
 
 def _in_rank(file: str, home: str, watches: list[type[Watch]]) -> Any:
+    note_process(Path(home) / "processes")
     os.chdir(Path(home) / "work")
     module = loaded(Path(file))
-    begun = [watch() for watch in watches]
-    rank = int(os.environ["RANK"])
-    for watch in begun:
-        watch.begin()
-    try:
+    with watched(Path(home) / "seen", watches):
         return module.step()
-    finally:
-        for watch in reversed(begun):
-            seen = watch.end()
-            path = Path(home) / "seen" / f"{watch.name}-{rank}"
-            path.write_bytes(pickle.dumps(seen))
-
-
-def _seen(folder: Path, ranks: int, names: Sequence[str]) -> dict[str, list[Any]]:
-    found = {}
-    for name in names:
-        files = [folder / f"{name}-{rank}" for rank in range(ranks)]
-        if all(file.exists() for file in files):
-            found[name] = [pickle.loads(file.read_bytes()) for file in files]
-    return found

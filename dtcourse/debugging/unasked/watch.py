@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import nn
@@ -40,6 +44,45 @@ def unseen(look: Callable[..., None]) -> Callable[..., None]:
             look(*args, **kwargs)
 
     return looks
+
+
+@contextmanager
+def watched(folder: Path, watches: Sequence[type[Watch]]) -> Iterator[None]:
+    """Each tool watches what this rank does inside, and writes what it has seen into `folder`, however that ends."""
+    begun = [watch() for watch in watches]
+    files = [folder / f"{watch.name}-{os.environ.get('RANK', 0)}" for watch in begun]
+    for watch, file in zip(begun, files, strict=True):
+        file.unlink(missing_ok=True)  # what an earlier run has left is not this one's
+        watch.begin()
+    try:
+        yield
+    finally:
+        for watch, file in reversed([*zip(begun, files, strict=True)]):
+            seen = pickle.dumps(watch.end())
+            folder.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(seen)
+
+
+def seen_by_all(
+    folder: Path, watches: Sequence[type[Watch]], world_size: int
+) -> dict[str, list[Any]]:
+    """By tool, what it saw on each rank; only of tools that have seen all ranks to their end."""
+    found = {}
+    for watch in watches:
+        files = [folder / f"{watch.name}-{rank}" for rank in range(world_size)]
+        if all(file.exists() for file in files):
+            found[watch.name] = [pickle.loads(file.read_bytes()) for file in files]
+    return found
+
+
+def sentences(
+    says: Mapping[type[Watch], Says], seen: Mapping[str, list[Any]], results: list[Any]
+) -> dict[str, str | None]:
+    """What each tool says of what it saw: a sentence, or None, also where it has not seen all ranks."""
+    return {
+        watch.name: say(seen[watch.name], results) if watch.name in seen else None
+        for watch, say in says.items()
+    }
 
 
 class Roots:

@@ -51,7 +51,7 @@ class DataOrder:
         for epoch in range(1, len(self.of)):
             if self.of[epoch] == self.of[epoch - 1] and any(len(r) > 1 for r in self.of[epoch]):
                 self._faults.append(
-                    f"epoch {epoch} has the order of epoch {epoch - 1}: set_epoch was not called, or nothing is shuffled"
+                    f"epoch {epoch} has the order of epoch {epoch - 1}: set_epoch was not called, or nothing shuffles"
                 )
 
     @property

@@ -160,7 +160,9 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.stands_on("dtcourse/debugging/", "tests/debugging/test_unasked.py")
+@pytest.mark.stands_on(
+    "dtcourse/debugging/__main__.py", "dtcourse/debugging/unasked/watch.py", share=(1, 4)
+)
 def test_a_script_of_the_readers_own_under_torchrun(tmp_path):
     (tmp_path / "train.py").write_text(OWN)
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]

@@ -1,4 +1,4 @@
-"""The checks of lesson 24: eight broken programs, an analyser of records, a diagnosis."""
+"""The checks of lesson 24: eight broken programs, an analyser of records, a diagnosis, a decision."""
 
 # In the order of the notebook.
-EXERCISES = ("repair_programs", "who_waits", "diagnose_quiet")
+EXERCISES = ("repair_programs", "who_waits", "diagnose_quiet", "choose_looks")

@@ -11,6 +11,7 @@ In the order in which to read them (each write, fsync and rename of theirs passe
     random_states.py  of it: what draws random numbers
     bucket_layout.py  of it: which gradients share a bucket
     fingerprints.py   whether it is the same run, by its data
+    virtual_ranks.py  the same bits on any number of ranks
     preemption.py     a signal, one step on which all ranks agree, a save, a new start
 
 It knows no technique: what is written and read is a function's business, such as dtcourse.checkpoint's.
@@ -24,6 +25,7 @@ from dtcourse.fault_tolerance.mark import NotComplete
 from dtcourse.fault_tolerance.preemption import REQUEUE, Preemption, run_until_done
 from dtcourse.fault_tolerance.random_states import RandomStates
 from dtcourse.fault_tolerance.training_state import TrainingState
+from dtcourse.fault_tolerance.virtual_ranks import VirtualRanks
 
 __all__ = [
     "REQUEUE",
@@ -37,6 +39,7 @@ __all__ = [
     "RandomStates",
     "Stall",
     "TrainingState",
+    "VirtualRanks",
     "fingerprint",
     "run_until_done",
 ]

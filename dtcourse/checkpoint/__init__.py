@@ -9,6 +9,7 @@ In the order in which to read them:
     local_chunks.py what a rank keeps of a parameter, as chunks of the whole: so any number of ranks can read it
     files.py        the one door for each open, write, fsync, rename and removal
     checksums.py    a damaged byte is found before anything is loaded
+    as_data.py      nothing in it is run
     coverage.py     so is a parameter of which a part is missing, or there twice
     folder.py       written by all ranks together; read all or nothing
     state.py        the optimizer's part: by parameters' names, in PyTorch's own shape

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
 from dtcourse.checkpoint import checksums, files
+from dtcourse.checkpoint.as_data import DataPlanner, DataReader
 from dtcourse.parameters.agreement import raise_on_all_ranks
 from dtcourse.parameters.replicas import Group
 
@@ -55,7 +56,7 @@ def read(folder: str | Path, staged: dict[str, Any], check: Callable[[], None]) 
 
     def attempt() -> None:
         try:
-            dcp.load(staged, checkpoint_id=str(folder))
+            dcp.load(staged, storage_reader=DataReader(str(folder)), planner=DataPlanner())
         except CheckpointException as failure:  # raised on all ranks, with what each of them met
             rank, (error, _) = next(iter(failure.failures.items()))
             raise ValueError(
@@ -77,6 +78,6 @@ def shapes_below(metadata: Metadata, prefix: str) -> dict[str, tuple[int, ...]]:
 
 def _metadata(folder: Path) -> Metadata:
     try:
-        return dcp.FileSystemReader(str(folder)).read_metadata()
+        return DataReader(str(folder)).read_metadata()
     except Exception as error:
         raise ValueError(f"{folder} holds no checkpoint that can be read: {error}") from error

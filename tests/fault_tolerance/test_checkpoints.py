@@ -264,5 +264,5 @@ def test_only_the_door_writes():
         for path in (Path(ROOT) / "dtcourse" / folder).rglob("*.py"):
             if path.name not in ("files.py", "power_cuts.py"):
                 for line in path.read_text().splitlines():
-                    through_it = re.sub(r"files\.\w+\(|json\S*\(", "", line)
+                    through_it = re.sub(r"files\.\w+\(|torch\.save\(.*, stream\)", "", line)
                     assert not any(word in through_it for word in words), (path, line)

@@ -86,6 +86,7 @@ class Reducer:
         self.expects_backward = False  # a forward has run whose backward is still to come
         self.keeps_local = False  # the backward that comes or runs is not to be reduced
         self.local: set[torch.Tensor] = set()  # .grad has this rank's own gradients in it
+        self.started: set[torch.Tensor] = set()  # had one when start_local sent the buckets
         self.order: list[torch.Tensor] = []  # in which gradients became ready, once known
         self.rebuilt = False
         # The best guess before the first backward: the reverse of the order of definition.
@@ -232,17 +233,25 @@ class Reducer:
 
         All ranks take part, by this or by a backward: it calls the same collectives in the same order.
         """
+        self.start_local()
+        self.finish_local()
+
+    def start_local(self) -> None:
+        """The first half of reduce_local: sends all buckets. No backward may bring a gradient until finish_local."""
         for parameter in self.parameters:
             if parameter not in self.local:
                 parameter.grad = None
         self.prepare_for_backward()
         self.expects_backward = False
-        used_here = self.with_local_gradient()
+        self.started = self.with_local_gradient()
         self.mark_unused(self.parameters)
+
+    def finish_local(self) -> None:
+        """The second half: waits for the buckets, and hands out what is in them."""
         # A rank that never has a backward of its own takes part in building the buckets
         # again: after a step, as others count.
         self.order = self.order or self.parameters[::-1]
-        self.collect(used_here)
+        self.collect(self.started)
 
     def with_local_gradient(self) -> set[torch.Tensor]:
         """Parameters that have gradients of this rank alone."""

@@ -22,6 +22,7 @@ recompute.py       a forward that is run twice, and leaves its traces once
 batch.py           one micro-batch's forward and backward in a stage, and what is kept in between
 performer.py       what a rank of a pipeline has: stages, messages, and proof that they fit the schedule
 wrapped.py         stages in a data-parallel wrapper: what is refused, and what to do instead
+replicas.py        ranks with the same stages: each stage's gradients averaged from its last backward on
 engine.py          performs any schedule on ranks; weights are updated after it
 without_flush.py   what weights that change after each backward cannot have
 pipedream.py       the engine without a flush: updates after each backward, versions of weights

@@ -28,14 +28,11 @@ from torch import nn
 from dtcourse.parameters.owners import note_copied
 from dtcourse.parameters.partial_gradients import PartialGradients, summed_once
 from dtcourse.parameters.placement import local
-from dtcourse.parameters.reducer import Reducer
-from dtcourse.parameters.same_model import check_same
-from dtcourse.parameters.slices import require_replicas, require_unwrapped
-from dtcourse.parameters.unused import UsedParameters
 from dtcourse.pipeline_parallel.actions import BACKWARD, Schedule
 from dtcourse.pipeline_parallel.batch import samples
 from dtcourse.pipeline_parallel.copies import gradient_owner, lies_in_a_flat, sum_over_copies
 from dtcourse.pipeline_parallel.performer import Performer
+from dtcourse.pipeline_parallel.replicas import Replicas
 from dtcourse.pipeline_parallel.stages import split as split  # where a pipeline begins
 from dtcourse.pipeline_parallel.wrapped import refuse_wrapped
 
@@ -55,8 +52,9 @@ class Pipeline(Performer):
     reduce_once: fully sharded stages keep whole gradients until their last micro-batch, and send them once: m times
               fewer bytes. Parameters stay whole from the first backward until then, and are gathered no more. Both take
               as much memory as the stages' parameters take whole
-    data_parallel: ranks that hold the same stages and have other samples: gradients are averaged over them, once, after
-              the last micro-batch, with 4 bytes for each parameter: whether a rank has used it
+    data_parallel: ranks that hold the same stages and have other samples: gradients are averaged over them, once, each
+              stage's from its last backward on, beside the actions that follow (replicas.py); with 4 bytes for each
+              parameter: whether a rank has used it
     shared:   parameters of which ranks of the pipeline hold copies (first and last stage's embedding), each with the
               group of those ranks: their gradients are summed. Copies on one rank are the same parameter and need
               nothing. Default: what `split` has found in the model; stages of your own say nothing of it
@@ -105,22 +103,9 @@ class Pipeline(Performer):
                 "shared: ZeRO-2 leaves a gradient on one replica, and on another one of each stage: leave `shared` out "
                 "and let `split` find what is tied"
             )
-        self.reducer: Reducer | None = None
+        self.replicas: Replicas | None = None
         if data_parallel is not None:
-            names = {
-                parameter: f"stage {stage}'s {name}"
-                for stage, module in self.stages.items()
-                for name, parameter in module.named_parameters()
-                if parameter.requires_grad
-            }
-            named = [(name, parameter) for parameter, name in names.items()]
-            require_replicas(named, data_parallel, "Pipeline's data_parallel")
-            require_unwrapped(named, "Pipeline's data_parallel")
-            check_same(named, data_parallel, "train different stages")
-            if names:  # none where all is frozen, on all ranks that hold these stages
-                # A micro-batch, or a replica, may leave some unused: None where all do, as in one process.
-                used = UsedParameters(list(names), find=True, static=False, group=data_parallel)
-                self.reducer = Reducer(names, data_parallel, used=used)
+            self.replicas = Replicas(self.stages, schedule.ranks[self.rank], data_parallel)
         note_copied(self.copied())
         self.partial = PartialGradients(self.module)
 
@@ -143,14 +128,16 @@ class Pipeline(Performer):
         with self.summing_shared(), summed_once(self.partial):
             with self.step_with(self.mail):
                 batch = self.batch(x, target, scale=scale)
-                if self.reducer:
-                    self.reducer.keep_local()
-                for action in self.schedule.ranks[self.rank]:
+                if self.replicas:
+                    self.replicas.begin()
+                for place, action in enumerate(self.schedule.ranks[self.rank]):
                     batch.perform(action, self.mail)
+                    if self.replicas:
+                        self.replicas.performed(place)
             # The mean before the sum over copies, which gives all of them the same bits: a mean over three replicas
             # rounds by a gradient's place in its bucket, and that is another one in each stage.
-            if self.reducer:
-                self.reducer.reduce_local()
+            if self.replicas:
+                self.replicas.finish()
         return batch.mean_loss()
 
     def before_backward(self, stage: int, i: int) -> None:
@@ -188,7 +175,7 @@ class Pipeline(Performer):
 
         What is averaged over replicas is so without what it had before.
         """
-        averaged = self.reducer.parameters if self.reducer else []
+        averaged = self.replicas.parameters if self.replicas else []
         earlier = {p: p.grad for p in (*self.copied(), *averaged)}
         for parameter, gradient in earlier.items():
             if gradient is not None and averaged:  # it lies in a bucket, which this step fills anew

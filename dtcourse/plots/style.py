@@ -273,7 +273,8 @@ def label_lines(
             annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-",
-                "color": line.get_color(),
+                # Thin and grey: in the line's own colour it would look like more of the data.
+                "color": FAINT,
                 "lw": 0.7,
                 "shrinkA": 1,
                 "shrinkB": 3,

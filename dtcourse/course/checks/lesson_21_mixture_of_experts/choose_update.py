@@ -10,7 +10,6 @@ CHOOSE = Exercise(
     lesson="21",
     title="Choose how a bias moves",
     takes=("choose_update",),
-    launches=True,
     target="on 4 streams of tokens a load at most 1.01 times the best choice's; at most 7 of 12 choices measured",
 )
 

@@ -11,7 +11,6 @@ CHOOSE = Exercise(
     lesson="21b",
     title="Choose an exchange",
     takes=("choose_exchange",),
-    launches=True,
     target="on 4 clusters a layer of at most 1.01 times the best choice's, measured; at most 7 of 12 choices tried",
 )
 

@@ -27,12 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtcourse.parameters.backward import (
-    BackwardPass,
-    check_gradient,
-    on_backward,
-    on_gradient,
-)
+from dtcourse.parameters.backward import BackwardPass, check_gradient, on_backward, on_gradient
 from dtcourse.parameters.buckets import Bucket, assign
 from dtcourse.parameters.replicas import Group
 from dtcourse.parameters.unused import UsedParameters
@@ -229,10 +224,7 @@ class Reducer:
         self.collect(used_here)
 
     def reduce_local(self) -> None:
-        """Reduces what local backwards have left here, without a backward of its own; where there is nothing, zero.
-
-        All ranks take part, by this or by a backward: it calls the same collectives in the same order.
-        """
+        """Reduces what local backwards have left here, or zero; all ranks take part, by this or by a backward."""
         self.start_local()
         self.finish_local()
 
@@ -248,8 +240,7 @@ class Reducer:
 
     def finish_local(self) -> None:
         """The second half: waits for the buckets, and hands out what is in them."""
-        # A rank that never has a backward of its own takes part in building the buckets
-        # again: after a step, as others count.
+        # A rank that never has a backward of its own takes part in building the buckets again, as others count.
         self.order = self.order or self.parameters[::-1]
         self.collect(self.started)
 
@@ -280,9 +271,7 @@ class Reducer:
     # --- what becomes of a gradient: a technique that keeps them elsewhere says so here -------------------------
 
     def set_aside(self, parameter: torch.Tensor) -> None:
-        """A gradient of earlier backwards is about to be copied: it is out of the bucket,
-        and stays as it is if unused.
-        """
+        """A gradient of earlier backwards is about to be copied: out of the bucket, and as it is if unused."""
         if parameter.grad is not None and self.gradient_as_bucket_view:
             parameter.grad = parameter.grad.clone()
 

@@ -273,8 +273,7 @@ def label_lines(
             annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-",
-                # Thin and grey: in the line's own colour it would look like more of the data.
-                "color": FAINT,
+                "color": FAINT,  # in the line's own colour it would look like more of the data
                 "lw": 0.7,
                 "shrinkA": 1,
                 "shrinkB": 3,

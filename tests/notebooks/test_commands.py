@@ -30,10 +30,11 @@ NOTEBOOKS = [path for kind in ("lessons", "solutions") for path in places.notebo
 # Each command once, with one of the places that show it.
 PRINTED = {one.command: one for path in NOTEBOOKS for one in printed(path)}
 OF_STUDIES = [text for text in PRINTED if text.startswith("python studies/")]
+OF_GALLERY = [text for text in PRINTED if re.match(r"python (gallery/|.* gallery$)", text)]
 OF_TORCHRUN = [
     text
     for text in PRINTED
-    if ("torchrun" in text or text.startswith("python ")) and text not in OF_STUDIES
+    if ("torchrun" in text or text.startswith("python ")) and text not in OF_STUDIES + OF_GALLERY
 ]
 OF_STUDENTS = [text for text in PRINTED if re.fullmatch(r"dtcourse (start|check) \d\d[a-z]?", text)]
 OF_CLUSTER = [text for text in PRINTED if re.match(r"dtcourse (submit|jobs) ", text)]
@@ -55,7 +56,7 @@ def course(tmp_path_factory):
 
 
 def laid_out(folder: Path) -> Path:
-    for name in ("lessons", "exercises", "solutions", "studies"):
+    for name in ("lessons", "exercises", "solutions", "studies", "gallery"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "pyproject.toml").touch()
     return folder
@@ -113,7 +114,7 @@ def finish(nodes: list[subprocess.Popen[str]]) -> str:
 @pytest.mark.parametrize("command", PRINTED)
 def test_something_here_runs_it(command):
     one = PRINTED[command]
-    known = [*OF_TORCHRUN, *OF_STUDIES, *OF_STUDENTS, *OF_CLUSTER, *NOT_HERE, BENCH]
+    known = [*OF_TORCHRUN, *OF_GALLERY, *OF_STUDIES, *OF_STUDENTS, *OF_CLUSTER, *NOT_HERE, BENCH]
     assert command in known, (
         f"{one.notebook.name}, cell {one.cell}, shows `{command}`, and nothing runs it"
     )
@@ -218,6 +219,12 @@ def test_a_study_begins_as_printed(course, command):
     finish([shell(course, f"{command} --budget 3")])
     results = course / shlex.split(command)[-1]
     assert json.loads(results.read_text())["runs"]
+
+
+@pytest.mark.parametrize("command", OF_GALLERY)
+def test_the_gallery_answers_as_printed(course, command):
+    out = finish([shell(course, command.replace("NAME", "mean_of_means"))])
+    assert re.search(r"^gradients +On rank 0, |^mean_of_means +silently wrong ", out, re.MULTILINE)
 
 
 # --- the course's own -----------------------------------------------------------------------------------------------

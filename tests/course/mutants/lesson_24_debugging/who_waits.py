@@ -47,14 +47,14 @@ def who_waits(records):
 MUTANTS = [
     (
         "all are in one group, as in the lesson",
-        "some wait in another one",
+        "Follow the waits until",
         ((_PLACE, "return ()"), _OR_ITSELF),
     ),
     ("names alone", "another name or size", ((_KINDS, 'kinds = [one["name"] for one in met.values()]'), _OR_ITSELF)),
     ("the many are blamed", "another name or size", ((_ODD, _ODD.replace("!=", "==")),)),
     (
         "whoever is missing first is blamed",
-        "who is missing and waits for nobody",
+        "Follow the waits until",
         (
             ("            # Who waits for nobody is nearer to the reason.\n", ""),
             (_AHEAD, '            return "absent", ahead[:1]\n'),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dtcourse.debugging import gallery
+from dtcourse.debugging.gallery.examine import against
 
 FOLDER = Path(__file__).resolve().parents[2] / "gallery"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
@@ -92,3 +93,9 @@ def test_a_script_that_is_not_as_agreed_is_refused_with_what_it_lacks(right, tmp
     (tmp_path / "spoiled.py").write_text(text.replace(right, wrong))
     with pytest.raises(ValueError, match=re.escape(said)):
         gallery.read(tmp_path / "spoiled.py")
+
+
+def test_of_several_wrong_results_the_one_that_the_reference_names_first_is_said():
+    right = {f"{letter}s": {letter: 1.0} for letter in "hbdafcge"}
+    wrong = {f"{letter}s": {letter: 2.0} for letter in "abcdefgh"}
+    assert against(right, [None, wrong]).startswith("On rank 1, h: the h is off")

@@ -173,4 +173,4 @@ def test_a_script_of_the_readers_own_under_torchrun(tmp_path):
     read = [sys.executable, "-m", "dtcourse.debugging", "records"]
     said = subprocess.run(read, check=True, **run).stdout.splitlines()
     assert len(said) == 2 and said[0].startswith("Nothing is found")
-    assert said[1].startswith("replicas: Before step 0 weight is not the same on ranks 0 and 1")
+    assert said[1].startswith("replicas: Before step 0 ranks 0 and 1 differ in weight")

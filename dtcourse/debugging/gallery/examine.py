@@ -96,9 +96,12 @@ def _hangs(outcome: Outcome) -> bool:
 
 
 def against(right: dict[str, Any], results: list[Any]) -> str | None:
-    """The first rank and number in which what the ranks returned is not what is right; of a rank what it has."""
+    """The first rank and number in which what the ranks returned is not what is right; of a rank what it has.
+
+    In the order in which the reference names them: what comes first in a step is nearer to the mistake.
+    """
     for rank, mine in enumerate(results):
-        for name in right.keys() & (mine or {}).keys():
+        for name in filter((mine or {}).__contains__, right):
             got, expected = _by_name(name, mine[name]), _by_name(name, right[name])
             if got is None:
                 continue

@@ -2,7 +2,6 @@
 
 script.py   what a script says of itself, and its repaired twin
 running.py  its ranks, with every tool watching
-stalls.py   when they hang for good
 examine.py  all tools at once, unasked
 table.py    the list, and what a script does when it is run
 

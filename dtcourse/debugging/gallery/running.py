@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dtcourse.collectives.flight.record import file_of
-from dtcourse.debugging.gallery.stalls import ask_for_records, note_process, stalled
 from dtcourse.debugging.hang import Records, read_records, recorded_in
 from dtcourse.debugging.unasked.watch import Watch, seen_by_all, watched
-from dtcourse.launch import Cancelled, RankFailure, RankTimeout, launch
+from dtcourse.launch import RankFailure, RankTimeout, deadlock, launch
 
 TIMEOUT = 60.0
 HANG = 4.0  # seconds for a script that is run to be seen hanging
@@ -60,36 +58,31 @@ def run(
 ) -> Outcome:
     """Runs step() of a file on so many ranks, in a folder beside it, each of `watches` in each rank.
 
-    hangs: whether to look out for that, and end it
+    hangs: whether to end a run before its timeout whose ranks wait for each other for ever, where the system shows that
+           (launch/deadlock.py: Linux)
     """
     home = file.parent / f"on-{ranks}"
     (home / "work").mkdir(parents=True)
     outcome = Outcome("ended")
-    handle = launch(
-        _in_rank,
-        ranks,
-        str(file),
-        str(home),
-        list(watches),
-        device="cpu",
-        timeout=timeout,
-        env=recorded_in(home / "records"),
-        wait=False,
-    )
+    looking_out = deadlock.found_early() if hangs else contextlib.nullcontext()
     try:
-        if hangs:
-            processes = stalled(home / "processes", ranks, handle.done)
-            if processes:
-                ask_for_records(processes, [file_of(home / "records", r) for r in range(ranks)])
-                handle.cancel()
-        outcome.results = list(handle.result())
-    except (RankTimeout, Cancelled) as hung:
+        with looking_out:
+            outcome.results = list(
+                launch(
+                    _in_rank,
+                    ranks,
+                    str(file),
+                    str(home),
+                    list(watches),
+                    device="cpu",
+                    timeout=timeout,
+                    env=recorded_in(home / "records"),
+                )
+            )
+    except RankTimeout as hung:
         outcome.end, outcome.failure = "hangs", str(hung)
     except RankFailure as failed:
         outcome.end, outcome.failure = "raised", str(failed)
-    except BaseException:
-        handle.cancel()
-        raise
     with contextlib.suppress(ValueError):  # no rank has left one
         outcome.records = read_records(home / "records")
     outcome.seen = seen_by_all(home / "seen", watches, ranks)
@@ -116,7 +109,6 @@ def reference_of(file: Path) -> Any:
 
 
 def _in_rank(file: str, home: str, watches: list[type[Watch]]) -> Any:
-    note_process(Path(home) / "processes")
     os.chdir(Path(home) / "work")
     module = loaded(Path(file))
     with watched(Path(home) / "seen", watches):

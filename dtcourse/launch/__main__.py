@@ -70,6 +70,9 @@ def main(argv: list[str] | None = None) -> None:
 
     own_process.seed(number)
     backends.form_group(backend, timeout=timedelta(seconds=asked.timeout))
+    if backend not in ("nccl", "mpi"):  # these connect later, or together
+        # A rank that is done while another still connects closes what that one reads: "Connection closed by peer".
+        dist.barrier()
     recording.start()
     try:
         result = function(*args, **kwargs)

@@ -116,6 +116,37 @@ def test_our_own_backend_under_torchrun():
     assert (code, out) == (0, "ring"), errors
 
 
+# A rank that leaves at once closes its connections, and whoever still forms the group fails ("Gloo connectFullMesh
+# failed with ... Connection closed by peer", seen in CI).
+SLOWLY_FORMED = """
+    import time
+    from pathlib import Path
+    import torch.distributed as dist
+    from dtcourse.collectives.backend import register
+
+    form_group = register.form_group
+
+    def slowly(*args, **kwargs):
+        form_group(*args, **kwargs)
+        if dist.get_rank() == 0:
+            time.sleep(1)
+            Path("formed").touch()
+
+    register.form_group = slowly
+
+    def begin():
+        assert Path("formed").exists(), "this rank began before rank 0 had its group"
+"""
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ring"])
+def test_no_rank_begins_before_all_have_formed_the_group(folder, backend):
+    (folder / "slowly.py").write_text(textwrap.dedent(SLOWLY_FORMED))
+    words = ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "dtcourse.launch"]
+    code, _, errors = shell([*words, "--backend", backend, "slowly.py:begin"])
+    assert code == 0, errors
+
+
 def test_without_torchrun_on_the_path_the_command_names_this_python(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     words = shlex.split(torchrun_command(dist.get_rank, 1))

@@ -127,7 +127,7 @@ class Simulation(HasTimeline):
         """Seconds from a rank's first action to the end of its last one (without a flush, of its last update), of the
         rank where that is longest.
 
-        It is what a step takes where steps follow each other without a barrier (2401.10241, section 5.1).
+        It is what a step takes where steps follow each other without a barrier (2401.10241, section 5.3).
         """
         over = [end[-1] for end in self.ends] if self.schedule.flush else self.optimizer_ends
         return max(end - start[0] for start, end in zip(self.starts, over, strict=True))

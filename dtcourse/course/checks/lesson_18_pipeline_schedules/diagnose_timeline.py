@@ -13,7 +13,7 @@ from dtcourse.pipeline_parallel.zero_bubble import zb_h1
 DIAGNOSE = Exercise(
     "diagnose_timeline",
     lesson="18",
-    title="Four timelines",
+    title="Timelines",
     takes=("diagnose_timeline",),
     target="12 of 12 timelines of 2 to 8 ranks",
 )

@@ -64,8 +64,8 @@ def _drawn(clusters: tuple[Cluster, ...]) -> tuple[Cluster, ...]:
     found = []
     for samples, p, layers, *seconds, limit in random.sample(clusters, len(clusters)):
         unit = random.uniform(0.4, 2.5)
-        per_sample, overhead, latency = (float(f"{unit * s:.3g}") for s in seconds)
-        found.append((samples, p, layers, per_sample, overhead, latency, limit))
+        overhead, per_sample, latency = (float(f"{unit * s:.3g}") for s in seconds)
+        found.append((samples, p, layers, overhead, per_sample, latency, limit))
     return tuple(found)
 
 

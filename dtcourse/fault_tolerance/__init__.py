@@ -13,6 +13,8 @@ In the order in which to read them (each write, fsync and rename of theirs passe
     fingerprints.py   whether it is the same run, by its data
     virtual_ranks.py  the same bits on any number of ranks
     preemption.py     a signal, one step on which all ranks agree, a save, a new start
+    interval.py       how often to save: Young's and Daly's formulas, and what time is wasted
+    failing_job.py    the same on a virtual clock: a job that saves, fails and starts again
 
 It knows no technique: what is written and read is a function's business, such as dtcourse.checkpoint's.
 """
@@ -20,7 +22,18 @@ It knows no technique: what is written and read is a function's business, such a
 from dtcourse.fault_tolerance.background import BackgroundCheckpoints, Stall
 from dtcourse.fault_tolerance.bucket_layout import BucketLayout
 from dtcourse.fault_tolerance.checkpoints import Checkpoints, Found, NotSaved
+from dtcourse.fault_tolerance.failing_job import FailingRun, draw_lives, simulate, wasted
 from dtcourse.fault_tolerance.fingerprints import fingerprint
+from dtcourse.fault_tolerance.interval import (
+    LLAMA_3,
+    FailingJob,
+    FailureLog,
+    best_interval,
+    daly,
+    expected_waste,
+    first_order_waste,
+    young,
+)
 from dtcourse.fault_tolerance.mark import NotComplete
 from dtcourse.fault_tolerance.preemption import REQUEUE, Preemption, run_until_done
 from dtcourse.fault_tolerance.random_states import RandomStates
@@ -28,10 +41,14 @@ from dtcourse.fault_tolerance.training_state import TrainingState
 from dtcourse.fault_tolerance.virtual_ranks import VirtualRanks
 
 __all__ = [
+    "LLAMA_3",
     "REQUEUE",
     "BackgroundCheckpoints",
     "BucketLayout",
     "Checkpoints",
+    "FailingJob",
+    "FailingRun",
+    "FailureLog",
     "Found",
     "NotComplete",
     "NotSaved",
@@ -40,6 +57,14 @@ __all__ = [
     "Stall",
     "TrainingState",
     "VirtualRanks",
+    "best_interval",
+    "daly",
+    "draw_lives",
+    "expected_waste",
     "fingerprint",
+    "first_order_waste",
     "run_until_done",
+    "simulate",
+    "wasted",
+    "young",
 ]

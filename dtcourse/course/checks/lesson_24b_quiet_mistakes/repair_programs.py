@@ -20,7 +20,7 @@ from dtcourse.course.judging.framework import Stopped
 
 REPAIR = Exercise(
     "repair_programs",
-    lesson="24",
+    lesson="24b",
     title="Eight broken programs",
     takes=("repaired",),
     target="8 of 8 programs equal to their references to 1e-9, on 2 to 4 ranks; 2 points each",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dtcourse.course.checks.lesson_24_debugging import quiet_runs
+from dtcourse.course.checks.lesson_24b_quiet_mistakes import quiet_runs
 from dtcourse.course.judging import Answer, Exercise, require_diagnoses
 from dtcourse.course.judging.short_training import one_thread
 
 RUN = Exercise(
     "diagnose_quiet",
-    lesson="24",
+    lesson="24b",
     title="What went wrong in this run?",
     takes=("diagnose_quiet",),
     target="40 of 40 runs on 3 to 6 ranks, drawn anew each time",

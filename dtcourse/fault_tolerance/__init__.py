@@ -15,6 +15,7 @@ In the order in which to read them (each write, fsync and rename of theirs passe
     preemption.py     a signal, one step on which all ranks agree, a save, a new start
     interval.py       how often to save: Young's and Daly's formulas, and what time is wasted
     failing_job.py    the same on a virtual clock: a job that saves, fails and starts again
+    watching/         heartbeats: which rank is dead, stopped or hung
 
 It knows no technique: what is written and read is a function's business, such as dtcourse.checkpoint's.
 """
@@ -39,6 +40,7 @@ from dtcourse.fault_tolerance.preemption import REQUEUE, Preemption, run_until_d
 from dtcourse.fault_tolerance.random_states import RandomStates
 from dtcourse.fault_tolerance.training_state import TrainingState
 from dtcourse.fault_tolerance.virtual_ranks import VirtualRanks
+from dtcourse.fault_tolerance.watching import Heartbeat, Watcher
 
 __all__ = [
     "LLAMA_3",
@@ -50,6 +52,7 @@ __all__ = [
     "FailingRun",
     "FailureLog",
     "Found",
+    "Heartbeat",
     "NotComplete",
     "NotSaved",
     "Preemption",
@@ -57,6 +60,7 @@ __all__ = [
     "Stall",
     "TrainingState",
     "VirtualRanks",
+    "Watcher",
     "best_interval",
     "daly",
     "draw_lives",

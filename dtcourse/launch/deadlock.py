@@ -135,7 +135,12 @@ def all_wait(stacks: Mapping[int, str], still: Sequence[Still]) -> bool:
 
 def waits_for_a_rank(stack: str) -> bool:
     """Whether, by its stacks alone, a rank waits in a collective, a receive or a send."""
-    return _waits(failures.main_thread(stack), in_lock=False)
+    return waits_in(failures.main_thread(stack))
+
+
+def waits_in(frames: list[tuple[str, int, str]]) -> bool:
+    """The same of a thread's frames (file, line, function), innermost first."""
+    return _waits(frames, in_lock=False)
 
 
 _GUARD = re.compile(r'dtcourse/(?:collectives|launch)/[\w/]+\.py", line \d+ in _loop\b')

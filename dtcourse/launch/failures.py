@@ -209,7 +209,11 @@ def main_thread(stack: str) -> list[tuple[str, int, str]]:
 
 def where(stack: str) -> str:
     """One line: what the rank waits in, and which line of the user's called it."""
-    frames = main_thread(stack)
+    return where_in(main_thread(stack))
+
+
+def where_in(frames: list[tuple[str, int, str]]) -> str:
+    """The same of a thread's frames, innermost first."""
     if not frames:
         return "did not say where it was"
     user = next((f for f in frames if not is_library(f[0])), None)

@@ -201,3 +201,16 @@ def test_gloo_closes_its_connections_when_a_wait_passes_its_limit():
     for waiting in (here, there):
         with pytest.raises(RuntimeError):
             waiting.wait(timedelta(seconds=10))
+
+
+def test_a_process_says_its_groups_and_how_long_they_wait():
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        other = dist.new_group([0])
+        assert set(torch_private.groups_of_process()) == {dist.group.WORLD, other}
+        torch_private.set_timeout(dist.group.WORLD, timedelta(hours=1))
+        backend = torch_private.backend_of(dist.group.WORLD, torch.device("cpu"))
+        assert backend.options._timeout == timedelta(hours=1), MOVED.format("_set_pg_timeout")
+    finally:
+        dist.destroy_process_group()

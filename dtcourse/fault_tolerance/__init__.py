@@ -16,6 +16,9 @@ In the order in which to read them (each write, fsync and rename of theirs passe
     interval.py       how often to save: Young's and Daly's formulas, and what time is wasted
     failing_job.py    the same on a virtual clock: a job that saves, fails and starts again
     watching/         heartbeats: which rank is dead, stopped or hung
+    packed.py         a state as two tensors that a collective can send
+    replicated.py     what each replica has in memory
+    elastic/          workers die, leave and join between steps, and training goes on without a file
 
 It knows no technique: what is written and read is a function's business, such as dtcourse.checkpoint's.
 """
@@ -23,6 +26,7 @@ It knows no technique: what is written and read is a function's business, such a
 from dtcourse.fault_tolerance.background import BackgroundCheckpoints, Stall
 from dtcourse.fault_tolerance.bucket_layout import BucketLayout
 from dtcourse.fault_tolerance.checkpoints import Checkpoints, Found, NotSaved
+from dtcourse.fault_tolerance.elastic import Elastic, ElasticJob, StateLost
 from dtcourse.fault_tolerance.failing_job import FailingRun, draw_lives, simulate, wasted
 from dtcourse.fault_tolerance.fingerprints import fingerprint
 from dtcourse.fault_tolerance.interval import (
@@ -38,6 +42,7 @@ from dtcourse.fault_tolerance.interval import (
 from dtcourse.fault_tolerance.mark import NotComplete
 from dtcourse.fault_tolerance.preemption import REQUEUE, Preemption, run_until_done
 from dtcourse.fault_tolerance.random_states import RandomStates
+from dtcourse.fault_tolerance.replicated import Replicated
 from dtcourse.fault_tolerance.training_state import TrainingState
 from dtcourse.fault_tolerance.virtual_ranks import VirtualRanks
 from dtcourse.fault_tolerance.watching import Heartbeat, Watcher
@@ -48,6 +53,8 @@ __all__ = [
     "BackgroundCheckpoints",
     "BucketLayout",
     "Checkpoints",
+    "Elastic",
+    "ElasticJob",
     "FailingJob",
     "FailingRun",
     "FailureLog",
@@ -57,7 +64,9 @@ __all__ = [
     "NotSaved",
     "Preemption",
     "RandomStates",
+    "Replicated",
     "Stall",
+    "StateLost",
     "TrainingState",
     "VirtualRanks",
     "Watcher",

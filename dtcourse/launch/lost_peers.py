@@ -122,10 +122,10 @@ class LostPeers:
 
     def _name(self, call: _Call, error: BaseException) -> None:
         """Raises what names the dead, where the error is of a connection and one of the group has died."""
-        text = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        text = _first_line(error)
         if isinstance(error, guard.PeerFailure) or not isinstance(error, RuntimeError):
             return
-        if call.group not in self._closed and not any(word in text for word in _BROKEN):
+        if call.group not in self._closed and not is_of_a_connection(error):
             return
         gone: dict[int, str] = {}
         limit = time.monotonic() + TOLD
@@ -175,6 +175,16 @@ class LostPeers:
 def _said(call: _Call, gone: dict[int, str]) -> str:
     who = "; ".join(f"rank {rank} {how}" for rank, how in gone.items())
     return f"{who}, so {operation_of(call.method)} cannot end"
+
+
+def is_of_a_connection(error: BaseException) -> bool:
+    """Whether it is gloo's, of a peer that has gone, or that has closed the group for one that has."""
+    return isinstance(error, RuntimeError) and any(word in _first_line(error) for word in _BROKEN)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else ""
 
 
 def start(deaths: Deaths) -> None:

@@ -86,7 +86,12 @@ from dtcourse.torch_private.optimizers import (
 from dtcourse.torch_private.pipelines import (
     pipeline_order,
 )
-from dtcourse.torch_private.process import flight_dump, settings_of_process
+from dtcourse.torch_private.process import (
+    flight_dump,
+    groups_of_process,
+    set_timeout,
+    settings_of_process,
+)
 from dtcourse.torch_private.tensors import (
     as_plain_tensors,
     assert_later,
@@ -145,6 +150,7 @@ __all__ = [
     "gloo_group",
     "gpu_backend_of",
     "gradient_hooks",
+    "groups_of_process",
     "hooks_on_gradient",
     "in_backward",
     "is_fake",
@@ -168,6 +174,7 @@ __all__ = [
     "scaler_steps",
     "schema_of",
     "set_local",
+    "set_timeout",
     "settings_of_process",
     "shared_versions",
     "sparse_parts",

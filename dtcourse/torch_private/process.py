@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed import distributed_c10d as c10d
 
 from dtcourse.torch_private.backward import saves_through_hooks
 
@@ -31,6 +34,16 @@ def settings_of_process() -> tuple[Any, ...]:
         torch.get_deterministic_debug_mode(),
         torch.get_float32_matmul_precision(),
     )
+
+
+def groups_of_process() -> list[dist.ProcessGroup]:
+    """All groups that this process is in, the default one among them."""
+    return [group for group in c10d._world.pg_map if isinstance(group, dist.ProcessGroup)]
+
+
+def set_timeout(group: dist.ProcessGroup | None, limit: timedelta) -> None:
+    """How long a collective of this group may wait from now on."""
+    c10d._set_pg_timeout(limit, group)
 
 
 def flight_dump() -> bytes:

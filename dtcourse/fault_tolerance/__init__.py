@@ -19,6 +19,9 @@ In the order in which to read them (each write, fsync and rename of theirs passe
     packed.py         a state as two tensors that a collective can send
     replicated.py     what each replica has in memory
     elastic/          workers die, leave and join between steps, and training goes on without a file
+    run_log.py        what happened to a run, and what its time was worth
+    silence.py        ranks that neither work nor die, seen from outside
+    recovery.py       started again after each failure, until it is done
 
 It knows no technique: what is written and read is a function's business, such as dtcourse.checkpoint's.
 """
@@ -42,7 +45,10 @@ from dtcourse.fault_tolerance.interval import (
 from dtcourse.fault_tolerance.mark import NotComplete
 from dtcourse.fault_tolerance.preemption import REQUEUE, Preemption, run_until_done
 from dtcourse.fault_tolerance.random_states import RandomStates
+from dtcourse.fault_tolerance.recovery import Limits, Recovery
 from dtcourse.fault_tolerance.replicated import Replicated
+from dtcourse.fault_tolerance.run_log import Goodput, RunLog, goodput
+from dtcourse.fault_tolerance.silence import Deadline
 from dtcourse.fault_tolerance.training_state import TrainingState
 from dtcourse.fault_tolerance.virtual_ranks import VirtualRanks
 from dtcourse.fault_tolerance.watching import Heartbeat, Watcher
@@ -53,18 +59,23 @@ __all__ = [
     "BackgroundCheckpoints",
     "BucketLayout",
     "Checkpoints",
+    "Deadline",
     "Elastic",
     "ElasticJob",
     "FailingJob",
     "FailingRun",
     "FailureLog",
     "Found",
+    "Goodput",
     "Heartbeat",
+    "Limits",
     "NotComplete",
     "NotSaved",
     "Preemption",
     "RandomStates",
+    "Recovery",
     "Replicated",
+    "RunLog",
     "Stall",
     "StateLost",
     "TrainingState",
@@ -76,6 +87,7 @@ __all__ = [
     "expected_waste",
     "fingerprint",
     "first_order_waste",
+    "goodput",
     "run_until_done",
     "simulate",
     "wasted",

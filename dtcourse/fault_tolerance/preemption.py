@@ -18,7 +18,7 @@ asks for stacks and flight records by it), and so is SIGUSR2 (submitit).
 
 What starts the job again goes by the exit status:
 
-    launch      run_until_done(lambda: launch(train, 4)), as it raises RankFailure
+    launch      run_until_done(lambda: launch(train, 4)), as it raises RankFailure; recovery.py survives failures too
     torchrun    --max-restarts=3: it starts all ranks again. With TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, each start has a
                 store of its own: in a shared one gloo may find the addresses of the ranks that have left
     Slurm       srun ...; [ $? -eq 85 ] && scontrol requeue $SLURM_JOB_ID
@@ -112,12 +112,13 @@ def run_until_done(start: Callable[[], T], attempts: int = 10) -> T:
         try:
             return start()
         except RankFailure as failure:
-            if attempt == attempts or not _all_left(failure):
+            if attempt == attempts or not all_left(failure):
                 raise
     raise AssertionError("the loop returns or raises")
 
 
-def _all_left(failure: RankFailure) -> bool:
+def all_left(failure: RankFailure) -> bool:
+    """Whether its ranks ended by `leave`, and none otherwise."""
     return all(_left(one.exception) for one in failure.failures)
 
 

@@ -56,6 +56,13 @@ class Handle(Generic[T]):
         """Whether `result` returns or raises at once."""
         return not self._thread.is_alive()
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids by rank: for who watches them, or sends them a signal. None before they are all started,
+        when they are gone, and where they run on other machines.
+        """
+        return () if self.done() else self.stop.pids
+
     def result(self, timeout: float | None = None) -> Run[T]:
         """Waits for the launch, at most `timeout` seconds; returns or raises what launch does.
 

@@ -12,9 +12,13 @@ from typing import Any
 
 
 class Stop:
-    """Lets another thread end a launch, as Ctrl-C does in the main one."""
+    """Lets another thread end a launch, as Ctrl-C does in the main one, and tells it which processes the ranks are.
+
+    pids: by rank, on this machine, from when all have been started until all are gone; else none
+    """
 
     def __init__(self) -> None:
+        self.pids: tuple[int, ...] = ()
         self._event = threading.Event()
         self._heard: Connection | None = None
         self._said: Connection | None = None

@@ -128,7 +128,8 @@ def launch(
                 this machine; None is this machine too, but where use_cluster named another place
     verbose:    say in one line what was chosen
     wait:       False returns a Handle at once, and the launch goes on: handle.result() is the Run, handle.done() says
-                whether there is one, handle.cancel() ends it. What the ranks print is shown by result()
+                whether there is one, handle.cancel() ends it, handle.pids are its processes. What the ranks print is
+                shown by result()
 
     Raises RankFailure if a rank raised, exited or was killed; RankTimeout at the time limit; ValueError for what
     cannot be asked; TypeError for a function or an argument that cannot be pickled.
@@ -221,6 +222,8 @@ def _run_here(
             standby.launching(layout.world_size, interrupts),
             Ranks(settings, payload, on_line, on_message, asked.together, interrupts) as ranks,
         ):
+            if stop is not None:
+                stop.pids = tuple(member.pid for member in ranks.members)
             answers = ranks.answers(asked.timeout)
         slowdown = 1.0 if asked.emulated is None else asked.emulated.slowdown
         return Run(answers, ranks.output.lines, layout, asked.record, slowdown)

@@ -28,9 +28,14 @@ def test_a_handle_has_what_launch_would_have_returned(tmp_path, capsys):
     assert not handle.done() and repr(handle) == "<launch of step, running>"
     with pytest.raises(TimeoutError, match=r"the ranks of step still run after 0\.01 s"):
         handle.result(timeout=0.01)
+    while not (pids := handle.pids):
+        time.sleep(0.01)
+    assert len(set(pids)) == 2 and os.getpid() not in pids
+    for pid in pids:
+        os.kill(pid, 0)  # it is there
     (tmp_path / "go").touch()
     run = handle.result()
-    assert handle.done() and repr(handle) == "<launch of step, done>"
+    assert handle.done() and repr(handle) == "<launch of step, done>" and handle.pids == ()
     torch.testing.assert_close(run[1], 2 * torch.arange(300_000.0))
     assert run.output == [["from rank 0"], ["from rank 1"]]
     assert handle.result() is run

@@ -1,4 +1,4 @@
-"""Exercise 23-1's closed form is what is counted when such a model runs, with PyTorch's own checkpoints."""
+"""Exercise 23b-1's closed form is what is counted when such a model runs, with PyTorch's own checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from dtcourse.course.checks.lesson_23_profiling.utilisation import Shape, step_seconds
+from dtcourse.course.checks.lesson_23b_measuring_a_job.utilisation import Shape, step_seconds
 from dtcourse.models.transformer import Transformer, TransformerConfig
 from dtcourse.profiling.operators import count
 

@@ -9,7 +9,7 @@ from dtcourse.course.judging import Answer, Exercise, call_each, require
 
 UTILISATION = Exercise(
     "utilisation",
-    lesson="23",
+    lesson="23b",
     title="MFU and HFU of a model with checkpoints, on several ranks",
     takes=("utilisation",),
     target="both to 1e-9, for 18 jobs that are drawn anew",

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from dtcourse.emulation.cluster import EmulatedCluster, measured_again
 from dtcourse.launch import (
+    around,
     environment,
     failures,
     options,
@@ -138,7 +139,7 @@ def launch(
         began = time.monotonic()
         _require_torch()
         options.check_arguments(function, launch, args, kwargs)
-        limit = options.time_limit(timeout)
+        limit = around.time_limit(options.time_limit(timeout))
         goes_on = options.goes_on(on_failure)
         cluster = place.of(cluster, emulated=devices is not None or network is not None)
         if cluster is None:
@@ -153,9 +154,10 @@ def launch(
             options.check_open_files(world_size)
         if verbose:
             print(layout)
+        sent, env = around.wrapped(function, world_size, env)
         for_all = rank.Settings(
             rank=0,
-            environment={name: str(value) for name, value in (env or {}).items()},
+            environment={name: str(value) for name, value in env.items()},
             backend=layout.backend,
             threads=threads,
             init=init,
@@ -169,7 +171,7 @@ def launch(
             again=cluster is None and not goes_on and standby.keeps(),
         )
 
-        serialized = sendable.serialize_call(function, args, kwargs)
+        serialized = sendable.serialize_call(sent, args, kwargs)
         name = getattr(function, "__name__", "function")
 
         def run_all(on_line: Callable[[int, str], None] | None, stop: Stop | None) -> Run[Any]:

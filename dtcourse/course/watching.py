@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from dtcourse.course import notebook as nbfile
+from dtcourse.course import places
+from dtcourse.course.declared_breaks import DECLARED
 from dtcourse.debugging.gallery import WATCHES
 from dtcourse.debugging.unasked import launched
 from dtcourse.launch import around
@@ -34,7 +36,8 @@ class Spoken:
 
     cell:     the id of the cell that launched
     heading:  what it stands under
-    expected: whether the lesson says that something goes wrong there: under "Break it", or in expect_error
+    expected: whether the lesson says that something goes wrong there: under "Break it", in expect_error, or in its
+              text (declared_breaks.py)
     """
 
     cell: str
@@ -64,10 +67,10 @@ def begin(folder: str) -> None:
 
 
 def _running_cell() -> int:
-    """The number of the cell that runs, as In[] has it."""
+    """The number of the cell that runs, as In[] has it: execution_count is the next one's by then."""
     from IPython import get_ipython
 
-    return int(get_ipython().execution_count)
+    return len(get_ipython().history_manager.input_hist_raw) - 1
 
 
 @dataclass(frozen=True)
@@ -103,18 +106,20 @@ def watch(path: Path) -> Watched:
         # In[1] is the cell above.
         cells = [(under, one) for under, one in headed if nbfile.code_cells({"cells": [one]})]
         homes = sorted(folder.iterdir())
-        spoken = [said for home in homes for said in _of_launch(home, cells)]
+        lesson = places.number_of(path.name) or ""
+        spoken = [said for home in homes for said in _of_launch(home, lesson, cells)]
         return Watched(len(homes), list(dict.fromkeys(spoken)), failure)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _of_launch(home: Path, cells: list[tuple[str, nbfile.Cell]]) -> list[Spoken]:
+def _of_launch(home: Path, lesson: str, cells: list[tuple[str, nbfile.Cell]]) -> list[Spoken]:
     where = json.loads((home / WHERE).read_text())
     under, cell = cells[where["cell"] - 2]
-    expected = "break it" in under.lower() or "expect_error(" in cell["source"]
+    broken = "break it" in under.lower() or "expect_error(" in cell["source"]
+    declared = DECLARED.get((lesson, cell["id"]), {})
     return [
-        Spoken(cell["id"], under, tool, sentence, expected)
+        Spoken(cell["id"], under, tool, sentence, broken or tool in declared)
         for tool, sentence in launched.said(home, WATCHES, where["ranks"]).items()
     ]
 
@@ -123,7 +128,7 @@ def main() -> int:
     """Says what each tool says of each lesson's launches; 1 where one speaks that should not."""
     import sys
 
-    from dtcourse.course import notebooks, places
+    from dtcourse.course import notebooks
 
     failed = False
     given: list[Path | str] = [*sys.argv[1:]]

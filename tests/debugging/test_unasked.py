@@ -13,7 +13,7 @@ import pytest
 from dtcourse.debugging.gallery import WATCHES, running
 
 HEALTHY = '''
-import pathlib
+import pathlib, py_compile
 import torch, torch.distributed as dist, torch.nn.functional as F
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -86,6 +86,10 @@ def step():
         torch.save(have, "all.pt")
     with pathlib.Path("log").open("a") as log:
         log.write(f"{rank}\\n")
+    if rank == 0:
+        pathlib.Path("of_their_own.py").write_text("def two():\\n    return 2\\n")
+    dist.barrier()
+    py_compile.compile("of_their_own.py")  # as an import does it
     group = dist.new_group()
     dist.all_reduce(torch.ones(1), group=group)
     dist.destroy_process_group(group)

@@ -70,7 +70,9 @@ class Writes:
 
     def _note(self, path: Any) -> None:
         lines = callers()
-        if lines and not str(path).startswith(("/dev/", "/proc/", "/sys/")):
+        # Bytecode is the same whoever writes it, and Python puts it in its place at once.
+        bytecode = Path(os.fsdecode(path)).parent.name == "__pycache__"
+        if lines and not bytecode and not str(path).startswith(("/dev/", "/proc/", "/sys/")):
             within = _stepping(sys._getframe())
             self._written.append(Written(os.path.abspath(path), line_in_words(lines), within))
 

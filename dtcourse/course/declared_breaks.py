@@ -1,0 +1,12 @@
+"""Cells of lessons in which a tool of dtcourse.debugging rightly speaks, and which say so in their text alone.
+
+What stands under "Break it", or is to raise (expect_error), needs no line here.
+"""
+
+from __future__ import annotations
+
+# (lesson, cell): {tool: what goes wrong there on purpose}
+DECLARED: dict[tuple[str, str], dict[str, str]] = {
+    ("24", "flip"): {"replicas": "a bit of one weight flips on rank 1, for the replicas to find"},
+    ("24b", "gallery"): {"seeds": "a script of the gallery runs there, with its mistake"},
+}

@@ -22,9 +22,9 @@ Outside, or in a thread of some rank:
 TCPStore, or None in ranks: the store at MASTER_ADDR and MASTER_PORT, which torchrun and launch both keep. Who starts
 the job again in the same place gives both sides attempt=1, 2, ...; torchrun's own count is taken by itself.
 
-The kinds: "dead", "stopped", "dead or stopped" (on a machine that the watcher does not see), "hung", "never began"
-are faults; "running", "starting" (before a first step no hang can be told), "pausing", "waiting", "silent", "left",
-"absent" are none. verdicts.py has the rules.
+Kinds that are faults: "dead", "stopped", "dead or stopped" (on a machine that the watcher does not see), "hung", and
+"never began", if the watcher is given its patience. Kinds that are none: "running", "starting" (before a first step no
+hang can be told), "pausing", "waiting", "silent", "left", "absent". verdicts.py has the rules.
 
 In the order in which to read:
 

@@ -42,6 +42,7 @@ class Heartbeat:
     floor:    seconds without a step that are never a hang, however short the steps are
     attempt:  which start of the job this is, counted up; default: torchrun's, else 0. A watcher looks at the newest
 
+    Its rank and attempt may be set anew while it beats, both before the first step of a group that is formed anew.
     Raises ValueError for what cannot be.
     """
 

@@ -92,8 +92,8 @@ class Verdict:
         return self.seen.beat.stacks if self.seen.beat and self.kind in (HUNG, WAITS) else ""
 
 
-def judge(seen: Sequence[Seen], patience: float) -> list[Verdict]:
-    """All ranks, judged together. patience: seconds in which a rank must have begun to beat."""
+def judge(seen: Sequence[Seen], patience: float | None) -> list[Verdict]:
+    """All ranks, judged together. patience: seconds in which a rank must have begun to beat; None: any."""
     alone = [Verdict(_kind(one, patience), one) for one in seen]
     return [
         replace(one, kind=WAITS) if one.kind == HUNG and one.waits and _awaits(one, alone) else one
@@ -101,11 +101,11 @@ def judge(seen: Sequence[Seen], patience: float) -> list[Verdict]:
     ]
 
 
-def _kind(seen: Seen, patience: float) -> str:
+def _kind(seen: Seen, patience: float | None) -> str:
     """What one rank is, whatever the others do."""
     beat = seen.beat
     if beat is None:
-        return NEVER if seen.silent > patience else ABSENT
+        return NEVER if patience is not None and seen.silent > patience else ABSENT
     if beat.left:
         return LEFT
     if seen.silent > beat.silence_limit:

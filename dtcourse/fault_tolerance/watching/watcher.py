@@ -71,7 +71,8 @@ class Watcher:
     where:    as their Heartbeats have it
     ranks:    how many, or which; `watcher.ranks` may be changed when ranks leave and others join
     attempt:  beats of earlier starts of the job do not count; default: of this one under torchrun, else of any
-    patience: seconds in which each rank must have begun to beat
+    patience: seconds in which each rank must have begun to beat; None: any, as a busy machine may take minutes to
+              start ranks, and who starts them hears of those that do not begin
     clock, state: seconds, and what a process does; a test gives its own
     """
 
@@ -80,7 +81,7 @@ class Watcher:
         where: Where | Place,
         ranks: int | Iterable[int],
         attempt: int | None = None,
-        patience: float = PATIENCE,
+        patience: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         state: Callable[[Process], State] = Process.state,
     ) -> None:

@@ -13,6 +13,7 @@ In the order in which to read them (each write, fsync and rename of theirs passe
     fingerprints.py   whether it is the same run, by its data
     virtual_ranks.py  the same bits on any number of ranks
     preemption.py     a signal, one step on which all ranks agree, a save, a new start
+    guard/            a step that would spoil the model is left out, by all ranks
     interval.py       how often to save: Young's and Daly's formulas, and what time is wasted
     failing_job.py    the same on a virtual clock: a job that saves, fails and starts again
     watching/         heartbeats: which rank is dead, stopped or hung

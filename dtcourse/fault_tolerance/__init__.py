@@ -23,6 +23,7 @@ In the order in which to read them (each write, fsync and rename of theirs passe
     run_log.py        what happened to a run, and what its time was worth
     silence.py        ranks that neither work nor die, seen from outside
     recovery.py       started again after each failure, until it is done
+    chaos/            a monkey that breaks what it can reach
 
 It knows no technique: what is written and read is a function's business, such as dtcourse.checkpoint's.
 """

@@ -19,6 +19,9 @@ In the order in which to read them (each write, fsync and rename of theirs passe
     watching/         heartbeats: which rank is dead, stopped or hung
     packed.py         a state as two tensors that a collective can send
     replicated.py     what each replica has in memory
+    rank_state.py     what one rank keeps, however the model is cut
+    holdings.py       which step all can go back to, from what each has in memory
+    peer_copies.py    each rank's neighbour keeps a copy of its state: a lost rank's successor needs no file
     elastic/          workers die, leave and join between steps, and training goes on without a file
     run_log.py        what happened to a run, and what its time was worth
     silence.py        ranks that neither work nor die, seen from outside
@@ -34,6 +37,7 @@ from dtcourse.fault_tolerance.checkpoints import Checkpoints, Found, NotSaved
 from dtcourse.fault_tolerance.elastic import Elastic, ElasticJob, StateLost
 from dtcourse.fault_tolerance.failing_job import FailingRun, draw_lives, simulate, wasted
 from dtcourse.fault_tolerance.fingerprints import fingerprint
+from dtcourse.fault_tolerance.holdings import StateLost
 from dtcourse.fault_tolerance.interval import (
     LLAMA_3,
     FailingJob,
@@ -45,8 +49,10 @@ from dtcourse.fault_tolerance.interval import (
     young,
 )
 from dtcourse.fault_tolerance.mark import NotComplete
+from dtcourse.fault_tolerance.peer_copies import Kept, PeerCopies
 from dtcourse.fault_tolerance.preemption import REQUEUE, Preemption, run_until_done
 from dtcourse.fault_tolerance.random_states import RandomStates
+from dtcourse.fault_tolerance.rank_state import RankState
 from dtcourse.fault_tolerance.recovery import Limits, Recovery
 from dtcourse.fault_tolerance.replicated import Replicated
 from dtcourse.fault_tolerance.run_log import Goodput, RunLog, goodput
@@ -70,11 +76,14 @@ __all__ = [
     "Found",
     "Goodput",
     "Heartbeat",
+    "Kept",
     "Limits",
     "NotComplete",
     "NotSaved",
+    "PeerCopies",
     "Preemption",
     "RandomStates",
+    "RankState",
     "Recovery",
     "Replicated",
     "RunLog",

@@ -10,7 +10,8 @@ import torch
 
 from dtcourse import launch
 from dtcourse.fault_tolerance import Checkpoints, TrainingState
-from dtcourse.fault_tolerance.elastic import ElasticJob, StateLost
+from dtcourse.fault_tolerance.elastic import ElasticJob
+from dtcourse.fault_tolerance.holdings import StateLost
 from dtcourse.fault_tolerance.replicated import Replicated
 from dtcourse.launch import RankFailure
 from dtcourse.verify import compare

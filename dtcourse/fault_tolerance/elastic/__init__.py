@@ -11,6 +11,6 @@ In the order in which to read them:
 
 from dtcourse.fault_tolerance.elastic.job import ElasticJob
 from dtcourse.fault_tolerance.elastic.roster import Generation
-from dtcourse.fault_tolerance.elastic.worker import Elastic, StateLost
+from dtcourse.fault_tolerance.elastic.worker import Elastic
 
-__all__ = ["Elastic", "ElasticJob", "Generation", "StateLost"]
+__all__ = ["Elastic", "ElasticJob", "Generation"]

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from dtcourse.fault_tolerance import packed
 from dtcourse.fault_tolerance.elastic import groups
 from dtcourse.fault_tolerance.elastic.generations import WorkersEnd
+from dtcourse.fault_tolerance.holdings import StateLost
 from dtcourse.parameters.agreement import on_any_rank
 
 
@@ -44,10 +45,6 @@ CPU = torch.device("cpu")
 IN_VAIN = (
     5  # generations of the same workers that ended before a step was done: then it is no lost rank
 )
-
-
-class StateLost(RuntimeError):
-    """All workers that had the state have died: it was in memory only."""
 
 
 class Elastic:

@@ -71,7 +71,7 @@ class LiveBytes(TorchDispatchMode):
         key = id(storage)
         if key in self._alive:
             return
-        self._alive[key] = (storage.nbytes(), callers()[:1], len(self._totals))
+        self._alive[key] = (storage.nbytes(), callers(1), len(self._totals))
         self._watch[key] = weakref.ref(storage, lambda _: self._died(key))
 
     def _died(self, key: int) -> None:

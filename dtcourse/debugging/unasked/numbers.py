@@ -16,7 +16,7 @@ from dtcourse.callers import callers
 from dtcourse.debugging.sentences import line_in_words
 from dtcourse.debugging.unasked.watch import unseen
 from dtcourse.parameters.placement import local
-from dtcourse.torch_private import TorchDispatchMode, tree_leaves
+from dtcourse.torch_private import TorchDispatchMode, tree_leaves, without_modes
 
 _FILLS = ("full", "fill", "masked_fill", "where", "scalar_tensor", "empty", "new_empty", "_to_copy")
 
@@ -57,13 +57,15 @@ class FirstNotFinite(TorchDispatchMode):
         if self._first is not None:
             return func(*args, **kwargs)
         name = func.name().removeprefix("aten::").partition(".")[0]
-        finite = all(map(_is_finite, tree_leaves((args, kwargs))))
+        fills = name.rstrip("_") in _FILLS or "empty" in name
+        with without_modes():
+            finite = not fills and all(map(_is_finite, tree_leaves((args, kwargs))))
         result = func(*args, **kwargs)
-        if finite and name.rstrip("_") not in _FILLS and "empty" not in name:
-            for one in tree_leaves(result):
-                if not _is_finite(one):
-                    self._note(name, local(one))
-                    break
+        if finite:
+            with without_modes():
+                wrong = next((one for one in tree_leaves(result) if not _is_finite(one)), None)
+                if wrong is not None:
+                    self._note(name, local(wrong))
         return result
 
     def _note(self, name: str, tensor: torch.Tensor) -> None:

@@ -34,7 +34,7 @@ It knows no technique: what is written and read is a function's business, such a
 from dtcourse.fault_tolerance.background import BackgroundCheckpoints, Stall
 from dtcourse.fault_tolerance.bucket_layout import BucketLayout
 from dtcourse.fault_tolerance.checkpoints import Checkpoints, Found, NotSaved
-from dtcourse.fault_tolerance.elastic import Elastic, ElasticJob, StateLost
+from dtcourse.fault_tolerance.elastic import Elastic, ElasticJob
 from dtcourse.fault_tolerance.failing_job import FailingRun, draw_lives, simulate, wasted
 from dtcourse.fault_tolerance.fingerprints import fingerprint
 from dtcourse.fault_tolerance.holdings import StateLost

@@ -123,24 +123,51 @@ def test_a_pause_that_is_announced_is_no_hang_unless_it_is_longer_than_it_said()
 
 
 @pytest.mark.parametrize(
-    "other", [{"step": None}, {"pausing": "saving"}, {"idle": 4.0, "longest": (9.0,)}]
+    "other",
+    [
+        {"step": None},
+        {"pausing": "saving"},
+        {"idle": 4.0, "since_step": 4.0, "longest": (9.0,)},
+        {"idle": 0.2, "since_step": 7.0},  # the pause is over, and its step is not
+    ],
 )
 def test_who_waits_is_well_while_the_one_that_it_waits_for_may_come(other):
     """A rank 1 with a legal reason, and rank 0 in the collective that ends the step."""
     ranks = Ranks()
     ranks.beats(0, idle=6.0, waits=True, doing=PLACE)
     ranks.beats(1, **other)
-    assert ranks.kinds()[0] == "waiting" and not ranks.watcher.look()
-    ranks.beats(1, pausing="", idle=0.1, step=9, longest=(1.0,))
-    assert ranks.kinds() == ["hung", "running"], (
-        "rank 1 has moved on: it is not what rank 0 waits for"
-    )
+    for _ in range(4):
+        ranks.beats(0, 1)
+        assert ranks.kinds(1.0)[0] == "waiting" and not ranks.watcher.look()
+    # Rank 1 has come, and says so before rank 0 does.
+    ranks.beats(1, pausing="", idle=0.1, since_step=0.1, step=9, longest=(1.0,))
+    assert ranks.kinds()[0] == "waiting"
+    assert ranks.kinds(0.9)[0] == "waiting"
+    ranks.beats(0, idle=0.5, step=9)
+    assert ranks.kinds(0.1) == ["running", "running"]
+
+
+def late(ranks, world_size, **beat):
+    """So many ranks beat and are late, for as long as it takes to be sure."""
+    for _ in range(4):
+        ranks.beats(*range(world_size), idle=6.0, since_step=6.0, **beat)
+        ranks.kinds(1.0)
+    return ranks
+
+
+def test_who_waits_while_the_others_move_on_is_hung_when_two_more_intervals_are_over():
+    ranks = Ranks()
+    for waiting in (0.0, 1.0, 1.0):
+        ranks.beats(0, idle=6.0, waits=True, doing=PLACE)
+        ranks.beats(1)
+        assert ranks.kinds(waiting) == ["waiting", "running"]
+    ranks.beats(0, 1)
+    assert ranks.kinds(0.1) == ["hung", "running"]
 
 
 def test_the_reason_is_who_does_not_wait():
-    ranks = Ranks(3)
-    ranks.beats(0, 2, idle=6.0, waits=True, doing=PLACE)
-    ranks.beats(1, idle=6.0, doing="was in sleep()")
+    ranks = late(Ranks(3), 3, waits=True, doing=PLACE)
+    ranks.beats(1, waits=False, doing="was in sleep()")
     look = ranks.watcher.look()
     assert [fault.rank for fault in look.faults] == [0, 1, 2]
     assert [fault.rank for fault in look.reasons] == [1]
@@ -149,8 +176,7 @@ def test_the_reason_is_who_does_not_wait():
 
 @pytest.mark.parametrize("apart", [{"doing": "waited in recv()"}, {"step": 2}])
 def test_where_all_wait_the_reason_is_who_waits_elsewhere(apart):
-    ranks = Ranks(3)
-    ranks.beats(0, 1, 2, idle=6.0, waits=True, doing=PLACE)
+    ranks = late(Ranks(3), 3, waits=True, doing=PLACE)
     assert [fault.rank for fault in ranks.watcher.look().reasons] == [0, 1, 2]
     ranks.beats(2, **apart)
     assert [fault.rank for fault in ranks.watcher.look().reasons] == [2]
@@ -159,7 +185,7 @@ def test_where_all_wait_the_reason_is_who_waits_elsewhere(apart):
 def test_a_rank_that_left_is_no_fault_and_who_still_waits_for_it_is():
     ranks = Ranks()
     ranks.beats(1, left="returned")
-    ranks.beats(0, idle=6.0, waits=True, doing=PLACE)
+    late(ranks, 1, waits=True, doing=PLACE)
     assert ranks.kinds() == ["hung", "left"]
     ranks.beats(0, left="raised ValueError")
     ranks.clock.now += 1000

@@ -17,6 +17,7 @@ class Beat:
     interval:    seconds between two beats
     step:        the number of the last step that was done; None before the first
     idle:        seconds since then (or since the beginning), without pauses and without what `Progress` leaves out
+    since_step:  the same with all that `idle` leaves out
     longest:     seconds of its three longest steps, the longest first
     floor:       seconds without a step that are never a hang
     gap:         the longest time that this rank was silent, and went on
@@ -37,6 +38,7 @@ class Beat:
     interval: float = 1.0
     step: int | None = None
     idle: float = 0.0
+    since_step: float = 0.0
     longest: tuple[float, ...] = ()
     floor: float = 5.0
     gap: float = 0.0

@@ -125,6 +125,7 @@ class Heartbeat:
             interval=self.interval,
             step=self.progress.step_number,
             idle=self.progress.idle(),
+            since_step=self.progress.since_step(),
             longest=self.progress.longest,
             floor=self.floor,
             gap=self.progress.gap,

@@ -34,6 +34,7 @@ class Progress:
         self._ticked = clock()
         self._left_out = 0.0  # seconds since the beginning that do not count
         self._last_step = self._counted()  # in counted seconds
+        self._stepped = clock()
 
     def step(self, number: int | None = None) -> None:
         """A step is done. number: its own; default: one more than the last, and 1 for the first."""
@@ -45,7 +46,7 @@ class Progress:
             self.longest = tuple(
                 sorted((*self.longest, now - self._last_step), reverse=True)[:KEPT]
             )
-            self.step_number, self._last_step = number, now
+            self.step_number, self._last_step, self._stepped = number, now, self._clock()
 
     def tick(self) -> None:
         """The thread that beats is here."""
@@ -57,6 +58,10 @@ class Progress:
         """Counted seconds since the last step, or since the beginning."""
         with self._lock:
             return self._counted() - self._last_step
+
+    def since_step(self) -> float:
+        """Seconds since the last step, or since the beginning, whatever they went by with."""
+        return self._clock() - self._stepped
 
     def pause(self, reason: str, limit: float | None) -> None:
         """From here on nothing counts."""

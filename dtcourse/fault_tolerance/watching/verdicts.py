@@ -7,9 +7,10 @@
                                         who runs without a beat for three times as long as it ever took for anything
 
 A rank that hangs has company: soon all others wait for it. Late are then all, and to be named is one. Whoever waits
-(by the stack of its loop) is late for now, as long as some rank that may be the reason is not late itself: it is
-announced to pause, before its first step, or was last seen to move when the wait began. When none is left, the faults
-are all said, and `reasons` holds those that do not wait; where all wait, those that wait at another place than most.
+(by the stack of its loop) waits rightly as long as some rank that may be the reason is not late itself: it is announced
+to pause, before its first step, or has made no step since about when the wait began. And where that one has just
+moved on, the last beat of who waits may be older: it gets two more intervals to say so. `reasons` holds the faults that
+do not wait; where all wait, those that wait at another place than most.
 """
 
 from __future__ import annotations
@@ -77,6 +78,11 @@ class Verdict:
         return self.seen.silent + (self.seen.beat.idle if self.seen.beat else 0.0)
 
     @property
+    def since_step(self) -> float:
+        """The same, pauses and all."""
+        return self.seen.silent + (self.seen.beat.since_step if self.seen.beat else 0.0)
+
+    @property
     def since(self) -> float:
         """For how many seconds it has been what it is: silent, or without a step."""
         return self.idle if self.kind in (RUNS, WAITS, HUNG) else self.seen.silent
@@ -92,13 +98,30 @@ class Verdict:
         return self.seen.beat.stacks if self.seen.beat and self.kind in (HUNG, WAITS) else ""
 
 
-def judge(seen: Sequence[Seen], patience: float | None) -> list[Verdict]:
-    """All ranks, judged together. patience: seconds in which a rank must have begun to beat; None: any."""
-    alone = [Verdict(_kind(one, patience), one) for one in seen]
-    return [
-        replace(one, kind=WAITS) if one.kind == HUNG and one.waits and _awaits(one, alone) else one
-        for one in alone
-    ]
+def judge(
+    seen: Sequence[Seen], patience: float | None, stuck: dict[int, float], now: float
+) -> list[Verdict]:
+    """All ranks, judged together.
+
+    patience: seconds in which a rank must have begun to beat; None: any
+    stuck:    since when a rank is late and waits for nobody who may come; kept here from one look to the next
+    now:      on the watcher's clock
+    """
+    judged = [Verdict(_kind(one, patience), one) for one in seen]
+    late = [one for one in judged if one.kind == HUNG and one.waits]
+    for rank in {one.rank for one in judged} - {
+        one.rank for one in late if not _awaits(one, judged)
+    }:
+        stuck.pop(rank, None)
+    for one in late:
+        if not _awaits(one, judged):
+            stuck.setdefault(one.rank, now)
+    yet = {one.rank for one in late if now - stuck.get(one.rank, now) <= _limit(one)}
+    return [replace(one, kind=WAITS) if one.rank in yet else one for one in judged]
+
+
+def _limit(verdict: Verdict) -> float:
+    return verdict.seen.beat.silence_limit if verdict.seen.beat else 0.0
 
 
 def _kind(seen: Seen, patience: float | None) -> str:
@@ -134,7 +157,7 @@ def _awaits(late: Verdict, all_of_them: Sequence[Verdict]) -> bool:
     limit = late.seen.beat.step_limit if late.seen.beat else None
     return any(
         other.kind in (STARTING, PAUSED, SILENT, ABSENT)
-        or (other.kind == RUNS and limit is not None and other.idle >= limit / 2)
+        or (other.kind == RUNS and limit is not None and other.since_step >= limit / 2)
         for other in all_of_them
     )
 

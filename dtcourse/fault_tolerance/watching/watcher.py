@@ -94,6 +94,7 @@ class Watcher:
         self.attempt = own_attempt() if attempt is None else attempt
         self.patience, self._clock, self._state = patience, clock, state
         self._looked = clock()
+        self._stuck: dict[int, float] = {}
         self._new: dict[
             int, tuple[Beat | None, float]
         ] = {}  # by rank: the last beat, and when it was new
@@ -123,7 +124,7 @@ class Watcher:
             asked = beat is not None and silent > beat.silence_limit
             state = self._state(beat.process) if asked and beat else "unknown"
             seen.append(Seen(rank, beat, silent, state))
-        return Look(verdicts.judge(seen, self.patience), blind)
+        return Look(verdicts.judge(seen, self.patience, self._stuck, now), blind)
 
     def wait(self, timeout: float | None = None) -> Look:
         """Looks until something is wrong, all ranks have left, or `timeout` seconds are over; returns the last look."""

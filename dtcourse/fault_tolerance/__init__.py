@@ -21,6 +21,7 @@ In the order in which to read them (each write, fsync and rename of theirs passe
     replicated.py     what each replica has in memory
     rank_state.py     what one rank keeps, however the model is cut
     holdings.py       which step all can go back to, from what each has in memory
+    kept.py           these copies, by step
     peer_copies.py    each rank's neighbour keeps a copy of its state: a lost rank's successor needs no file
     elastic/          workers die, leave and join between steps, and training goes on without a file
     run_log.py        what happened to a run, and what its time was worth
@@ -48,8 +49,9 @@ from dtcourse.fault_tolerance.interval import (
     first_order_waste,
     young,
 )
+from dtcourse.fault_tolerance.kept import Kept
 from dtcourse.fault_tolerance.mark import NotComplete
-from dtcourse.fault_tolerance.peer_copies import Kept, PeerCopies
+from dtcourse.fault_tolerance.peer_copies import PeerCopies
 from dtcourse.fault_tolerance.preemption import REQUEUE, Preemption, run_until_done
 from dtcourse.fault_tolerance.random_states import RandomStates
 from dtcourse.fault_tolerance.rank_state import RankState

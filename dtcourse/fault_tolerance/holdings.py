@@ -62,12 +62,12 @@ class Plan(NamedTuple):
 def plan(everyone: Sequence[Holdings | None], distance: int) -> Plan:
     """everyone: by rank of the new group, None for a successor;  distance: of the copies from now on.
 
-    Raises StateLost where a state of no step is there for all ranks, ValueError where the old group had another size.
+    Raises StateLost where no step's state is there for all ranks, or the old group had another size.
     """
     size = len(everyone)
     held = {rank: one for rank, one in enumerate(everyone) if one is not None}
     if others := sorted({one.size for one in held.values()} - {size}):
-        raise ValueError(
+        raise StateLost(
             f"the copies are of the parts of {others[0]} ranks, and there are {size} now: parts of {size} are made "
             "from a checkpoint"
         )

@@ -1,7 +1,7 @@
 """Each rank's neighbour keeps a copy of its state in memory: who takes a lost rank's place needs no file.
 
     copies = PeerCopies(state, every=10)         # state: rank_state.py
-    for step in range(copies.recover() + 1, last + 1):
+    for step in range((copies.recover() or 0) + 1, last + 1):
         ...
         copies.after(step)                       # every tenth step: a copy is taken, and sent while training goes on
 
@@ -24,7 +24,6 @@ the ring.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -33,13 +32,13 @@ import torch.distributed as dist
 from dtcourse.collectives import p2p
 from dtcourse.fault_tolerance import packed
 from dtcourse.fault_tolerance.background import Stall
-from dtcourse.fault_tolerance.holdings import Holdings, StateLost, plan
+from dtcourse.fault_tolerance.holdings import plan
+from dtcourse.fault_tolerance.kept import Copy, Kept, parts_of, room_for
 from dtcourse.parameters.agreement import smallest
 from dtcourse.parameters.replicas import Group
 
 LENGTHS = 24  # bytes: the step, the header's length, the tensors' bytes
 CPU = torch.device("cpu")
-__all__ = ["Kept", "PeerCopies", "StateLost"]
 
 
 class HasState(Protocol):
@@ -47,49 +46,6 @@ class HasState(Protocol):
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state: Any) -> object: ...
-
-
-class Copy(NamedTuple):
-    """A state as it is sent (packed.py)."""
-
-    header: torch.Tensor
-    tensors: torch.Tensor
-
-    @property
-    def bytes(self) -> int:
-        """Of both."""
-        return len(self.header) + len(self.tensors)
-
-
-class Kept:
-    """What a rank has in memory, by step: it outlives the group in which it was sent, and is of the ranks of then."""
-
-    def __init__(self, rank: int, size: int, distance: int) -> None:
-        self.rank, self.size, self.distance = rank, size, distance
-        self.own: dict[int, Copy] = {}
-        self.neighbours: dict[int, Copy] = {}
-
-    def holdings(self) -> Holdings:
-        """Which states it has."""
-        return Holdings(
-            self.rank, self.size, self.distance, tuple(self.own), tuple(self.neighbours)
-        )
-
-    def state_of(self, whose: int, step: int) -> Copy | None:
-        """A rank's state after a step."""
-        if whose == self.rank and step in self.own:
-            return self.own[step]
-        return self.neighbours.get(step) if whose == self.holdings().neighbour else None
-
-    def bytes(self) -> int:
-        """That it takes."""
-        return sum(c.bytes for c in (*self.own.values(), *self.neighbours.values()))
-
-    def let_go(self, below: int) -> None:
-        """Of the copies of earlier steps."""
-        for kept in (self.own, self.neighbours):
-            for step in [s for s in kept if s < below]:
-                del kept[step]
 
 
 class _UnderWay(NamedTuple):
@@ -174,25 +130,25 @@ class PeerCopies:
                     f"rank {self._of} sends its state after step {theirs_step}, and rank {self.rank} is after step "
                     f"{step}: call after(step) on all ranks after the same steps"
                 )
-            theirs = _room(sizes)
+            theirs = room_for(sizes)
             works = [
-                *(p2p.irecv(t, self._of, self._group, tag=i) for i, t in _parts(theirs)),
-                *(p2p.isend(t, self._to, self._group, tag=i) for i, t in _parts(mine)),
+                *(p2p.irecv(t, self._of, self._group, tag=i) for i, t in parts_of(theirs)),
+                *(p2p.isend(t, self._to, self._group, tag=i) for i, t in parts_of(mine)),
             ]
         self._under_way = _UnderWay(step, mine, theirs, works)
 
-    def recover(self) -> int:
-        """Has all ranks go on from the newest step that is complete, and returns it; 0 where no copy was ever taken.
+    def recover(self) -> int | None:
+        """Has all ranks go on from the newest step that is complete, and returns it; None where nobody has any copy.
 
         Who has lost nothing takes its own state of that step; a successor gets its from the neighbour's copy. Then each
         state lies on two ranks again.
-        Raises StateLost on all ranks where a state is on none, ValueError where there were more ranks, or fewer.
+        Raises StateLost on all ranks where a state is on none, or is of another number of ranks.
         """
         before, self._before = self._before, None
         everyone: list[Any] = [None] * self.size
         dist.all_gather_object(everyone, before and before.holdings(), group=self._group)
-        if not any(everyone):
-            return 0
+        if not any(one and one.own for one in everyone):
+            return None
         step, own, copies = plan(everyone, self.distance)
         with p2p.operation("peer_recovery"):
             for whose, src, dst in own:
@@ -215,25 +171,15 @@ class PeerCopies:
             assert copy is not None, "the plan goes by what this rank has said that it has"
             if src != dst:
                 p2p.send(torch.tensor([len(part) for part in copy]), dst, self._group)
-                for i, part in _parts(copy):
+                for i, part in parts_of(copy):
                     p2p.send(part, dst, self._group, tag=i)
             return copy
         lengths = torch.empty(2, dtype=torch.int64)
         p2p.recv(lengths, src, self._group)
-        room = _room(lengths.tolist())
-        for i, part in _parts(room):
+        room = room_for(lengths.tolist())
+        for i, part in parts_of(room):
             p2p.recv(part, src, self._group, tag=i)
         return room
-
-
-def _room(lengths: Sequence[int]) -> Copy:
-    header, tensors = (torch.empty(n, dtype=torch.uint8) for n in lengths)
-    return Copy(header, tensors)
-
-
-def _parts(copy: Copy) -> list[tuple[int, torch.Tensor]]:
-    """What is a message of its own, with its tag: a rank without parameters has no tensors."""
-    return [(tag, part) for tag, part in enumerate(copy, start=1) if len(part)]
 
 
 def _check(every: int, last: int | None, distance: int, size: int) -> None:

@@ -15,6 +15,7 @@ from dtcourse.fault_tolerance.holdings import StateLost
 from dtcourse.fault_tolerance.replicated import Replicated
 from dtcourse.launch import RankFailure
 from dtcourse.verify import compare
+from tests.fault_tolerance.elastic_parts import Sharded
 from tests.fault_tolerance.elastic_training import (
     DIES,
     JOINS,
@@ -130,3 +131,49 @@ def test_what_cannot_be():
     }.items():
         with pytest.raises(ValueError, match=words):
             ElasticJob(alone, wrong.pop("size"), **wrong)
+
+
+def in_parts(elastic, folder):
+    """Fully sharded. Rank 1's worker dies in step 3; in step 6 both rank 0's and rank 1's, which kept its copy."""
+    saved = []
+
+    def build():
+        run = Sharded("fully_shard", seed=0 if elastic.generation == 0 else 50 + elastic.worker)
+        saved[:] = [Checkpoints(folder / "checkpoints")]
+        return run
+
+    def step(run, number):
+        rank = elastic.members.index(elastic.worker)
+        if (elastic.generation, number, rank) == (0, 3, 1):
+            dies()
+        if (elastic.generation, number) == (1, 6) and rank < 2:
+            (folder / f"ready-{rank}").touch()
+            while not (folder / f"ready-{1 - rank}").exists():
+                time.sleep(0.01)
+            dies()
+        run.step()
+        if number == 4:
+            saved[0].save(number, run.saved.snapshot(), run.saved.about())
+
+    def load(run):
+        found = saved[0].latest()
+        return run.saved.load(found) if found else 0
+
+    run = elastic.run(build, step, 7, load=load, in_parts=True)
+    return run.bits()
+
+
+def whole(seed):
+    run = Sharded("fully_shard", seed=seed)
+    for _ in range(7):
+        run.step()
+    return run.bits()
+
+
+@pytest.mark.stands_on("dtcourse/fault_tolerance/")
+def test_a_new_worker_takes_a_lost_one_s_place_and_gets_its_shard_from_the_neighbour(tmp_path):
+    with ElasticJob(in_parts, 3, tmp_path, least=3, most=3, replacements=3) as job:
+        outcomes = job.result(timeout=110)
+    assert [g.members for g in job.generations] == [(0, 1, 2), (0, 3, 2), (4, 5, 2)]
+    for worker, expected in zip((4, 5, 2), launch(whole, 3, 0), strict=True):
+        assert all(map(torch.equal, outcomes[worker], expected)), worker

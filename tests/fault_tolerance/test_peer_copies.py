@@ -11,61 +11,18 @@ from torch import nn
 
 from dtcourse import launch
 from dtcourse.collectives import traffic
-from dtcourse.data_parallel import DistributedDataParallel
-from dtcourse.fault_tolerance import BucketLayout, Checkpoints, RandomStates, TrainingState
+from dtcourse.fault_tolerance import Checkpoints
 from dtcourse.fault_tolerance.holdings import Holdings, StateLost, plan
 from dtcourse.fault_tolerance.peer_copies import LENGTHS, PeerCopies
 from dtcourse.fault_tolerance.rank_state import RankState
 from dtcourse.parameters.placement import local
-from dtcourse.sharding import ZeroRedundancyOptimizer, fully_shard
-
-WIDTH = 6
-
-
-class Run:
-    """Adam, dropout and a schedule, under a technique that cuts all, the optimizer's states, or nothing.
-
-    No batch norm: where each rank has statistics of its own, a file keeps one rank's, and a copy each rank's.
-    """
-
-    def __init__(self, technique, seed=0):
-        torch.manual_seed(seed)
-        model = nn.Sequential(
-            nn.Linear(4, WIDTH), nn.LayerNorm(WIDTH), nn.Dropout(0.3), nn.Linear(WIDTH, 1)
-        )
-        own = {"random": RandomStates()}
-        if technique == "fully_shard":
-            fully_shard(model)
-        else:
-            model = DistributedDataParallel(model)
-            own["buckets"] = BucketLayout(model.reducer)
-        if technique == "ZeRO-1":
-            self.optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.05)
-        else:
-            self.optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-        self.model = model
-        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
-        shared = {"schedule": self.schedule}
-        self.state = RankState(model, self.optimizer, shared, own, layout=technique)
-        self.saved = TrainingState.of(
-            model, self.optimizer, shared=shared, own=own, layout=technique
-        )
-        torch.manual_seed(seed + 10 * dist.get_rank())
-
-    def step(self):
-        self.optimizer.zero_grad()
-        self.model(torch.randn(5, 4)).square().mean().backward()
-        self.optimizer.step()
-        self.schedule.step()
-
-    def bits(self):
-        tensors = [local(p).clone() for p in self.model.parameters()]
-        return [*tensors, *(b.clone() for b in self.model.buffers()), torch.rand(1)]
+from dtcourse.sharding import fully_shard
+from tests.fault_tolerance.elastic_parts import WIDTH, Sharded
 
 
 def lost_and_recovered(root, technique):
     """Rank 1 is lost after step 4, whose copy is on its way: all go on from step 2, from memory and from the file."""
-    run = Run(technique)
+    run = Sharded(technique)
     copies = PeerCopies(run.state, every=2, last=6)
     checkpoints = Checkpoints(root / technique)
     for number in range(1, 5):
@@ -77,7 +34,7 @@ def lost_and_recovered(root, technique):
     kept = None if dist.get_rank() == 1 else copies.kept
     steps, found = [], []
     for way in ("memory", "file"):
-        again = Run(technique, seed=3)
+        again = Sharded(technique, seed=3)
         if way == "memory":
             peers = PeerCopies(again.state, every=2, kept=kept)
             steps.append(peers.recover())
@@ -202,7 +159,7 @@ def test_a_copy_that_was_never_complete_and_another_size_are_said():
         StateLost, match=r"1 rank \(1\) lost before a copy was complete on all ranks"
     ):
         plan([has(0, (5,), (), 3), None, has(2, (5,), (), 3)], 1)
-    with pytest.raises(ValueError, match="copies are of the parts of 4 ranks, and there are 3 now"):
+    with pytest.raises(StateLost, match="copies are of the parts of 4 ranks, and there are 3 now"):
         plan([has(0, (5,), (5,)), has(2, (5,), (5,)), has(3, (5,), (5,))], 1)
 
 

@@ -2,12 +2,12 @@
 
 Each worker of the running generation must have asked, or be gone: then all of them agree on who is left, and none is in
 a collective of the old group. Those that wait to join, and those that are to leave, have the generation end after a
-step. Ranks follow those of the generation before, then the new workers' numbers.
+step. Ranks stay as they were; who is new takes a lost one's place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import NamedTuple
 
 from dtcourse.fault_tolerance.elastic.generations import Answer, JobsEnd, Question
@@ -55,7 +55,7 @@ class Roster:
             self._finished = True
             return
         self._answer_all(self.expected & self.leavers, "leave")
-        able = [w for w in self._in_order(asking) if w not in self.leavers]
+        able = self._in_order(asking.keys() - self.leavers)
         if len(able) >= self.least:
             self._form(able[: self.most], asking)
 
@@ -66,9 +66,12 @@ class Roster:
             self._end.ask_for_change(self.generations[-1].number)
             self._changed = True
 
-    def _in_order(self, asking: dict[int, Question]) -> list[int]:
+    def _in_order(self, able: Set[int]) -> list[int]:
+        """Those of the last generation by their ranks; new ones in the places of the lost, then at the end."""
         before = self.generations[-1].members if self.generations else ()
-        return [*(w for w in before if w in asking), *sorted(w for w in asking if w not in before)]
+        new = sorted(able - set(before))
+        places = [w if w in able else (new.pop(0) if new else None) for w in before]
+        return [*(w for w in places if w is not None), *new]
 
     def _form(self, members: list[int], asking: dict[int, Question]) -> None:
         step = max((asking[w].step or 0 for w in members), default=0)

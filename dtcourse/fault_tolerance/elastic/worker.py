@@ -11,6 +11,9 @@ file is read.
 Ranks that hold the same state are never more than a step apart: a step's collectives need all of them. The newest copy
 is as right as an older one, as who has it has been through all collectives of that step with everybody.
 
+Of a model that is cut no rank has the state (in_parts=True): then each rank's neighbour keeps a copy (peer_copies.py),
+a new worker takes a lost one's place and its part, and the number of workers stays.
+
 Memory: one copy of the state on each worker, and a second one while it is taken.  Messages: after every `every` steps
 an all-reduce of four bytes; after a change a broadcast of the state.
 
@@ -30,6 +33,7 @@ from dtcourse.fault_tolerance import packed
 from dtcourse.fault_tolerance.elastic import groups
 from dtcourse.fault_tolerance.elastic.generations import WorkersEnd
 from dtcourse.fault_tolerance.holdings import StateLost
+from dtcourse.fault_tolerance.peer_copies import PeerCopies
 from dtcourse.parameters.agreement import on_any_rank
 
 
@@ -42,9 +46,7 @@ class HasState(Protocol):
 
 Run = TypeVar("Run", bound=HasState)
 CPU = torch.device("cpu")
-IN_VAIN = (
-    5  # generations of the same workers that ended before a step was done: then it is no lost rank
-)
+IN_VAIN = 5  # generations of the same workers without a step done: then it is no lost rank
 
 
 class Elastic:
@@ -64,6 +66,7 @@ class Elastic:
         self.step: int | None = None
         self.left = False
         self._kept: Any = None
+        self._copies: PeerCopies | None = None  # where the state is in parts
         self._noted = False
 
     def run(
@@ -73,6 +76,7 @@ class Elastic:
         last: int,
         every: int = 1,
         load: Callable[[Run], int] | None = None,
+        in_parts: bool = False,
     ) -> Run | None:
         """Trains to step `last`, with whoever is there; returns the run, or None to a worker that was never needed.
 
@@ -82,6 +86,7 @@ class Elastic:
         every: keep a copy, and look for a change, after every so many steps
         load:  reads a file into the run on all ranks, and returns its step (0: there is none): asked at the start, and
                where nobody has the state any more
+        in_parts: state_dict() is of this rank alone (rank_state.py): each rank's neighbour keeps a copy of it
 
         A worker that is asked to leave returns after the step at which it did: `left` is true then.
         Raises StateLost where nobody has the state any more and there is no `load`; what `step` raises, unless a rank
@@ -112,7 +117,7 @@ class Elastic:
                     len(self.members),
                 )
                 run = build()
-                self._share(run, load)
+                (self._share_parts if in_parts else self._share)(run, load)
                 self._steps(run, step, last, every)
             except RuntimeError as error:
                 if not groups.is_loss(error) or vain >= IN_VAIN:
@@ -126,25 +131,39 @@ class Elastic:
         dist.all_gather_object(steps, -1 if self.step is None else self.step)
         newest = max(steps)
         if newest < 0:
-            self._begin(run, load)
+            self._keep(run, self._first(run, load))
             return
         kept = packed.broadcast(self._kept, steps.index(newest)) if len(steps) > 1 else self._kept
         run.load_state_dict(packed.copied(kept))
         self.step, self._kept = newest, kept
 
-    def _begin(self, run: HasState, load: Callable[[Any], int] | None) -> None:
+    def _share_parts(self, run: HasState, load: Callable[[Any], int] | None) -> None:
+        """Gives each rank its part of the newest state that is complete."""
+        before = None if self._copies is None else self._copies.kept
+        copies = PeerCopies(run, kept=before)
+        try:
+            found = copies.recover()
+        except StateLost:
+            if load is None:
+                raise
+            found = None
+        # Only now: who is interrupted while it recovers still has what it had before.
+        self._copies, self.step = copies, found
+        if found is None:
+            self._keep(run, self._first(run, load))
+
+    def _first(self, run: HasState, load: Callable[[Any], int] | None) -> int:
+        """The step after which the run begins, where no worker has a state."""
         if load is not None:
-            first = load(run)
-        elif self._end.has_begun():
+            return load(run)
+        if self._end.has_begun():
             gone = self._end.dead_workers()
             raise StateLost(
                 f"steps had been done, and of the workers {sorted({*gone, *self.members})} none is left that had the "
                 f"state: {'; '.join(f'worker {w} {how}' for w, how in gone.items())}. It was in memory only. Give "
                 "run() a load=, which reads a checkpoint"
             )
-        else:
-            first = 0
-        self._keep(run, first)
+        return 0
 
     def _steps(self, run: Any, step: Callable[[Any, int], object], last: int, every: int) -> None:
         assert self.step is not None, "it has been shared"
@@ -157,8 +176,11 @@ class Elastic:
 
     def _keep(self, run: HasState, number: int) -> None:
         """The copy takes the last one's place when it is whole."""
-        kept = packed.copied(run.state_dict())
-        self.step, self._kept = number, kept
+        if self._copies is not None:
+            self._copies.after(number)
+        else:
+            self._kept = packed.copied(run.state_dict())
+        self.step = number
         if number and not self._noted and dist.get_rank() == 0:
             self._end.note_begun()
             self._noted = True

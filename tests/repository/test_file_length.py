@@ -29,7 +29,6 @@ LONGER = {
     "dtcourse/memory/checkpointing.py": 262,
     "dtcourse/memory/loss_scaling.py": 304,
     "dtcourse/memory/offload.py": 292,
-    "dtcourse/memory/oom.py": 261,
     "dtcourse/memory/parameter_offload.py": 292,
     "dtcourse/models/transformer.py": 323,
     "dtcourse/parameters/reducer.py": 336,

@@ -52,6 +52,7 @@ TRIED = [
     "tests/course/test_outlines.py::test_the_ranks_find_loaded_what_their_answers_need_and_no_more",
     "tests/launch/cluster",
     "tests/fault_tolerance/test_preemption.py::test_under_slurm_the_job_asks_to_be_started_again_and_goes_on",
+    "tests/fault_tolerance/test_chaos_on_slurm.py",
     "tests/launch/test_launch.py",
     "tests/launch/test_server_process.py",
     "tests/launch/test_torchrun.py",

@@ -26,15 +26,23 @@ from dtcourse.fault_tolerance.chaos.plans import Strike
 from dtcourse.fault_tolerance.recovery import Recovery
 
 LOOK = 0.002  # seconds between two looks at a folder
+BEFORE = "before it: "  # what a line begins with of a kill that only leads to a recovery
 
 
 @dataclass(frozen=True)
 class Act:
-    """What the monkey has done: of which strike, a kind, and whether there was still something to do it to."""
+    """What the monkey has done.
+
+    strike:   of which
+    kind:     one of its kinds, or the kill before a recovery
+    came_off: whether there was still something to do it to
+    before:   whether it is that kill
+    """
 
     strike: Strike
     kind: str
     came_off: bool
+    before: bool = False
 
 
 class Monkey:
@@ -79,7 +87,7 @@ class Monkey:
         moment = {"save": self._is_saving, "recovery": self._is_recovering}.get(strike.moment)
         if strike.moment == "recovery":
             self._killed = self.recovery.pids
-            self._act(strike, "kill", self._draw.randrange(len(self._killed) or 1), "before it: ")
+            self._act(strike, "kill", self._draw.randrange(len(self._killed) or 1), BEFORE)
         if moment is not None and not self._wait(moment):
             return False
         time.sleep(strike.after)
@@ -100,10 +108,10 @@ class Monkey:
             done = KINDS[kind](reach, rank)
         except (OSError, IndexError) as error:  # a rank that has just gone, a file that has
             self.recovery.log.add("monkey", f"{how}{kind} of rank {rank} came too late: {error}")
-            self.acts.append(Act(strike, kind, False))
+            self.acts.append(Act(strike, kind, False, how == BEFORE))
             return
         self.recovery.log.add("monkey", how + done)
-        self.acts.append(Act(strike, kind, True))
+        self.acts.append(Act(strike, kind, True, how == BEFORE))
 
     # --- looking ----------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ class Report:
         """When the run is over."""
         recovery = monkey.recovery
         acts = [act for act in monkey.acts if act.came_off]
-        by_strike = Counter(act.strike for act in acts if act.kind in act.strike.kinds)
+        by_strike = Counter(act.strike for act in acts if not act.before)
         good = recovery.goodput
         return cls(
             recovery.starts,
@@ -58,7 +58,9 @@ class Report:
 
 
 def over_all(reports: Sequence[dict[str, Any] | Report]) -> Iterator[str]:
-    """In lines: how many were interrupted, how often each kind was met, and the goodput."""
+    """In lines: how many were interrupted, how often each kind was met, and the goodput. ValueError for none."""
+    if not reports:
+        raise ValueError("there is no run to report of: give at least one")
     runs = [one if isinstance(one, Report) else Report(**one) for one in reports]
     interrupted = sum(run.starts > 1 for run in runs)
     yield f"{len(runs)} runs, {interrupted} interrupted ({interrupted / len(runs):.0%})"

@@ -26,6 +26,7 @@ In the order in which to read them (each write, fsync and rename of theirs passe
     elastic/          workers die, leave and join between steps, and training goes on without a file
     run_log.py        what happened to a run, and what its time was worth
     silence.py        ranks that neither work nor die, seen from outside
+    heard_beats.py    the same by heartbeats: also those that hang
     recovery.py       started again after each failure, until it is done
     chaos/            a monkey that breaks what it can reach
 
@@ -38,6 +39,7 @@ from dtcourse.fault_tolerance.checkpoints import Checkpoints, Found, NotSaved
 from dtcourse.fault_tolerance.elastic import Elastic, ElasticJob
 from dtcourse.fault_tolerance.failing_job import FailingRun, draw_lives, simulate, wasted
 from dtcourse.fault_tolerance.fingerprints import fingerprint
+from dtcourse.fault_tolerance.heard_beats import HeardBeats
 from dtcourse.fault_tolerance.holdings import StateLost
 from dtcourse.fault_tolerance.interval import (
     LLAMA_3,
@@ -77,6 +79,7 @@ __all__ = [
     "FailureLog",
     "Found",
     "Goodput",
+    "HeardBeats",
     "Heartbeat",
     "Kept",
     "Limits",

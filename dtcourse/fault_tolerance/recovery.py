@@ -15,7 +15,8 @@ to see whether the run gets anywhere:
     a preemption    they start again at once: they asked for it, and nothing is lost
     no new          several failures in a row without a newer checkpoint: it fails at the same place each time, and
     checkpoint      another start would not help. The last failure is raised
-    silence         ranks that are stopped, or say nothing for too long, are killed, as a failure of theirs (silence.py)
+    silence         ranks that are stopped, or say nothing for too long, are killed, as a failure of theirs
+                    (silence.py, heard_beats.py)
 
 How many ranks start is asked before each start: as many as before, or as many as there are places. Then the training
 has to be one that goes on on another number of them.
@@ -92,7 +93,7 @@ class Recovery(Generic[T]):
     start:      begins a launch of so many ranks, and returns its Handle; launch's on_message is to be the one given
     folder:     where the ranks' Checkpoints are
     world_size: how many ranks start, or a function of the number of the start, from 1 on
-    watch:      what finds ranks that neither work nor die
+    watch:      what finds ranks that neither work nor die: Deadline, or HeardBeats
     on_message: gets what the ranks send besides steps and notes
     """
 
@@ -130,7 +131,7 @@ class Recovery(Generic[T]):
             self.starts += 1
             size = self.size_of(self.starts)
             self._say(f"starts {plural(size, 'rank')}, {_in_words(before)}")
-            self.watch.begin()
+            self.watch.begin(size)
             self._handle = self.start(size, self._hear)
             try:
                 run = self._result(self._handle)

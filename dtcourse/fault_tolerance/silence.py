@@ -30,8 +30,8 @@ class Silent:
 class Watch(Protocol):
     """Looks at the ranks of one start after another."""
 
-    def begin(self) -> None:
-        """Another start: what was seen of the one before does not count."""
+    def begin(self, size: int) -> None:
+        """Another start, of so many ranks: what was seen of the one before does not count."""
 
     def hear(self, rank: int, message: object) -> None:
         """A message of a rank has come."""
@@ -52,9 +52,9 @@ class Deadline:
                 f"stopped and silent are seconds, the second not below the first; got {stopped!r}, {silent!r}"
             )
         self.stopped, self.silent = stopped, silent
-        self.begin()
+        self.begin(0)
 
-    def begin(self) -> None:
+    def begin(self, size: int) -> None:
         """Another start."""
         self._heard = time.monotonic()
         self._since: dict[int, float] = {}

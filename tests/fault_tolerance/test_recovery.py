@@ -13,7 +13,14 @@ import pytest
 import torch.distributed as dist
 
 from dtcourse import launch
-from dtcourse.fault_tolerance import REQUEUE, Checkpoints, folders, run_log
+from dtcourse.fault_tolerance import (
+    REQUEUE,
+    Checkpoints,
+    HeardBeats,
+    Heartbeat,
+    folders,
+    run_log,
+)
 from dtcourse.fault_tolerance.recovery import Limits, Recovery
 from dtcourse.fault_tolerance.run_log import RunLog, Step, goodput
 from dtcourse.fault_tolerance.silence import Deadline, Silent, state
@@ -148,7 +155,7 @@ class Complains:
     def __init__(self, folder):
         self.folder, self.starts = folder, 0
 
-    def begin(self):
+    def begin(self, size):
         self.starts += 1
 
     def hear(self, rank, message):
@@ -165,6 +172,30 @@ def test_a_run_without_progress_is_cancelled(tmp_path):
     assert list(recovery.run()) == [2, 2]
     whats = [one.what for one in recovery.log.entries]
     assert whats[1:3] == ["no progress", "the launch of first_then was cancelled"]
+    assert recovery.starts == 2
+
+
+def hangs(folder, beats):
+    """Rank 1 sleeps in the third step of the first start; the second one has nothing to do."""
+    is_first = not (folder / "began").exists()
+    dist.barrier()
+    with Heartbeat(beats, interval=0.2, floor=1.0) as watch:
+        for number in range(1, 10) if is_first else ():
+            (folder / "began").touch()
+            if number == 3 and dist.get_rank() == 1:
+                time.sleep(3600)
+            dist.barrier()
+            watch.step(number)
+    return dist.get_world_size()
+
+
+def test_a_rank_that_hangs_is_named_by_its_beats_and_killed(tmp_path):
+    beats = tmp_path / "beats"
+    recovery = recovery_of(hangs, tmp_path, tmp_path, beats, watch=HeardBeats(beats))
+    assert list(recovery.run()) == [2, 2]
+    whats = "\n".join(one.what for one in recovery.log.entries)
+    assert "rank 1 is hung: " in whats and "time.sleep(3600)" in whats
+    assert "rank 1 of 2 was killed by SIGKILL" in whats
     assert recovery.starts == 2
 
 

@@ -1,4 +1,4 @@
-"""The checks of lesson 21b: a thriftier exchange, a decision that is run, and a diagnosis from gradients."""
+"""The checks of lesson 21b: a thriftier exchange and its backward, a decision, a diagnosis."""
 
 # In the order of the notebook.
 EXERCISES = (

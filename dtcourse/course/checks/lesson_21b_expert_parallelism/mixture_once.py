@@ -1,4 +1,4 @@
-"""A mixture of experts whose tokens travel once to each rank that they need."""
+"""A mixture of experts whose tokens, and their gradients, travel once to each rank that they need."""
 
 from __future__ import annotations
 
@@ -14,38 +14,59 @@ from dtcourse.plural import plural
 ONCE = Exercise(
     "mixture_once",
     lesson="21b",
-    title="Each token travels once to a rank",
-    takes=("mixture_once",),
-    target="equal to one process to 1e-9 at 2, 3 and 4 ranks; D + 2k numbers there, D back, for each token and rank",
+    title="Each token travels once to a rank, and so does its gradient",
+    takes=("mixture_once", "mixture_once_backward"),
+    target="output and all gradients one process's to 1e-9 at 2, 3 and 4 ranks; for each token and rank D + 2k numbers "
+    "there and D back forward, D there and D + 2k back backward",
     forbidden=("dtcourse.expert_parallel",),
 )
 
 EACH, DIM, CHOICES = 3, 16, 4
 LENGTHS = ((2, (7, 5)), (3, (6, 0, 9)), (4, (5, 5, 3, 8)))  # ranks, and tokens of each
-Part = tuple[Tensor, Tensor, Tensor]
+Part = tuple[Tensor, Tensor, Tensor, Tensor]  # tokens, experts, weights, the output's gradient
 
 
-def _compute(e: int, rows: Tensor) -> Tensor:
+def _compute(e: int, rows: Tensor, bias: Tensor | float) -> Tensor:
     """An expert that no other one can be taken for."""
-    return torch.tanh(rows + e).roll(e, -1)
+    return torch.tanh(rows + e + bias).roll(e, -1)
 
 
-def _mixtures(mixture_once: Any, batches: list[list[Part]]) -> Any:
-    """In a rank, for each batch: its output, and how many rows each expert has computed here."""
+def _mixtures(forward: Any, backward: Any, batches: list[list[Part]], both: bool) -> Any:
+    """In a rank, for each batch: output, gradients of tokens, weights and each expert's bias; bytes sent in each pass;
+    and how many rows each expert has computed here. both: backward as well.
+    """
     import torch.distributed as dist
+
+    from dtcourse.collectives import traffic
 
     rank, found = dist.get_rank(), []
     for parts in batches:
-        computed = dict.fromkeys(range(EACH * dist.get_world_size()), 0)
+        num_experts = EACH * dist.get_world_size()
+        computed = [0] * num_experts
+        biases = torch.zeros(num_experts, DIM, dtype=torch.double)
 
-        def expert(e: int, rows: Tensor, computed: dict[int, int] = computed) -> Tensor:
-            if e // EACH != rank:
+        def here(e: Any) -> int:
+            if int(e) // EACH != rank:
                 raise ValueError(f"rank {rank} holds no expert {e}")
-            computed[int(e)] += len(rows)
-            return _compute(int(e), rows)
+            return int(e)
 
-        out = mixture_once(*(t.clone() for t in parts[rank]), expert, EACH)
-        found.append((out, list(computed.values())))
+        def expert(e: Any, rows: Tensor, computed: list[int] = computed) -> Tensor:
+            computed[here(e)] += len(rows)
+            return _compute(int(e), rows, 0.0)
+
+        def expert_backward(e: Any, rows: Tensor, grad: Tensor, biases: Tensor = biases) -> Tensor:
+            slope = 1 - torch.tanh(rows + here(e)).square()
+            by_rows = slope * grad.roll(-int(e), -1)
+            biases[int(e)] += by_rows.sum(0)
+            return by_rows
+
+        x, experts, weights, grad = (t.clone() for t in parts[rank])
+        with traffic.counting() as sent:
+            out, kept = forward(x, experts, weights, expert, EACH)
+        result, rows = out.clone() if isinstance(out, Tensor) else out, list(computed)
+        with traffic.counting() as back:
+            gradients = list(backward(grad, kept, expert_backward)) if both else []
+        found.append((result, gradients, biases, sent.bytes_sent(), back.bytes_sent(), rows))
     return found
 
 
@@ -54,55 +75,75 @@ def _parts(ranks: int, lengths: tuple[int, ...], favourite: bool) -> list[Part]:
     make = torch.Generator().manual_seed(ranks)
     parts = []
     for length in lengths:
-        x = torch.randn(length, DIM, generator=make, dtype=torch.double)
+        x, grad = torch.randn(2, length, DIM, generator=make, dtype=torch.double)
         logits = torch.randn(length, EACH * ranks, generator=make, dtype=torch.double)
         if favourite:
             logits[:, : CHOICES + 1] += 20
             logits[:, -EACH + 1 :] -= 90
         top = logits.topk(CHOICES)
-        parts.append((x, top.indices, (top.values / 3).softmax(-1)))
+        parts.append((x, top.indices, (top.values / 3).softmax(-1), grad))
     return parts
 
 
-def _runs(answer: Answer) -> Iterator[tuple[int, list[list[Part]], Any]]:
-    """(ranks, each batch's parts, run)."""
+def _runs(
+    answer: Answer, both: bool, least: int = 2
+) -> Iterator[tuple[int, list[list[Part]], Any]]:
+    """(ranks, each batch's parts, run), on at least so many ranks."""
     for ranks, lengths in LENGTHS:
-        batches = [_parts(ranks, lengths, favourite) for favourite in (False, True)]
-        yield ranks, batches, answer.run(_mixtures, ranks, batches, backend="ring", record=True)
+        if ranks >= least:
+            batches = [_parts(ranks, lengths, favourite) for favourite in (False, True)]
+            yield ranks, batches, answer.run(_mixtures, ranks, batches, both, backend="ring")
 
 
 def _alone(part: Part, weighted: bool = True, choices: int = CHOICES) -> Tensor:
     """One process."""
-    x, experts, weights = part
+    x, experts, weights, _ = part
     y = torch.zeros_like(x)
     for n in range(len(x)):
         for e, w in zip(experts[n, :choices].tolist(), weights[n].tolist(), strict=False):
-            y[n] += (w if weighted else 1.0) * _compute(e, x[n])
+            y[n] += (w if weighted else 1.0) * _compute(e, x[n], 0.0)
     return y
 
 
 def _mistakes(part: Part) -> dict[str, Tensor]:
     """What some mistakes compute, by the question that leads out of each."""
-    x, experts, weights = part
-    ranks = experts // EACH
+    x, experts, weights, _ = part
     first = torch.zeros_like(x)
-    for n in range(len(x)):  # one expert of each rank only
-        for r in ranks[n].unique():
-            i = int((ranks[n] == r).nonzero()[0])
-            first[n] += weights[n, i] * _compute(int(experts[n, i]), x[n])
+    for n, ranks in enumerate((experts // EACH).tolist()):  # one expert of each rank only
+        for i in map(ranks.index, set(ranks)):
+            first[n] += weights[n, i] * _compute(int(experts[n, i]), x[n], 0.0)
+    unweighted = "The experts' outputs are added as they are: where does the gate's weight come in?"
     return {
-        "The experts' outputs are added as they are: where does the gate's weight come in?": _alone(
-            part, weighted=False
-        ),
+        unweighted: _alone(part, weighted=False),
         "That is each token's first choice only: where are the others?": _alone(part, choices=1),
         "A token that needs a rank may have chosen several of its experts: which of them does it meet there?": first,
     }
 
 
-@ONCE.check("the output is one process's", points=4)
+def _gradients(parts: list[Part], num_experts: int) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    """One process: each rank's gradients of tokens and weights, and the experts' of all tokens."""
+    biases = torch.zeros(num_experts, DIM, dtype=torch.double, requires_grad=True)
+    found, total = [], torch.zeros(num_experts, DIM, dtype=torch.double)
+    for x, experts, weights, grad in parts:
+        x, weights = x.clone().requires_grad_(), weights.clone().requires_grad_()
+        y = torch.zeros_like(x)
+        for e in range(num_experts):
+            share = torch.where(experts == e, weights, 0.0).sum(1, keepdim=True)
+            y = y + share * _compute(e, x, biases[e])
+        of_biases, *own = torch.autograd.grad(y, (biases, x, weights), grad)
+        total += of_biases
+        found.append((own[0], own[1]))
+    return found, total
+
+
+def _where(ranks: int, parts: list[Part]) -> str:
+    return f"With {plural(ranks, 'rank')} of {[len(x) for x, *_ in parts]} tokens,"
+
+
+@ONCE.check("the output is one process's", points=3)
 def check_output(answer: Answer) -> None:
     """At 2, 3 and 4 ranks, in double precision, whatever is chosen."""
-    for ranks, batches, run in _runs(answer):
+    for ranks, batches, run in _runs(answer, both=False):
         for i, parts in enumerate(batches):
             for rank, part in enumerate(parts):
                 out, right = run[rank][i][0], _alone(part)
@@ -111,50 +152,98 @@ def check_output(answer: Answer) -> None:
                     for said, wrong in _mistakes(part).items():
                         if torch.allclose(out.double(), wrong, atol=1e-6):
                             hint = said
-                where = (
-                    f"With {plural(ranks, 'rank')} of {[len(x) for x, _, _ in parts]} tokens, "
-                    f"the output of rank {rank}"
+                require_close(
+                    out, right, f"{_where(ranks, parts)} the output of rank {rank}", 1e-9, hint
                 )
-                require_close(out, right, where, 1e-9, hint)
 
 
-@ONCE.check("each expert computes its tokens", points=2, needs=("check_output",))
-def check_rows(answer: Answer) -> None:
-    """Those that chose it, and no others."""
-    for ranks, batches, run in _runs(answer):
+@ONCE.check("the gradients are one process's", points=4, needs=("check_output",))
+def check_gradients(answer: Answer) -> None:
+    """Of the experts, of tokens and of weights."""
+    for ranks, batches, run in _runs(answer, both=True):
         for i, parts in enumerate(batches):
-            chosen = torch.cat([experts.flatten() for _, experts, _ in parts])
+            right, biases = _gradients(parts, EACH * ranks)
+            where = _where(ranks, parts)
+            for e in range(EACH * ranks):
+                require_close(
+                    run[e // EACH][i][2][e],
+                    biases[e],
+                    f"{where} the bias's gradient of expert {e}",
+                    1e-9,
+                    "Whose tokens has this expert computed, each with what weight, and has it been given the gradient "
+                    "of its output for each of them, once?",
+                )
+            for rank in range(ranks):
+                found = run[rank][i][1]
+                require(
+                    len(found) == 2,
+                    f"mixture_once_backward should return two gradients; got {plural(len(found), 'thing')}.",
+                )
+                require_close(
+                    found[0],
+                    right[rank][0],
+                    f"{where} the gradient of rank {rank}'s tokens",
+                    1e-9,
+                    "From how many ranks does a token's gradient come home, and what does each of them send it?",
+                )
+                require_close(
+                    found[1],
+                    right[rank][1],
+                    f"{where} the gradient of rank {rank}'s weights",
+                    1e-9,
+                    "A weight multiplies one expert's output: which, for each place of `experts`? And is that output "
+                    "the one before or after it was multiplied?",
+                )
+
+
+@ONCE.check("each expert computes its tokens", points=1, needs=("check_output",))
+def check_rows(answer: Answer) -> None:
+    """Those that chose it, and no others, in forward."""
+    for ranks, batches, run in _runs(answer, both=False, least=4):
+        for i, parts in enumerate(batches):
+            chosen = torch.cat([experts.flatten() for _, experts, *_ in parts])
             counts = torch.bincount(chosen, minlength=EACH * ranks).tolist()
             for e, count in enumerate(counts):
-                found = run[e // EACH][i][1][e]
+                found = run[e // EACH][i][5][e]
+                said = f"expert {e} has computed {plural(found, 'row')}; {plural(count, 'token')} chose it."
+                hint = "Which of the rows that arrived are for which expert?"
+                require(found == count, f"With {plural(ranks, 'rank')}, {said} {hint}")
+
+
+def _require_bytes(answer: Answer, both: bool, hint: str) -> None:
+    """That no more is sent than must be: backward, or forward alone."""
+    for ranks, batches, run in _runs(answer, both=both, least=4):
+        for i, parts in enumerate(batches):
+            needed = [
+                torch.zeros(len(x), ranks, dtype=torch.bool).scatter(1, experts // EACH, True)
+                for x, experts, *_ in parts
+            ]
+            for rank in range(ranks):
+                others = [r for r in range(ranks) if r != rank]
+                out = sum(int(needed[rank][:, r].sum()) for r in others)
+                back = sum(int(needed[r][:, rank].sum()) for r in others)
+                wide = (
+                    out if not both else back
+                )  # those rows have weights, or their gradients, beside them
+                most = 8 * (DIM * (out + back) + 2 * CHOICES * wide + (0 if both else ranks))
+                sent = run[rank][i][4 if both else 3]
                 require(
-                    found == count,
-                    f"With {plural(ranks, 'rank')}, expert {e} has computed {plural(found, 'row')}; "
-                    f"{plural(count, 'token')} chose it. "
-                    "Which of the rows that arrived are for which expert?",
+                    sent <= most,
+                    f"With {plural(ranks, 'rank')}, rank {rank} sends {sent:,} bytes "
+                    f"{'backward' if both else 'forward'}. Its tokens need other ranks {out} times, and "
+                    f"{plural(back, 'row')} go back from it: {most:,} are enough. {hint}",
                 )
 
 
-@ONCE.check("a token travels once to a rank", points=3, needs=("check_output",))
-def check_bytes(answer: Answer) -> None:
-    """Counted, there and back, in both batches together."""
-    for ranks, batches, run in _runs(answer):
-        needed = [
-            [
-                torch.zeros(len(x), ranks, dtype=torch.bool).scatter(1, experts // EACH, True)
-                for x, experts, _ in parts
-            ]
-            for parts in batches
-        ]
-        for rank in range(ranks):
-            others = [r for r in range(ranks) if r != rank]
-            out = sum(int(parts[rank][:, r].sum()) for parts in needed for r in others)
-            back = sum(int(parts[r][:, rank].sum()) for parts in needed for r in others)
-            most = 8 * ((DIM + 2 * CHOICES) * out + DIM * back + ranks * len(batches))
-            sent = run.traffic.bytes_sent(rank=rank)
-            require(
-                sent <= most,
-                f"With {plural(ranks, 'rank')}, rank {rank} sends {sent:,} bytes. Its tokens need other ranks {out} "
-                f"times, and {plural(back, 'row')} go back from it: {most:,} are enough. Does a row travel twice to "
-                "a rank, or come back twice, and who gets rows that it does not need?",
-            )
+@ONCE.check("a token travels once to a rank", points=2, needs=("check_output",))
+def check_forward_bytes(answer: Answer) -> None:
+    """Counted, there and back."""
+    hint = "Does a row travel twice to a rank, or come back twice, and who gets rows that it does not need?"
+    _require_bytes(answer, False, hint)
+
+
+@ONCE.check("and so does its gradient", points=2, needs=("check_gradients",))
+def check_backward_bytes(answer: Answer) -> None:
+    """Counted, there and back."""
+    hint = "Which rows are there since forward, how many gradients of one token does a rank send home, and who knows "
+    _require_bytes(answer, True, hint + "the counts already?")

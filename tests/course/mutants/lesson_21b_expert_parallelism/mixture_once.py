@@ -1,11 +1,22 @@
 """Answers to mixture_once: see test_exercises.py."""
 
 _NEEDS = "needs = torch.zeros(len(x), p, dtype=torch.bool).scatter(1, experts // each, True)"
-_ADDED = (
-    "sums[chose] += there[chose, D + i].unsqueeze(1) * expert(rank * each + i, there[chose, :D])"
+_COMPUTED = (
+    "        y = expert(rank * each + i, there[chose, :D])\n"
+    "        sums[chose] += there[chose, D + i].unsqueeze(1) * y\n"
 )
 _COUNTS = "    dist.all_to_all_single(receives, sends)\n"
-_BACK = "return torch.zeros_like(x).index_add(0, torch.cat(tokens), back)"
+_BACK = "out = torch.zeros_like(x).index_add(0, torch.cat(tokens), back)"
+_HOME = "grad_x = torch.zeros_like(grad).index_add(0, torch.cat(tokens), home[:, :D])"
+_EXPERTS = "weight * arrived[chose]\n"
+_WEIGHTS = "(arrived[chose] * y).sum(1)"
+
+# What is never reached, or asked for nothing.
+_STUB = """
+
+def mixture_once_backward(grad, kept, expert_backward):
+    return grad, grad
+"""
 
 # The lesson's own dispatch and combine: a row for each pair of token and expert.
 _LESSONS = """
@@ -30,7 +41,7 @@ def mixture_once(x, experts, weights, expert, each):
         y[mine == e] = expert(rank * each + e, there[mine == e])
     back = x.new_empty(len(tokens), x.shape[1])
     dist.all_to_all_single(back, y, sends, receives)
-    return torch.zeros_like(x).index_add(0, tokens, back * weights.flatten()[order].unsqueeze(1))
+    return torch.zeros_like(x).index_add(0, tokens, back * weights.flatten()[order].unsqueeze(1)), None
 """
 
 _GATHERED = """
@@ -55,12 +66,20 @@ def mixture_once(x, experts, weights, expert, each):
         at = w.nonzero().flatten()
         y[at] += w[at].unsqueeze(1) * expert(e, every[at, : x.shape[1]])
     dist.all_reduce(y)
-    return y[rank * most : rank * most + len(x)].clone()
+    return y[rank * most : rank * most + len(x)].clone(), None
 """
 
 MUTANTS = [
-    ("the lesson's dispatch, a row per pair", "Does a row travel twice to a rank", _LESSONS),
-    ("all rows gathered, and all results summed", "who gets rows that it does not need", _GATHERED),
+    (
+        "the lesson's dispatch, a row per pair",
+        "Does a row travel twice to a rank",
+        _LESSONS + _STUB,
+    ),
+    (
+        "all rows gathered, and all results summed",
+        "who gets rows that it does not need",
+        _GATHERED + _STUB,
+    ),
     (
         "every token to every rank",
         "who gets rows that it does not need",
@@ -76,13 +95,14 @@ from dtcourse.expert_parallel import combine, dispatch
 
 
 def mixture_once(x, experts, weights, expert, each):
-    return combine(dispatch(x, experts, [dist.group.WORLD])[0], None)
-""",
+    return combine(dispatch(x, experts, [dist.group.WORLD])[0], None), None
+"""
+        + _STUB,
     ),
     (
         "added without the gate's weights",
         "where does the gate's weight come in",
-        (("there[chose, D + i].unsqueeze(1) * expert(", "expert("),),
+        ((_COMPUTED, _COMPUTED.replace("there[chose, D + i].unsqueeze(1) * ", "")),),
     ),
     (
         "first choices only",
@@ -113,32 +133,33 @@ def mixture_once(x, experts, weights, expert, each):
         (
             (
                 _BACK,
-                "return torch.zeros_like(x).index_add(0, torch.cat(tokens).sort().values, back)",
+                _BACK.replace("torch.cat(tokens)", "torch.cat(tokens).sort().values"),
             ),
         ),
     ),
     (
         "results of the last rank win, and are not added",
         "whose are they",
-        ((_BACK, "return torch.zeros_like(x).index_copy(0, torch.cat(tokens), back)"),),
+        ((_BACK, _BACK.replace("index_add", "index_copy")),),
     ),
     (
         "off by one expert",
         "holds no expert",
-        (("expert(rank * each + i, ", "expert(rank * each + i + 1, "),),
+        ((_COMPUTED, _COMPUTED.replace("each + i", "each + i + 1")),),
     ),
     (
         "the experts counted from 0 on each rank",
         "holds no expert",
-        (("expert(rank * each + i, ", "expert(i, "),),
+        ((_COMPUTED, _COMPUTED.replace("rank * each + i", "i")),),
     ),
     (
         "each expert computes all that arrived",
         "Which of the rows that arrived are for which expert",
         (
             (
-                _ADDED,
-                "sums += there[:, D + i].unsqueeze(1) * expert(rank * each + i, there[:, :D])",
+                _COMPUTED,
+                "        y = expert(rank * each + i, there[:, :D])\n"
+                "        sums += there[:, D + i].unsqueeze(1) * y\n        y = y[chose]\n",
             ),
         ),
     ),
@@ -153,7 +174,7 @@ def mixture_once(x, experts, weights, expert, each):
         (
             (
                 "    needs = torch",
-                "    if not len(x):\n        return x\n    needs = torch",
+                "    if not len(x):\n        return x, None\n    needs = torch",
             ),
         ),
     ),
@@ -165,7 +186,85 @@ def mixture_once(x, experts, weights, expert, each):
                 "torch.cat([x[t], table[t, r * each :][:, :each]], 1)",
                 "torch.cat([x[t], table[t].roll(-r * each, 1), x[t] * 0], 1)",
             ),
-            ("D + each)", "D + D + p * each)"),
+            ("receives.sum()), D + each)", "receives.sum()), D + D + p * each)"),
+        ),
+    ),
+    (
+        "the experts' gradient without the gate's weight",
+        "each with what weight",
+        ((_EXPERTS, "arrived[chose]\n"),),
+    ),
+    (
+        "gradients of this rank's own tokens alone",
+        "Whose tokens has this expert computed",
+        (
+            (
+                "dist.all_to_all_single(arrived, grad[torch.cat(tokens)], receives, sends)",
+                "start = sum(receives[:rank])\n"
+                "    arrived.zero_()[start : start + receives[rank]] = grad[tokens[rank]]",
+            ),
+        ),
+    ),
+    (
+        "no gradient comes home",
+        "From how many ranks does a token's gradient come home",
+        (
+            (
+                "    dist.all_to_all_single(home, found, sends, receives)\n",
+                "    start, own = sum(receives[:rank]), sum(sends[:rank])\n"
+                "    home.zero_()[own : own + sends[rank]] = found[start : start + sends[rank]]\n",
+            ),
+        ),
+    ),
+    (
+        "of a token's gradients the last rank's wins",
+        "From how many ranks does a token's gradient come home",
+        ((_HOME, _HOME.replace("index_add", "index_copy")),),
+    ),
+    (
+        "the gate's weight once more on the way home",
+        "what does each of them send it",
+        (
+            (
+                "found[chose, :D] += expert_backward(",
+                "found[chose, :D] += weight * expert_backward(",
+            ),
+        ),
+    ),
+    (
+        "weights of another rank's experts",
+        "which, for each place of `experts`",
+        (
+            (
+                "table[t, r * each : (r + 1) * each] = part[:, D:]",
+                "table[t, r * each : (r + 1) * each] = part[:, D:].roll(1, 1)",
+            ),
+        ),
+    ),
+    (
+        "the weights' gradient from what was multiplied already",
+        "before or after it was multiplied",
+        ((_WEIGHTS, "(arrived[chose] * y * weight).sum(1)"),),
+    ),
+    (
+        "off by one expert in backward",
+        "holds no expert",
+        (
+            (
+                "expert_backward(\n            rank * each + i,",
+                "expert_backward(\n            rank * each + i + 1,",
+            ),
+        ),
+    ),
+    (
+        "the tokens travel once more beside their gradients",
+        "Which rows are there since forward",
+        (
+            (
+                "    arrived = grad.new_empty(len(there), D)\n",
+                "    arrived = grad.new_empty(len(there), D)\n"
+                "    dist.all_to_all_single(arrived, grad[torch.cat(tokens)], receives, sends)\n",
+            ),
         ),
     ),
 ]
@@ -209,7 +308,23 @@ def mixture_once(x, experts, weights, expert, each):
             y[n] += weighted[n, choice].unsqueeze(1) * expert(e, rows[n])
     out = torch.zeros_like(x)
     out.index_add_(0, at, exchange(y, receives, sends))
-    return out
+
+    def backward(grad, expert_backward):
+        # The experts' outputs were not kept: they are computed again.
+        arrived, rows_grad = exchange(grad[at], sends, receives), torch.zeros_like(rows)
+        of_weights = torch.zeros_like(weighted)
+        for e in range(rank * each, (rank + 1) * each):
+            n, choice = (chosen == e).nonzero(as_tuple=True)
+            of_weights[n, choice] = (expert(e, rows[n]) * arrived[n]).sum(1)
+            rows_grad[n] += expert_backward(e, rows[n], weighted[n, choice, None] * arrived[n])
+        grad_x = torch.zeros_like(grad).index_add(0, at, exchange(rows_grad, receives, sends))
+        return grad_x, torch.zeros_like(weights).index_add(0, at, exchange(of_weights, receives, sends))
+
+    return out, backward
+
+
+def mixture_once_backward(grad, kept, expert_backward):
+    return kept(grad, expert_backward)
 """,
     ),
     (
@@ -221,7 +336,8 @@ import torch.distributed as dist
 
 def mixture_once(x, experts, weights, expert, each):
     rank, p, D, k = dist.get_rank(), dist.get_world_size(), x.shape[1], experts.shape[1]
-    out = torch.zeros_like(x)
+    out, by_shift = torch.zeros_like(x), []
+    kept = x, experts, weights, expert, each, by_shift
 
     def compute(rows, chosen, weights):
         y = torch.zeros_like(rows)
@@ -237,6 +353,7 @@ def mixture_once(x, experts, weights, expert, each):
         message = torch.cat([x[at], experts[at].to(x.dtype), weights[at]], 1)
         if shift == 0:
             out[at] += compute(x[at], experts[at], weights[at])
+            by_shift.append((at, message))
             continue
         count = torch.empty(1, dtype=torch.long)
         works = [dist.irecv(count, source), dist.isend(torch.tensor([len(at)]), to)]
@@ -250,7 +367,37 @@ def mixture_once(x, experts, weights, expert, each):
         works += [dist.isend(y, source)] if len(y) else []
         [work.wait() for work in works]
         out[at] += back
-    return out
+        by_shift.append((at, arrived))
+    return out, kept
+
+
+def mixture_once_backward(grad, kept, expert_backward):
+    x, experts, weights, expert, each, by_shift = kept
+    rank, p, D, k = dist.get_rank(), dist.get_world_size(), x.shape[1], experts.shape[1]
+    grad_x, grad_weights = torch.zeros_like(grad), torch.zeros_like(weights)
+    for shift, (at, arrived) in enumerate(by_shift):
+        to, source = (rank + shift) % p, (rank - shift) % p
+        came = grad[at] if shift == 0 else grad.new_empty(len(arrived), D)
+        if shift:
+            works = [dist.irecv(came, source)] if len(came) else []
+            works += [dist.isend(grad[at], to)] if len(at) else []
+            [work.wait() for work in works]
+        home = grad.new_zeros(len(arrived), D + k)
+        for n in range(len(arrived)):
+            row = arrived[n : n + 1, :D]
+            for i, e in enumerate(arrived[n, D : D + k].long().tolist()):
+                if e // each == rank:
+                    w = arrived[n, D + k + i]
+                    home[n, D + i] = expert(e, row)[0] @ came[n]
+                    home[n, :D] += expert_backward(e, row, w * came[n : n + 1])[0]
+        back = home if shift == 0 else grad.new_empty(len(at), D + k)
+        if shift:
+            works = [dist.irecv(back, to)] if len(at) else []
+            works += [dist.isend(home, source)] if len(home) else []
+            [work.wait() for work in works]
+        grad_x[at] += back[:, :D]
+        grad_weights[at] += back[:, D:]
+    return grad_x, grad_weights
 """,
     ),
 ]
@@ -258,7 +405,11 @@ def mixture_once(x, experts, weights, expert, each):
 NOTHING = [
     (
         "zeros",
-        "\nimport torch\n\n\ndef mixture_once(x, experts, weights, expert, each):\n    return torch.zeros_like(x)\n",
+        "\nimport torch\n\n\ndef mixture_once(x, experts, weights, expert, each):\n    return torch.zeros_like(x), None\n"
+        + _STUB,
     ),
-    ("the tokens", "\ndef mixture_once(x, experts, weights, expert, each):\n    return x\n"),
+    (
+        "the tokens",
+        "\ndef mixture_once(x, experts, weights, expert, each):\n    return x, None\n" + _STUB,
+    ),
 ]

@@ -90,6 +90,11 @@ def step():
         pathlib.Path("of_their_own.py").write_text("def two():\\n    return 2\\n")
     dist.barrier()
     py_compile.compile("of_their_own.py")  # as an import does it
+    still = torch.optim.SGD(part.parameters(), lr=0.0)
+    for _ in range(5):  # a message in each step, of which nothing is kept
+        gathers_round(torch.randn(400))
+        part(torch.ones(3, 6)).square().sum().backward()
+        still.step()
     group = dist.new_group()
     dist.all_reduce(torch.ones(1), group=group)
     dist.destroy_process_group(group)

@@ -7,6 +7,11 @@ from __future__ import annotations
 
 # (lesson, cell): {tool: what goes wrong there on purpose}
 DECLARED: dict[tuple[str, str], dict[str, str]] = {
+    ("10", "count"): {
+        "replicas": "local steps: replicas differ until they meet, which is the method"
+    },
+    ("10", "apart"): {"replicas": "local steps: the cell measures how far apart they are"},
+    ("10", "torch-run"): {"replicas": "post-local SGD, PyTorch's and ours: local steps"},
     ("24", "flip"): {"replicas": "a bit of one weight flips on rank 1, for the replicas to find"},
     ("24b", "gallery"): {"seeds": "a script of the gallery runs there, with its mistake"},
 }

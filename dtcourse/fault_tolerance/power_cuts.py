@@ -116,6 +116,12 @@ def outcomes(
             yield left
 
 
+def arrived(record: Sequence[Operation], top: Path) -> Left:
+    """What is below `top`, empty at first, where all has arrived: as running programs see it, and after a kill."""
+    root = _replayed(record, top, _Names())
+    return _left(root, frozenset(_uncertain(root)))
+
+
 def _replayed(record: Sequence[Operation], top: Path, root: _Names) -> _Names:
     def find(path: Path) -> _File | _Names:
         found: _File | _Names = root

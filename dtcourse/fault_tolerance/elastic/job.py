@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from dtcourse.fault_tolerance.elastic.generations import JobsEnd, WorkersEnd
 from dtcourse.fault_tolerance.elastic.roster import Generation, Roster
 from dtcourse.fault_tolerance.elastic.worker import Elastic
+from dtcourse.fault_tolerance.holdings import StateLost
 from dtcourse.launch import Handle, RankFailure, launch, rendezvous, send_message
 
 _TICK = 0.01
@@ -51,7 +52,7 @@ class ElasticJob:
 
     least:        fewer do not train: they wait for one who joins
     most:         more do not train: the others wait until one is lost; default: no limit
-    replacements: so many workers that died are replaced by new ones, by the job itself
+    replacements: so many workers that failed are replaced by new ones, by the job itself; none for StateLost
     timeout:      seconds that a worker may run; None: no limit
     on_message:   called as on_message(worker, message) for each send_message
 
@@ -221,9 +222,12 @@ class ElasticJob:
                 self.outcomes[worker] = self._workers[worker].result()[0]
             except Exception as error:
                 self.outcomes[worker] = error
-                how = error.failures[0].summary if isinstance(error, RankFailure) else str(error)
+                first = error.failures[0] if isinstance(error, RankFailure) else None
+                how = first.summary if first else str(error)
                 self._end.tell_of_death(worker, how)
-                if self.replacements:
+                # Another one would find no state either.
+                lost = first is not None and isinstance(first.exception, StateLost)
+                if self.replacements and not lost:
                     self.replacements -= 1
                     self.add()
             self._roster.expected.discard(worker)

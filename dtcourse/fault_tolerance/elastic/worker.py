@@ -157,11 +157,9 @@ class Elastic:
         if load is not None:
             return load(run)
         if self._end.has_begun():
-            gone = self._end.dead_workers()
             raise StateLost(
-                f"steps had been done, and of the workers {sorted({*gone, *self.members})} none is left that had the "
-                f"state: {'; '.join(f'worker {w} {how}' for w, how in gone.items())}. It was in memory only. Give "
-                "run() a load=, which reads a checkpoint"
+                f"steps had been done, and all workers that had the state are gone: {_said(self._end.dead_workers())}. "
+                "It was in memory only. Give run() a load=, which reads a checkpoint"
             )
         return 0
 
@@ -184,3 +182,9 @@ class Elastic:
         if number and not self._noted and dist.get_rank() == 0:
             self._end.note_begun()
             self._noted = True
+
+
+def _said(dead: dict[int, str]) -> str:
+    """The first of them, in words."""
+    words = [f"worker {worker} {how}" for worker, how in list(dead.items())[:4]]
+    return "; ".join([*words, *([f"{len(dead) - 4} more"] if len(dead) > 4 else [])])

@@ -30,7 +30,8 @@ In the order in which to read them (each write, fsync and rename of theirs passe
     recovery.py       started again after each failure, until it is done
     chaos/            a monkey that breaks what it can reach
 
-It knows no technique: what is written and read is a function's business, such as dtcourse.checkpoint's.
+It knows no technique: what is written and read is a function's business, such as dtcourse.checkpoint's. A step that
+runs out of memory is the memory package's: dtcourse/memory/halving.py.
 """
 
 from dtcourse.fault_tolerance.background import BackgroundCheckpoints, Stall

@@ -71,6 +71,13 @@ def test_a_rank_that_hangs_is_named_with_its_line(what, says, calls, training):
 
 
 @BY_TURNS
+def test_a_rank_that_runs_and_cannot_beat_is_hung_and_not_dead(training):
+    look = training("holds_the_lock").wait(2 * MINUTE)
+    assert [(fault.rank, fault.kind) for fault in look.faults] == [(VICTIM, verdicts.HUNG)], look
+    assert "runs, and has not beaten for" in str(look) and not look.faults[0].stacks
+
+
+@BY_TURNS
 def test_under_torchrun_a_rank_watches_the_others_over_the_store_that_is_there():
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
     done = subprocess.run(

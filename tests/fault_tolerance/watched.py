@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -16,24 +17,33 @@ VICTIM, STEP = 1, 4  # which rank, and after which step it happens
 INTERVAL, FLOOR = 0.25, 4.0  # a busy machine takes a second for a step of 20 ms
 
 
-def spins(_pair):
+def spins(_pair, _watch):
     while True:
         pass
 
 
-def sleeps(_pair):
+def sleeps(_pair, _watch):
     time.sleep(600)
 
 
-def calls_alone(pair):
+def holds_the_lock(_pair, watch):
+    """Compiled code that keeps Python's lock: no other thread of this rank runs, and so none beats."""
+    # A beat has told of the steps: before a first one nothing is called a hang.
+    before = watch.beat().number
+    while watch.beat().number < before + 2:
+        time.sleep(0.01)
+    ctypes.PyDLL(None).sleep(600)
+
+
+def calls_alone(pair, _watch):
     dist.all_reduce(torch.ones(1), group=pair)
 
 
-def nothing(_pair):
+def nothing(_pair, _watch):
     """What happens comes from outside."""
 
 
-HAPPENS = {f.__name__: f for f in (spins, sleeps, calls_alone, nothing)}
+HAPPENS = {f.__name__: f for f in (spins, sleeps, holds_the_lock, calls_alone, nothing)}
 
 
 def train(where, what, steps=None):
@@ -46,7 +56,7 @@ def train(where, what, steps=None):
             time.sleep(0.02)
             watch.step(step := step + 1)
             if step == STEP and dist.get_rank() == VICTIM:
-                HAPPENS[what](pair)
+                HAPPENS[what](pair, watch)
 
 
 def watched_from_within():

@@ -17,7 +17,7 @@ from dtcourse.course.declared_breaks import DECLARED
 
 LESSONS = places.notebooks("lessons")
 # These have been watched to their end, and what was said there has been read. The others wait for that.
-READ = ("03", "10", "24", "24b")
+READ = ("03", "10", "12", "19", "24", "24b")
 TOOLS = ("dtcourse/debugging/unasked/", "dtcourse/course/watching.py", "dtcourse/launch/around.py")
 
 ARRANGED = """

@@ -49,7 +49,7 @@ def leave_together(step, save, last, every):
 '''
 
 MUTANTS = [
-    ("who has heard leaves", "", ((_ASK, ""),)),
+    ("who has heard leaves", "waited in all_reduce()", ((_ASK, ""),)),
     (
         "rank 0 decides",
         "by what do the others decide",

@@ -10,18 +10,17 @@ found too, and named, with the line where it is.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from dtcourse.fault_tolerance.silence import Silent
-from dtcourse.fault_tolerance.watching import Watcher
+from dtcourse.fault_tolerance.watching import Watcher, places
 
 
 class HeardBeats:
     """Complains of ranks that are dead, stopped or hung by their beats.
 
-    folder:   of the beats, which is this run's alone: each start begins with an empty one
+    folder:   of the beats, which no other run uses at the time: each start begins without any
     patience: seconds in which each rank must have begun to beat
     """
 
@@ -31,8 +30,7 @@ class HeardBeats:
 
     def begin(self, size: int) -> None:
         """Another start. All ranks of the one before are gone, and what they said last would be taken for silence."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+        places.Folder(self.folder).clear()
         self._watcher = Watcher(self.folder, size, patience=self.patience)
 
     def hear(self, rank: int, message: object) -> None:

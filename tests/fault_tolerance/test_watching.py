@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from dtcourse import launch
+from dtcourse.fault_tolerance.heard_beats import HeardBeats
 from dtcourse.fault_tolerance.watching import Watcher, verdicts
+from dtcourse.fault_tolerance.watching.places import Folder
 from dtcourse.launch import Cancelled, RankFailure
 from tests.fault_tolerance.watched import STEP, VICTIM, train
 
@@ -112,3 +114,13 @@ def test_a_stopped_rank_is_told_from_a_dead_one_and_goes_on(training):
     # launch ends the others as well
     look = until(watcher, lambda look: look.verdicts[VICTIM].kind == verdicts.DEAD)
     assert f"rank {VICTIM} is dead" in str(look) and f"({pid}) is gone" in str(look)
+
+
+def test_a_new_start_takes_away_the_beats_and_nothing_else(tmp_path):
+    folder = Folder(tmp_path)
+    for rank in (0, 1):
+        folder.write(rank, b"beat")
+    (tmp_path / "notes.txt").write_text("a user's own")
+    HeardBeats(tmp_path).begin(2)
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+    HeardBeats(tmp_path / "not there yet").begin(2)

@@ -51,6 +51,11 @@ class Folder:
                 aside.unlink()
             raise
 
+    def clear(self) -> None:
+        """Takes all beats away, and nothing else that may lie in the folder."""
+        for file in (*self.path.glob("beat-*"), *self.path.glob(".beat-*")):
+            file.unlink(missing_ok=True)
+
     def read(self, ranks: Iterable[int]) -> dict[int, bytes]:
         found = {}
         for rank in ranks:

@@ -248,7 +248,7 @@ def test_keep_is_a_number():
 
 
 def test_only_the_door_writes():
-    """In checkpoint/ and fault_tolerance/, but for what PyTorch does with the door's file system, and for heartbeats."""
+    """In checkpoint/ and fault_tolerance/, but for heartbeats and what PyTorch does with the door's file system."""
     words = (
         "write_text(",
         "write_bytes(",

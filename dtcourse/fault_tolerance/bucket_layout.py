@@ -2,9 +2,9 @@
 
 Where each number lies in a bucket decides which rank's part is added first: a ring all-reduce begins the sum of each
 block on another rank. Two ranks' sum is the same either way; from three on, (a + b) + c and a + (b + c) differ in the
-last bit. DDP builds its buckets twice: before the first backward by the order of definition, after it by the order in
-which gradients came. So one that is wrapped anew takes its first step with other buckets than the run that went on, and
-each later step from other weights.
+last bit. DDP builds its buckets twice: before the first backward by the order of definition, reversed, after it by the
+order in which gradients came. So one that is wrapped anew takes its first step with other buckets than the run that
+went on, and each later step from other weights.
 
     own = {"buckets": BucketLayout(model.reducer), ...}        # in a TrainingState
 

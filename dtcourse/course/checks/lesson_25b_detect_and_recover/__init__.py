@@ -1,4 +1,4 @@
-"""The checks of lesson 25b: all ranks save and leave after one step; a decision on two kinds of saves."""
+"""The checks of lesson 25b: leaving after one step, a decision on two kinds of saves, a diagnosis of runs."""
 
 # In the order of the notebook.
-EXERCISES = ("leave_together", "choose_saves")
+EXERCISES = ("leave_together", "choose_saves", "what_happened")

@@ -69,6 +69,8 @@ def heatmap(
         description=title or f"Heat map of {ylabel} by {xlabel}",
     )  # fmt: skip
     limit = np.nanmax(np.abs(values)) if np.isfinite(values).any() else 1
+    # Steps and counts are whole numbers, and so are the marks of their colour bar.
+    whole = bool((np.isnan(values) | (values == np.round(values))).all())
     sns.heatmap(
         values, ax=ax, cmap="PuOr" if diverging else "cividis_r",
         vmin=-limit if diverging else None, vmax=limit if diverging else None,
@@ -78,7 +80,7 @@ def heatmap(
         yticklabels=list(map(str, yticks)) if yticks is not None else "auto",
         cbar_kws={
             "format": FuncFormatter(lambda v, _: units.formatter(tick_unit)(v)),
-            "ticks": BinaryLocator() if unit == "bytes" else MaxNLocator(6),
+            "ticks": BinaryLocator() if unit == "bytes" else MaxNLocator(6, integer=whole),
             "label": "" if unit in UNITS else unit,
         },
     )  # fmt: skip

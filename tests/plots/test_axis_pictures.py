@@ -42,6 +42,14 @@ def test_a_node_is_framed():
     assert {-0.5, 1.5, 3.5} <= {*thick} and 0.5 not in thick
 
 
+@pytest.mark.parametrize("values", [[[0, 1]], [[0, 9, float("nan")]], [[-1, 3]]])
+def test_the_colour_bar_of_whole_numbers_has_whole_numbers(values):
+    _, bar = plots.heatmap(values).axes
+    low, high = bar.get_ylim()
+    marks = [mark for mark in bar.get_yticks() if low <= mark <= high]
+    assert len(marks) >= 2 and all(mark == int(mark) for mark in marks)
+
+
 @pytest.mark.parametrize(
     ("matrices", "more", "said"),
     [

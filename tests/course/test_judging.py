@@ -1,5 +1,6 @@
 """Answers right, wrong, hanging, dying and hostile: each ends in a verdict and a sentence."""
 
+import io
 import os
 import re
 import textwrap
@@ -9,7 +10,7 @@ import psutil
 import pytest
 
 from dtcourse.course.grading import check_in, check_notebook
-from dtcourse.course.judging import bubblewrap, framework, limits
+from dtcourse.course.judging import bubblewrap, framework, limits, process
 from dtcourse.course.judging.process import MARK
 from dtcourse.course.judging.runs import InKernel, plain
 from dtcourse.course.judging.sandbox import MODULES, Sandbox
@@ -414,8 +415,20 @@ def test_only_plain_data_comes_back():
     assert clean["a"] == value["a"] and not clean["t"].requires_grad
     assert plain(np.float64(2.5)) == 2.5
     assert type(plain(torch.nn.Parameter(torch.ones(1)))) is torch.Tensor
-    with pytest.raises(framework.CheckFailed, match="A set came back"):
-        plain({1})
+    for none in ({1}, [b"text"]):
+        with pytest.raises(framework.CheckFailed, match="A (set|bytes) came back"):
+            plain(none)
+
+
+def test_bytes_go_to_an_answer_and_do_not_come_back():
+    """The solutions of 25-1 and 25b-3 take files; both had passed in the kernel, and failed where answers are graded."""
+    import torch
+
+    sent = {"full": b"\x00\xff", "empty": [b""]}
+    assert plain(sent, to_answer=True) == sent
+    with torch.serialization.safe_globals([bytes]):
+        read = torch.load(io.BytesIO(process.frame(sent)[8:]), weights_only=True)
+    assert read == sent
 
 
 def test_a_check_that_cannot_read_the_answer_says_so():

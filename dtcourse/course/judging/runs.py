@@ -51,8 +51,10 @@ class Results(Sequence):
         return Timeline(Event(**dict(zip(keys, row, strict=True))) for row in self.event_rows)
 
 
-def plain(value: Any, depth: int = 0) -> Any:
+def plain(value: Any, depth: int = 0, to_answer: bool = False) -> Any:
     """The value as data that can travel safely: tensors (on the CPU), numbers, text, lists, tuples, dicts, None.
+
+    to_answer: bytes too. None come back: to read an empty one calls a constructor, and an answer could give it any size
 
     Raises CheckFailed for anything else, by name.
     """
@@ -62,13 +64,18 @@ def plain(value: Any, depth: int = 0) -> Any:
         raise CheckFailed("What came back is nested more than 20 deep.")
     if value is None or type(value) in (bool, int, float, str):
         return value
+    if to_answer and type(value) is bytes:
+        return value
     if isinstance(value, torch.Tensor):
         dense = value.detach().to("cpu", copy=False).resolve_conj().resolve_neg()
         return dense.as_subclass(torch.Tensor).clone()
     if type(value) in (list, tuple):
-        return type(value)(plain(one, depth + 1) for one in value)
+        return type(value)(plain(one, depth + 1, to_answer) for one in value)
     if type(value) is dict:
-        return {plain(key, depth + 1): plain(one, depth + 1) for key, one in value.items()}
+        return {
+            plain(key, depth + 1, to_answer): plain(one, depth + 1, to_answer)
+            for key, one in value.items()
+        }
     if type(value).__module__ == "numpy":
         return plain(value.tolist(), depth + 1)
     raise CheckFailed(

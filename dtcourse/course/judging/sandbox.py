@@ -110,7 +110,9 @@ class Sandbox:
         request = {
             "step": [step.__module__, step.__qualname__],
             "world_size": world_size,
-            "args": plain([None if isinstance(one, FunctionType) else one for one in args]),
+            "args": plain(
+                [None if isinstance(one, FunctionType) else one for one in args], to_answer=True
+            ),
             "functions": [
                 [place, one.__module__, one.__qualname__]
                 for place, one in enumerate(args)

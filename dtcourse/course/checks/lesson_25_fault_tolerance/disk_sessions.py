@@ -61,14 +61,6 @@ def as_text(data: bytes) -> str:
     return data.decode("latin-1")
 
 
-def spelled(left: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree of folders and files as it travels to an answer: text in place of bytes."""
-    return {
-        name: as_text(what) if isinstance(what, bytes) else spelled(what)
-        for name, what in left.items()
-    }
-
-
 def found(newest: Newest, root: Path) -> Any:
     """What an answer finds: (step, {name: what is in it} of a checkpoint's files), or None."""
     said = newest(root)
@@ -106,15 +98,15 @@ def recorded(
 
 def _make(folder: Path, left: Mapping[str, Any]) -> None:
     for name, what in left.items():
-        if isinstance(what, str):
-            (folder / name).write_bytes(what.encode("latin-1"))
+        if isinstance(what, bytes):
+            (folder / name).write_bytes(what)
         else:
             (folder / name).mkdir()
             _make(folder / name, what)
 
 
 def looked_at(save: Save, newest: Newest, ends: list[Any], then: int | None) -> list[Any]:
-    """What is found in each of these folders (`spelled`); with `then`, after a save of that step. An error is its name."""
+    """What is found in each of these folders; with `then`, after a save of that step there. An error's name is text."""
     finds = []
     for left in ends:
         with a_folder() as root:

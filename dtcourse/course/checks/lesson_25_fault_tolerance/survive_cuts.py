@@ -102,7 +102,7 @@ def check_kill(answer: Answer) -> None:
     """All that was done stays. And the next save works on what is left."""
     record, ends, _, _ = _record(answer)
     cuts = [cut for cut in _last_saves(ends, len(record)) if cut < len(record)]
-    left = [disk.spelled(arrived(record[:cut], TOP)) for cut in cuts]
+    left = [arrived(record[:cut], TOP) for cut in cuts]
     for cut, got in zip(cuts, answer.call(disk.looked_at, left, None), strict=True):
         kind, path = record[cut].kind, record[cut].path.relative_to(TOP)
         require(
@@ -126,8 +126,7 @@ def check_cut(answer: Answer) -> None:
     cases: list[tuple[int, Left]] = []
     for cut in _last_saves(ends, len(record)):
         cases += [(cut, left) for left in outcomes(record[:cut], TOP, seed=cut)]
-    ends_of_all = [disk.spelled(left) for _, left in cases]
-    finds = answer.call(disk.looked_at, ends_of_all, None, timeout=60.0)
+    finds = answer.call(disk.looked_at, [left for _, left in cases], None, timeout=60.0)
     # Of saves that have returned first: a name that is never synced shows between two saves, too.
     for (cut, _), got in zip(cases, finds, strict=True):
         if cut in ends:
@@ -159,9 +158,7 @@ def check_damage(answer: Answer) -> None:
                 changed = bytearray(data)
                 changed[place] ^= 1
                 damaged.append((name, place, {**whole, name: bytes(changed)}))
-    finds = answer.call(
-        disk.looked_at, [disk.spelled(_nested(files)) for *_, files in damaged], None
-    )
+    finds = answer.call(disk.looked_at, [_nested(files) for *_, files in damaged], None)
     for (name, place, _), got in zip(damaged, finds, strict=True):
         require(
             _is(got, *STEPS[-2:]),

@@ -12,8 +12,8 @@ SPEED_UP = Exercise(
     lesson="23b",
     title="Has it become faster?",
     takes=("speed_up",),
-    target="of 400 pairs of runs at least 85 % of the intervals hold the true speed-up, and half of them are narrower "
-    "than 8 % of it where steps vary one by one, 20 % where they vary in spells",
+    target="of 200 pairs of runs of each kind at least 85 % of the intervals hold the true speed-up, and half of them "
+    "are narrower than 8 % of it where steps vary one by one, 20 % where they vary in spells",
     forbidden=("dtcourse.profiling",),
 )
 

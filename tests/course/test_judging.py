@@ -416,12 +416,12 @@ def test_only_plain_data_comes_back():
     assert plain(np.float64(2.5)) == 2.5
     assert type(plain(torch.nn.Parameter(torch.ones(1)))) is torch.Tensor
     for none in ({1}, [b"text"]):
-        with pytest.raises(framework.CheckFailed, match="A (set|bytes) came back"):
+        with pytest.raises(framework.CheckFailed, match=r"A (set|bytes) came back"):
             plain(none)
 
 
 def test_bytes_go_to_an_answer_and_do_not_come_back():
-    """The solutions of 25-1 and 25b-3 take files; both had passed in the kernel, and failed where answers are graded."""
+    """The solutions of 25-1 and 25b-3 take files: they passed in the kernel, and failed where answers are graded."""
     import torch
 
     sent = {"full": b"\x00\xff", "empty": [b""]}

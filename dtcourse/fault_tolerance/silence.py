@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
+
+from dtcourse.fault_tolerance.watching.process import letter_and_start
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,5 @@ class Deadline:
 
 def state(pid: int) -> str:
     """One letter of the system's on a process: R, S, D, T, Z ...; empty where it is gone, or nothing is told."""
-    with suppress(OSError, IndexError):
-        # the name before it is in brackets, and may have brackets and blanks of its own
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return ""
+    letter, _ = letter_and_start(pid)
+    return "" if letter == "X" else letter

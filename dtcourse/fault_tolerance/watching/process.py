@@ -29,7 +29,7 @@ class Process:
         """What it does now."""
         if self.machine != this_machine() or self.started < 0:
             return "unknown"
-        letter, started = _stat(self.pid)
+        letter, started = letter_and_start(self.pid)
         if started != self.started or letter in "ZX":
             return "gone"
         return "stopped" if letter in "Tt" else "runs"
@@ -37,7 +37,7 @@ class Process:
 
 def this_process() -> Process:
     """The one that asks."""
-    return Process(this_machine(), os.getpid(), _stat(os.getpid())[1])
+    return Process(this_machine(), os.getpid(), letter_and_start(os.getpid())[1])
 
 
 @cache
@@ -50,7 +50,7 @@ def this_machine() -> str:
         return socket.gethostname()
 
 
-def _stat(pid: int) -> tuple[str, int]:
+def letter_and_start(pid: int) -> tuple[str, int]:
     """The state's letter and the start of a process; "X" and -1 where there is none."""
     try:
         # The name, in parentheses, may hold anything.

@@ -7,6 +7,7 @@ import pytest
 from dtcourse import launch
 from dtcourse.course.checks.lesson_18_pipeline_schedules import choose_cut as exercise
 from dtcourse.course.checks.lesson_18_pipeline_schedules.choose_cut import Given
+from tests.course.searches import require_clear_best
 
 OWN = "dtcourse/course/checks/lesson_18_pipeline_schedules"
 ALL = exercise.FREE | exercise.MESSAGES | exercise.ROOM
@@ -24,12 +25,7 @@ def test_the_best_choices_are_those_that_running_all_of_them_finds(given: Given)
     found = exercise.case(given).search()
     assert len(found) == 32
     fitting = {choice: seconds for choice, (seconds, kept) in found.items() if kept <= given.room}
-    best = min(fitting, key=fitting.__getitem__)
-    assert best == ALL[given]
-    others = [seconds for choice, seconds in fitting.items() if choice != best]
-    assert min(others) > 1.02 * fitting[best], (
-        "one choice is right, and it is right by more than the target allows"
-    )
+    require_clear_best(fitting, ALL[given], 1.02)
 
 
 def test_what_a_rank_keeps_is_its_stages_inputs_and_outputs_of_the_micro_batches_under_way():

@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from dtcourse import launch
 from dtcourse.fault_tolerance import Checkpoints, TrainingState
@@ -55,6 +56,27 @@ def test_workers_die_join_and_leave_and_nothing_of_the_training_changes(tmp_path
         assert [read for _, read in log_here] == [read for _, read in log], "the same samples"
         losses = [loss for loss, _ in log_here]
         assert losses == pytest.approx([loss for loss, _ in log], rel=1e-10)
+
+
+def forms_a_group(elastic):
+    """Worker 1 dies where the others form a group with it, and wait in the store for its address."""
+
+    def build():
+        if elastic.worker == 1:
+            dies()
+        dist.new_group([0, 1])
+        return Counter()
+
+    elastic.run(build, lambda run, number: None, last=1)
+    return elastic.members
+
+
+def test_who_forms_a_group_with_one_that_has_died_is_woken():
+    """gloo would wait for 30 minutes: there is no connection yet that could break."""
+    with ElasticJob(forms_a_group, 2, least=2, replacements=1) as job:
+        outcomes = job.result(timeout=100)
+    assert [g.members for g in job.generations] == [(0, 1), (0, 2)]
+    assert outcomes[0] == outcomes[2] == (0, 2)
 
 
 class Counter:

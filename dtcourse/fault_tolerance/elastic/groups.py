@@ -3,11 +3,17 @@
 A group cannot be repaired: one that has lost a rank ends, with all of its subgroups, and another one is formed. Who is
 still in a collective of the old one waits for a rank that may well live, and is elsewhere by now. So each rank closes
 its connections when it leaves; that wakes whoever waits at their other end, and he leaves in turn.
+
+While a group is formed there is no connection yet: gloo waits in the store for the addresses of all ranks, for 30
+minutes in dist.new_group. One that has died meanwhile never writes its own. So the store of a generation is one that
+asks, while it waits, whether a rank has died, and waits no longer then.
 """
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -20,17 +26,78 @@ from dtcourse.launch import lost_peers
 
 FORMING = timedelta(seconds=30)  # then it is tried again: one of them may have died meanwhile
 TRAINING = timedelta(hours=24)  # who waits for a dead rank is woken by its death
+_LOOK, _ASK = (
+    0.005,
+    0.5,
+)  # seconds between two looks for a key, and between two questions who has died
 _CLOSING_TAG = 0x7FFFFFF1  # as no message of a program has
+
+_living: Any = None  # the store of the group that there is: torch keeps what is in C++ alone
 
 
 class NotFormed(RuntimeError):
     """A group could not be formed: one of its ranks has died meanwhile, or was too slow."""
 
 
-def form(store: Any, generation: int, rank: int, size: int) -> None:
-    """The default group of this generation, on gloo. RANK and WORLD_SIZE say so, too."""
+class LivingStore(dist.Store):
+    """A store in which nobody waits for the key of a rank that has died.
+
+    dead: of this generation, who has died by now, and how: asked twice a second of waiting
+    """
+
+    def __init__(self, store: Any, dead: Callable[[], dict[int, str]]) -> None:
+        super().__init__()
+        self._store, self._dead = store, dead
+        self.set_timeout(FORMING)
+
+    def set(self, key: str, value: Any) -> None:
+        """Writes it."""
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """Its value, as soon as there is one."""
+        self.wait([key])
+        return self._store.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all are there."""
+        return bool(self._store.check(keys))
+
+    def add(self, key: str, value: int) -> int:
+        """A counter that everybody counts with."""
+        return int(self._store.add(key, value))
+
+    def clone(self) -> LivingStore:
+        """Itself: torch keeps what is in C++ alone, and this is in Python."""
+        return self
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Raises NotFormed where a rank has died, or time is over."""
+        began = asked = time.monotonic()
+        limit = (timeout or FORMING).total_seconds()
+        while not self._store.check(keys):
+            now = time.monotonic()
+            if now - asked > _ASK:
+                asked = now
+                if gone := self._dead():
+                    said = "; ".join(f"rank {rank} {how}" for rank, how in gone.items())
+                    raise NotFormed(f"{said}, and no connection to it can be made")
+            if now - began > limit:
+                raise NotFormed(f"no connection was made within {limit:g} s: no {keys}")
+            time.sleep(_LOOK)
+
+
+def form(
+    store: Any, generation: int, rank: int, size: int, dead: Callable[[], dict[int, str]]
+) -> None:
+    """The default group of this generation, on gloo. RANK and WORLD_SIZE say so, too.
+
+    dead: of this generation, who has died by now
+    """
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
-    here = dist.PrefixStore(f"generation/{generation}", store)
+    global _living
+    _living = LivingStore(store, dead)
+    here = dist.PrefixStore(f"generation/{generation}", _living)
     try:
         dist.init_process_group("gloo", store=here, rank=rank, world_size=size, timeout=FORMING)
         dist.barrier()  # nobody begins, and so fails and leaves, while another one still connects

@@ -115,6 +115,7 @@ class Elastic:
                     self.generation,
                     self.members.index(self.worker),
                     len(self.members),
+                    self._end.read,
                 )
                 run = build()
                 (self._share_parts if in_parts else self._share)(run, load)

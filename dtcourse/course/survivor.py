@@ -82,7 +82,7 @@ class DDP:
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        self.model = DistributedDataParallel(module(), bucket_cap_mb=0.002)
+        self.model, own = self.wrapped(module())
         torch.manual_seed(100 + dist.get_rank())
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         sampler = DistributedSampler(SAMPLES, dist.get_world_size(), dist.get_rank())
@@ -90,10 +90,14 @@ class DDP:
             samples()
         )  # a tensor has a length and gives samples by number: all that is asked of a dataset
         self.loader = ResumableLoader(data, sampler, BATCH)
-        own = {"random": RandomStates(), "buckets": BucketLayout(self.model.reducer)}
         self.state = TrainingState.of(
             self.model, self.optimizer, shared={"data": self.loader}, own=own
         )
+
+    def wrapped(self, module: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
+        """And what a rank has of its own."""
+        model = DistributedDataParallel(module, bucket_cap_mb=0.002)
+        return model, {"random": RandomStates(), "buckets": BucketLayout(model.reducer)}
 
     def step(self, number: int) -> None:
         """Forward, backward, update. number: from 1 on."""

@@ -14,7 +14,7 @@ import pytest
 
 from dtcourse.course import survivor
 from dtcourse.fault_tolerance import folders
-from dtcourse.fault_tolerance.chaos import KINDS, Report, over_all, plan
+from dtcourse.fault_tolerance.chaos import FROM_FILES, FROM_MEMORY, KINDS, Report, over_all, plan
 from dtcourse.fault_tolerance.chaos.faults import BYTES, Reach
 from dtcourse.fault_tolerance.chaos.monkey import Monkey
 from dtcourse.fault_tolerance.chaos.plans import MOMENTS, Strike
@@ -81,7 +81,7 @@ def test_it_would_be_seen_if_something_were_lost(tmp_path):
 
 def test_the_five_seeds_have_every_kind_and_every_moment():
     strikes = [strike for seed in SEEDS for strike in plan(seed, 200)]
-    assert {kind for strike in strikes for kind in strike.kinds} == KINDS.keys()
+    assert {kind for strike in strikes for kind in strike.kinds} == {*FROM_FILES}
     assert {strike.moment for strike in strikes} == MOMENTS.keys()
     assert any(len(strike.kinds) == 2 for strike in strikes)
 
@@ -94,7 +94,11 @@ def test_plans_are_drawn_from_the_seed_and_leave_no_kind_out():
         places = [strike.at for strike in one]
         assert places == sorted(places) and places[-1] < 150
     kinds = Counter(kind for one in plans for strike in one for kind in strike.kinds)
-    assert min(kinds[kind] for kind in KINDS) >= 5
+    assert min(kinds[kind] for kind in FROM_FILES) >= 5 and "pair" not in kinds
+    with_copies = [plan(seed, 200, kinds=FROM_MEMORY) for seed in range(0, 50, 4)]
+    kinds = Counter(kind for one in with_copies for strike in one for kind in strike.kinds)
+    assert kinds.keys() == {*FROM_MEMORY} and kinds["pair"] >= 5 and "preempt" not in kinds
+    assert {*FROM_FILES, *FROM_MEMORY} == KINDS.keys()
     with pytest.raises(ValueError, match="3 strikes in 14 steps"):
         plan(0, 14)
 
@@ -129,6 +133,18 @@ def test_it_dies_of_it(reach, kind, number):
     made = Reach(made.pids, made.folder, made.draw, made.later, preempted=signal.SIGTERM)
     assert KINDS[kind](made, 1) == f"{number.name} to rank 1"
     assert process.wait(60) == -number and not later
+
+
+def test_a_pair_is_a_rank_and_its_neighbour(reach):
+    made, process, _ = reach
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        pids = (process.pid, 0, 0, other.pid)
+        made = Reach(pids, made.folder, made.draw, made.later)
+        said = KINDS["pair"](made, 3)  # the last one's copy lies with the first
+    assert said == "SIGKILL to rank 3 and to rank 0, which keeps its copy"
+    assert process.wait(60) == other.wait(60) == -signal.SIGKILL
+    with pytest.raises(ProcessLookupError, match="it has no neighbour"):
+        KINDS["pair"](Reach((process.pid,), made.folder, made.draw, made.later), 0)
 
 
 def test_a_stopped_one_stays_and_a_delayed_one_goes_on(reach):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dtcourse.course.survivor import Settings
-from dtcourse.fault_tolerance.chaos import KINDS, over_all, plan
+from dtcourse.fault_tolerance.chaos import FROM_FILES, over_all, plan
 from dtcourse.fault_tolerance.chaos.plans import MOMENTS
 
 SEEDS = 50
@@ -31,7 +31,7 @@ def test_every_run_has_come_through_with_the_undisturbed_run_s_bits(runs):
 
 def test_faults_have_interrupted_four_runs_in_five_and_each_kind_came_five_times(runs):
     assert sum(run["starts"] > 1 for run in runs) >= 0.8 * SEEDS
-    for what, names in (("kinds", KINDS), ("moments", MOMENTS)):
+    for what, names in (("kinds", FROM_FILES), ("moments", MOMENTS)):
         for name in names:
             assert sum(run[what].get(name, 0) for run in runs) >= 5, name
     twos = [sum(len(strike.kinds) == 2 for strike in plan(seed, 200)) for seed in range(SEEDS)]

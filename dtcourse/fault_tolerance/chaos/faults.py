@@ -7,6 +7,11 @@
     flip      one bit of one byte in the newest checkpoint, then a kill, so that it is read
     truncate  the end of one of its files is gone, then a kill
     preempt   the signal by which a scheduler says that it takes the node
+    pair      SIGKILL to a rank and to its neighbour, which keeps the copy of its state (peer_copies.py): then no memory
+              has all of the state any more
+
+Where the ranks start anew from a file a pair is two kills. Where they go on from each other's memory nobody can be
+preempted: who is to leave is asked to (elastic/). So there are two lists, FROM_FILES and FROM_MEMORY.
 
 Each returns what it has done, for the log; what must be undone later it gives to `later`.
 """
@@ -37,6 +42,7 @@ class Reach:
     later:     later(seconds, act) has something done that much later
     longest:   seconds that a delay lasts at most, and a full disk
     preempted: the signal of a preemption
+    distance:  rank r's copy lies with rank r + distance
     """
 
     pids: tuple[int, ...]
@@ -45,6 +51,7 @@ class Reach:
     later: Callable[[float, Callable[[], object]], object]
     longest: float = 1.0
     preempted: signal.Signals = signal.SIGURG
+    distance: int = 1
 
 
 def _kill(reach: Reach, rank: int) -> str:
@@ -75,6 +82,15 @@ def _fill(reach: Reach, rank: int) -> str:
 def _preempt(reach: Reach, rank: int) -> str:
     os.kill(reach.pids[rank], reach.preempted)
     return f"{reach.preempted.name} to rank {rank}"
+
+
+def _pair(reach: Reach, rank: int) -> str:
+    holder = (rank + reach.distance) % len(reach.pids)
+    if holder == rank:
+        raise ProcessLookupError("it has no neighbour")
+    os.kill(reach.pids[holder], signal.SIGKILL)
+    os.kill(reach.pids[rank], signal.SIGKILL)
+    return f"SIGKILL to rank {rank} and to rank {holder}, which keeps its copy"
 
 
 def _flip(reach: Reach, rank: int) -> str:
@@ -120,4 +136,7 @@ KINDS: dict[str, Callable[[Reach, int], str]] = {
     "flip": _flip,
     "truncate": _truncate,
     "preempt": _preempt,
+    "pair": _pair,
 }
+FROM_FILES = tuple(kind for kind in KINDS if kind != "pair")
+FROM_MEMORY = tuple(kind for kind in KINDS if kind != "preempt")

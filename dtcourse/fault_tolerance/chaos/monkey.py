@@ -17,16 +17,34 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Protocol
 
 from dtcourse.fault_tolerance import folders
 from dtcourse.fault_tolerance.chaos.faults import KINDS, Reach
 from dtcourse.fault_tolerance.chaos.plans import Strike
-from dtcourse.fault_tolerance.recovery import Recovery
+from dtcourse.fault_tolerance.run_log import Goodput, RunLog
 
 LOOK = 0.002  # seconds between two looks at a folder
 BEFORE = "before it: "  # what a line begins with of a kill that only leads to a recovery
+
+
+class KeptGoing(Protocol):
+    """A run that comes through failures: a Recovery, or an ElasticRecovery.
+
+    pids: of the ranks that train, by rank; none between two starts
+    """
+
+    folder: Path
+    log: RunLog
+    starts: int
+    failures: int
+
+    @property
+    def pids(self) -> tuple[int, ...]: ...
+    @property
+    def goodput(self) -> Goodput: ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +70,7 @@ class Monkey:
     """
 
     def __init__(
-        self, recovery: Recovery[Any], strikes: Sequence[Strike], seed: int, longest: float = 1.0
+        self, recovery: KeptGoing, strikes: Sequence[Strike], seed: int, longest: float = 1.0
     ) -> None:
         self.recovery, self.strikes, self.longest = recovery, list(strikes), longest
         self.acts: list[Act] = []
@@ -86,15 +104,17 @@ class Monkey:
         """False where the run was over before."""
         moment = {"save": self._is_saving, "recovery": self._is_recovering}.get(strike.moment)
         if strike.moment == "recovery":
-            self._killed = self.recovery.pids
-            self._act(strike, "kill", self._draw.randrange(len(self._killed) or 1), BEFORE)
+            pids = self.recovery.pids
+            rank = self._draw.randrange(len(pids) or 1)
+            self._killed = pids[rank : rank + 1]
+            self._act(strike, "kill", rank, BEFORE)
         if moment is not None and not self._wait(moment):
             return False
         time.sleep(strike.after)
-        pids = self.recovery.pids
-        if not pids and not self._wait(lambda: bool(self.recovery.pids)):
-            return False
-        ranks = self._draw.sample(range(len(self.recovery.pids)), len(self.recovery.pids))
+        while not (size := len(self.recovery.pids)):
+            if not self._wait(lambda: bool(self.recovery.pids)):
+                return False
+        ranks = self._draw.sample(range(size), size)
         how = {"save": "while it saves: ", "recovery": "while it recovers: "}.get(strike.moment, "")
         for number, kind in enumerate(strike.kinds):
             self._act(strike, kind, ranks[number % len(ranks)], how)

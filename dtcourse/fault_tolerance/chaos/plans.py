@@ -7,9 +7,10 @@ and why there are many seeds.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dtcourse.fault_tolerance.chaos.faults import KINDS
+from dtcourse.fault_tolerance.chaos.faults import FROM_FILES
 
 # By how often they are drawn: in a step, while a checkpoint is written, or after a failure, before the ranks go on.
 MOMENTS = {"step": 2, "save": 1, "recovery": 1}
@@ -33,8 +34,10 @@ class Strike:
     after: float
 
 
-def plan(seed: int, last: int, strikes: int = 3) -> list[Strike]:
+def plan(seed: int, last: int, strikes: int = 3, kinds: Sequence[str] = FROM_FILES) -> list[Strike]:
     """So many strikes, in the order of their steps, in a run of `last` steps.
+
+    kinds: of faults.KINDS, those that the run has an answer to
 
     Every kind comes as often as any other over many seeds. Raises ValueError for too few steps.
     """
@@ -47,7 +50,7 @@ def plan(seed: int, last: int, strikes: int = 3) -> list[Strike]:
     for number in range(strikes):
         at = int(share * (number + draw.random() * 0.7) + 1)
         moment = draw.choices(list(MOMENTS), list(MOMENTS.values()))[0]
-        kinds = draw.sample(list(KINDS), 2 if draw.random() < TOGETHER else 1)
+        drawn = draw.sample(list(kinds), 2 if draw.random() < TOGETHER else 1)
         longest = {"step": 0.2, "save": 0.03, "recovery": 0.4}[moment]
-        found.append(Strike(at, moment, tuple(kinds), draw.uniform(0, longest)))
+        found.append(Strike(at, moment, tuple(drawn), draw.uniform(0, longest)))
     return found

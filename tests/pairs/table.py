@@ -4,6 +4,7 @@ table that CONTRIBUTING holds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 SHARDED = ("fully_shard", "FullyShardedDataParallel")
@@ -133,12 +134,16 @@ def zeros(inner: str) -> list[str]:
     return found + (["reduce_gradients"] if "ZeRO-2" in found else [])
 
 
-def table() -> str:
+def table(
+    pairs: Sequence[Pair] = tuple(PAIRS),
+    columns: Sequence[str] = INNER,
+    corner: str = "outer \\ inner",
+) -> str:
     """In Markdown."""
-    cells = {(p.outer, p.inner): p for p in PAIRS}
-    lines = [f"| outer \\ inner | {' | '.join(INNER)} |", "| --- " * (len(INNER) + 1) + "|"]
-    for outer in dict.fromkeys(p.outer for p in PAIRS):
-        row = [_words(cells.get((outer, inner))) for inner in INNER]
+    cells = {(p.outer, p.inner): p for p in pairs}
+    lines = [f"| {corner} | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
+    for outer in dict.fromkeys(p.outer for p in pairs):
+        row = [_words(cells.get((outer, inner))) for inner in columns]
         lines.append(f"| {outer} | {' | '.join(row)} |")
     return "\n".join(lines)
 

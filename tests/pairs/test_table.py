@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from tests.pairs import test_pipedream
+from tests.pairs import test_around_a_run, test_pipedream
+from tests.pairs.around import AROUND, around
 from tests.pairs.table import PAIRS, table
 from tests.parameters.test_slices import REFUSED
 
@@ -14,19 +15,19 @@ CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 def test_contributing_holds_the_table():
     text = CONTRIBUTING.read_text()
-    assert table() in text, (
-        f"put this into CONTRIBUTING.md (python -m tests.pairs.table):\n{table()}"
-    )
+    for one in (table(), around()):
+        assert one in text, f"put this into CONTRIBUTING.md (python -m tests.pairs.around):\n{one}"
 
 
 def test_each_row_is_proven():
-    for pair in PAIRS:
+    for pair in (*PAIRS, *AROUND):
         if pair.works:
             module, _, name = pair.proof.rpartition(".")
             assert callable(getattr(importlib.import_module(module), name)), pair
         else:
-            assert pair.proof in REFUSED | test_pipedream.REFUSED, pair
+            assert pair.proof in REFUSED | test_pipedream.REFUSED | test_around_a_run.REFUSED, pair
 
 
 def test_no_pair_is_there_twice():
-    assert len({(p.outer, p.inner) for p in PAIRS}) == len(PAIRS)
+    for pairs in (PAIRS, AROUND):
+        assert len({(p.outer, p.inner) for p in pairs}) == len(pairs)

@@ -93,7 +93,9 @@ class Recovery(Generic[T]):
     start:      begins a launch of so many ranks, and returns its Handle; launch's on_message is to be the one given
     folder:     where the ranks' Checkpoints are
     world_size: how many ranks start, or a function of the number of the start, from 1 on
-    watch:      what finds ranks that neither work nor die: Deadline, or HeardBeats
+    watch:      what finds ranks that neither work nor die. Default: Deadline, which sees stopped ranks, and asks
+                nothing of the training. HeardBeats finds those that hang, too; it is no default, as the training has
+                to beat for it: one without a Heartbeat would be said never to have begun, and both need one folder
     on_message: gets what the ranks send besides steps and notes
     """
 

@@ -38,6 +38,7 @@ from dtcourse.fault_tolerance.checkpoints import Found, Write
 from dtcourse.fault_tolerance.fingerprints import digest
 from dtcourse.parameters.agreement import check_agreed, raise_on_all_ranks
 from dtcourse.parameters.replicas import Group
+from dtcourse.plural import plural
 
 PARTS, SHARED = "parts", "shared.pt"
 
@@ -179,9 +180,12 @@ class TrainingState:
         for name, part in self.own.items():
             if not hasattr(part, "load_elsewhere"):
                 raise ValueError(
-                    f"{name} is a state of each of {theirs} ranks ({found.about['layout'] or 'no layout named'}), and "
-                    f"there are {world_size} now ({self.layout or 'no layout named'}): {type(part).__name__} does not "
-                    "say how to give it out anew (load_elsewhere). Nothing was loaded"
+                    f"{name} is a state of each of {plural(theirs, 'rank')} "
+                    f"({found.about['layout'] or 'no layout named'}), and this run has {plural(world_size, 'rank')} "
+                    f"({self.layout or 'no layout named'}): {type(part).__name__} does not say how to give it out "
+                    f"anew. Go on with {plural(theirs, 'rank')} cut alike, or give it a load_elsewhere(states of all, "
+                    "rank), which makes this rank's from theirs, or begins anew what may be forgotten (what a "
+                    "compression has left out: reset()). Nothing was loaded"
                 )
             part.load_elsewhere([state[name] for state in states], rank)
 

@@ -1,4 +1,6 @@
-"""Under torchrun a worker is killed: all are started again, and go on from the checkpoint with the same bits."""
+"""Under torchrun a worker is killed: all are started again, and go on from the checkpoint with the same bits; or at
+another size, with the same state and the same samples.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,9 @@ from dtcourse import launch
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.fault_tolerance import BucketLayout, Checkpoints, RandomStates, TrainingState
 from dtcourse.fault_tolerance.elastic import restarting_command, resume, start_number
+from dtcourse.parameters.whole import full_state_dict
+from dtcourse.verify import compare
+from tests.fault_tolerance.test_resume_elsewhere import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 SAVED, DIES, LAST = 4, 6, 8
@@ -48,18 +53,23 @@ def train(folder, kills):
     return
 
 
-@pytest.mark.stands_on("dtcourse/fault_tolerance/", "dtcourse/launch/")
-def test_a_killed_worker_has_all_start_again_from_the_checkpoint(tmp_path):
+def under_torchrun(folder, function, ranks, *args):
+    """Runs it, with its restarts."""
     command = restarting_command(
-        train, 2, str(tmp_path), True, max_restarts=1, save_to=tmp_path / "train.pkl"
+        function, ranks, *args, max_restarts=1, save_to=folder / "train.pkl"
     )
     names = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "SLURM_", "TORCHELASTIC_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(names)}
     done = subprocess.run(
-        command, shell=True, cwd=tmp_path, env=clean | {"PYTHONPATH": str(ROOT)},
+        command, shell=True, cwd=folder, env=clean | {"PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.stands_on("dtcourse/fault_tolerance/", "dtcourse/launch/")
+def test_a_killed_worker_has_all_start_again_from_the_checkpoint(tmp_path):
+    under_torchrun(tmp_path, train, 2, str(tmp_path), True)
     second = [f"1:{step}" for step in range(SAVED + 1, LAST + 1)]
     for rank in range(2):
         steps = (tmp_path / f"log-{rank}").read_text().split()
@@ -73,6 +83,34 @@ def test_a_killed_worker_has_all_start_again_from_the_checkpoint(tmp_path):
         assert (tmp_path / f"end-{rank}").read_bytes() == (
             tmp_path / "undisturbed" / f"end-{rank}"
         ).read_bytes()
+
+
+def at_any_size(folder, name):
+    """Begins, and saves after two steps, or goes on from there. Then three more: FOLDER/NAME-RANK has them."""
+    run, folder = Run("fully_shard", seed=7 if name == "again" else 0), Path(folder)
+    checkpoints = Checkpoints(folder / "checkpoints")
+    first = resume(checkpoints, run.state)
+    if not first:
+        run.train(2)
+        checkpoints.save(2, run.state.snapshot(), run.state.about())
+    state = full_state_dict(run.model)
+    torch.save([first, state, *run.train(3)], folder / f"{name}-{dist.get_rank()}")
+
+
+@pytest.mark.stands_on("dtcourse/fault_tolerance/", "dtcourse/launch/")
+def test_under_torchrun_all_start_again_at_another_size(tmp_path):
+    """A node is lost, and the job is started with the ranks that are left: three, and then two."""
+    for name, ranks in (("once", 3), ("again", 2)):
+        under_torchrun(tmp_path, at_any_size, ranks, str(tmp_path), name)
+    first, saved, losses, read = torch.load(tmp_path / "once-0")
+    assert first == 0
+    for rank in range(2):
+        step, state, losses_here, read_here = torch.load(tmp_path / f"again-{rank}")
+        assert step == 2
+        compare(state, saved, 0.0, "value")
+        assert read_here == read, "the same samples in the same steps"
+        assert losses_here == pytest.approx(losses, rel=1e-10)
+    assert not (tmp_path / "again-2").exists()
 
 
 def test_what_cannot_be():

@@ -6,7 +6,9 @@ import os
 import re
 import resource
 import signal
+import subprocess
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from dtcourse.checkpoint import files
 from dtcourse.fault_tolerance import Checkpoints, NotComplete, NotSaved, folders, mark
 from dtcourse.launch import RankFailure
 from dtcourse.sharding import fully_shard
+from tests import optional_programs
 from tests.rotation import ROOT
 
 
@@ -240,6 +243,45 @@ def test_a_full_disk_costs_the_new_checkpoint_alone_and_all_ranks_say_so(rank, t
         assert "nothing of it is left there; the newest one is after step 1" in sentence
         assert f"on rank {rank}: [Errno 27] File too large" in sentence
         assert (left, found, after) == (["step-00000001"], 1, 2)
+
+
+def small_disk(root):
+    """Something else fills the disk before the second save, and is gone before the third."""
+    model, optimizer = sharded(0)
+    checkpoints = Checkpoints(root)
+    checkpoints.save(1, writer(model, optimizer))
+    before = {p: p.read_bytes() for p in root.rglob("*") if p.is_file()}
+    dist.barrier()
+    if dist.get_rank() == 0:
+        with suppress(OSError), (root / "else").open("wb", buffering=0) as file:
+            while file.write(bytes(1024)):
+                pass
+    dist.barrier()
+    with pytest.raises(NotSaved) as failed:
+        checkpoints.save(2, writer(model, optimizer))
+    left, found = sorted(os.listdir(root)), checkpoints.latest()
+    same = all(path.read_bytes() == data for path, data in before.items())
+    dist.barrier()
+    if dist.get_rank() == 0:
+        (root / "else").unlink()
+    dist.barrier()
+    checkpoints.save(2, writer(model, optimizer))
+    return str(failed.value), left, found.step, same, checkpoints.latest().step
+
+
+@pytest.mark.needs("users")
+def test_a_small_disk_that_fills_up_costs_the_new_checkpoint_alone(tmp_path):
+    """The real thing: a file system of half a megabyte in memory."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip(optional_programs.NEEDS["users"].reason)
+    try:
+        for sentence, left, found, same, after in launch(small_disk, 2, tmp_path):
+            assert "the checkpoint after step 2 could not be written" in sentence
+            assert "No space left on device" in sentence
+            assert (left, found, same, after) == (["else", "step-00000001"], 1, True, 2)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_keep_is_a_number():

@@ -1,0 +1,228 @@
+"""Which checks a job runs, and how often: mistakes of three kinds, on the emulated clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+
+from dtcourse.course.judging import Answer, Exercise, require_near_best, trials
+from dtcourse.emulation import EmulatedNetwork
+
+CHECKS = Exercise(
+    "choose_checks",
+    lesson="24b",
+    title="Which checks, and how often?",
+    takes=("choose_checks",),
+    target="in 3 jobs, run on the emulated clock, at most 1.1 times the time of the best of 27 choices; at most 4 of "
+    "them tried",
+    forbidden=("dtcourse.debugging", "dtcourse.emulation"),
+)
+
+RANKS, STEPS, STEP, MOST, NEAR = 2, 144, 1.0, 4, 1.1
+NAMES = ("replicas", "gradients", "samples")
+KINDS = ("flip", "hook", "reads")
+EVERY = (0, 4, 16)  # steps between two checks; 0: only after the last step
+CHOICES: list[trials.Choice] = list(product(EVERY, repeat=len(NAMES)))
+LAST = 500  # the step after which nothing happens any more, so that each run ends
+PRIME = 2**31 - 1
+
+
+@dataclass
+class State:
+    """Of a rank: a checksum of its weights, whether its gradients are averaged, whose samples it reads."""
+
+    weights: int = 1
+    averaged: bool = True
+    reads: int = 0
+    used: int = 0  # a checksum of the gradients of the last step
+
+    def step(self, number: int, rank: int) -> None:
+        """From these samples to the next weights, all in whole numbers."""
+        self.used = number if self.averaged else number * RANKS + rank
+        self.weights = (31 * self.weights + self.used) % PRIME
+
+    def spoil(self, kind: str, other: int) -> None:
+        """Something happens to this rank, unseen."""
+        if kind == "flip":
+            self.weights = (self.weights + 1) % PRIME
+        elif kind == "hook":
+            self.averaged = False
+        else:
+            self.reads = other
+
+
+Mistakes = dict[int, tuple[str, int]]  # {step performed: (kind, rank)}
+
+
+def _train(
+    choice: tuple[int, ...],
+    steps: int,
+    step_seconds: float,
+    check_seconds: tuple[float, ...],
+    mistakes: Mistakes,
+    *,
+    here: list[int],
+    spend: Callable[[float], object],
+    of_all: Callable[[torch.Tensor], torch.Tensor],
+) -> list[int]:
+    """How often each check has found something when all steps are done, and none finds anything any more.
+
+    here: the ranks of this process
+    spend: what takes so many seconds
+    of_all: the largest of each number over all processes
+    """
+    states = [State(reads=rank) for rank in here]
+    performed, done, found, kept = 0, 0, [0] * len(choice), {0: states}
+
+    def seen(copies: list[list[State]], which: list[int]) -> list[list[int]]:
+        """Of each of these copies, which of these checks find something."""
+        mine = torch.tensor(
+            [[[(c.weights, c.used, c.reads)[i] for i in which] for c in copy] for copy in copies]
+        )
+        # The largest and the smallest of all ranks are one number where all have the same.
+        ends = of_all(torch.stack([mine, -mine]).amax(2))
+        alike = (ends[0] == -ends[1]).tolist()
+        # Weights and gradients are to be alike on both ranks, and samples are not.
+        return [
+            [i for i, same in zip(which, row, strict=True) if same == (NAMES[i] == "samples")]
+            for row in alike
+        ]
+
+    while True:
+        spend(step_seconds)
+        performed, done, states = performed + 1, done + 1, [replace(one) for one in states]
+        kind, who = mistakes.get(performed, ("", -1))
+        for rank, state in zip(here, states, strict=True):
+            if who == rank:
+                # Before the step, so that each check can see it from this step on.
+                state.spoil(kind, 1 - rank)
+            state.step(done, rank)
+        due = [
+            i for i, every in enumerate(choice) if done == steps or (every and done % every == 0)
+        ]
+        if not due:
+            continue
+        spend(sum(check_seconds[i] for i in due))
+        (bad,) = seen([states], due)
+        if not bad:
+            kept[done] = states
+            if done == steps:
+                return found
+            continue
+        for i in bad:
+            found[i] += 1
+        # All go back to the last copy in which these checks find nothing.
+        wrong = seen(list(kept.values()), bad)
+        done = max(at for at, those in zip(kept, wrong, strict=True) if not those)
+        kept = {at: copy for at, copy in kept.items() if at <= done}
+        states = kept[done]
+
+
+def job(choice: tuple[int, ...], *given: Any) -> tuple[float, ...]:
+    """On each rank: the seconds of the job, and how often each check found something."""
+    import torch.distributed as dist
+
+    from dtcourse import emulation
+
+    def of_all(ends: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+        return ends
+
+    start = trials.begin_together()
+    here = [dist.get_rank()]
+    found = _train(choice, *given, here=here, spend=emulation.sleep, of_all=of_all)
+    return emulation.now() - start, *map(float, found)
+
+
+def alone(choice: tuple[int, ...], *given: Any) -> tuple[float, ...]:
+    """The same in one process and without messages, for the search: of hundreds of looks none has to be waited for."""
+    spent: list[float] = []
+    here = list(range(RANKS))
+    found = _train(choice, *given, here=here, spend=spent.append, of_all=lambda ends: ends)
+    return sum(spent), *map(float, found)
+
+
+def _case(means: tuple[int, int, int], check_seconds: tuple[float, ...]) -> trials.Case:
+    """A mistake of each kind comes after about so many steps, drawn anew; 0: never."""
+    mistakes: Mistakes = {}
+    for kind, mean in zip(KINDS, means, strict=True):
+        at = 0
+        while mean and at < LAST:
+            at += random.randint(mean // 2, mean + mean // 2)
+            # A rank whose samples others read reads them itself: that is rank 0.
+            mistakes[at] = (kind, 1 if kind == "reads" else random.randrange(RANKS))
+    return trials.Case(
+        job,
+        RANKS,
+        CHOICES,
+        (STEPS, STEP, check_seconds, mistakes),
+        (STEPS, STEP, dict(zip(NAMES, check_seconds, strict=True))),
+        MOST,
+        {"network": EmulatedNetwork(latency=1e-6, bandwidth=1e9)},
+    )
+
+
+PRACTICE = _case((30, 0, 20), (1.0, 1.0, 0.5))
+
+SELDOM = {
+    "replicas": "How many steps are done again for each mistake that only `replicas` sees, and how often is that?",
+    "gradients": "How many steps are done again for each mistake that `gradients` sees, and what else sees it?",
+    "samples": "How many steps are done again for each mistake that only `samples` sees, and how often is that?",
+}
+OFTEN = "What does `{}` find in this job that no other check finds, and what do all its looks cost?"
+
+
+def _hint(choice: trials.Choice, best: trials.Choice, seconds: dict[trials.Choice, float]) -> str:
+    """About the one check by which most is lost: the one that gains most if it alone is as often as in the best."""
+    changed = {
+        i: (*choice[:i], best[i], *choice[i + 1 :])
+        for i in range(len(choice))
+        if choice[i] != best[i]
+    }
+    if not changed:
+        return ""
+    # Only after the last step is the least often.
+    too_often = [i for i in changed if (choice[i] or STEPS) < (best[i] or STEPS)]
+    i = min(changed, key=lambda i: seconds[changed[i]])
+    if seconds[changed[i]] >= seconds[choice] and too_often:
+        # One check stands for another: neither gains alone.
+        i = too_often[0]
+    return OFTEN.format(NAMES[i]) if i in too_often else SELDOM[NAMES[i]]
+
+
+def _require(answer: Answer, means: tuple[int, int, int], check_seconds: tuple[float, ...]) -> None:
+    tried = _case(means, check_seconds).tried(answer, alone, CHOICES)
+    costs = ", ".join(f"`{n}` {s:g} s" for n, s in zip(NAMES, check_seconds, strict=True))
+    where = f"Looks take: {costs}; a step {STEP:g} s"
+    taken, *_ = trials.require_possible(
+        where, tried, (16, 0, 4), "Of each check, one of " + ", ".join(map(str, EVERY)) + "."
+    )
+    seconds = {one: each[0] for one, each in zip(CHOICES, tried.probed, strict=True)}
+    # On ranks, messages take microseconds besides.
+    assert abs(seconds[tried.choice] - taken) < 0.01, (seconds[tried.choice], taken)
+    best = min(seconds, key=seconds.__getitem__)
+    hint = _hint(tried.choice, best, seconds)
+    require_near_best(where, tried.choice, taken, seconds[best], "s", hint, near=NEAR)
+
+
+@CHECKS.check("weights and gradients", points=3)
+def check_both(answer: Answer) -> None:
+    """One check sees two kinds of mistakes."""
+    _require(answer, (18, 18, 0), (0.5, 2.0, 2.0))
+
+
+@CHECKS.check("gradients and samples", points=3)
+def check_dear(answer: Answer) -> None:
+    """Comparing all weights is dear."""
+    _require(answer, (0, 20, 12), (4.0, 0.5, 0.5))
+
+
+@CHECKS.check("weights and samples", points=3)
+def check_apart(answer: Answer) -> None:
+    """No gradient is ever wrong."""
+    _require(answer, (14, 0, 14), (1.0, 1.0, 0.5))

@@ -43,6 +43,7 @@ from dtcourse.course.judging.verdicts import (
     call_each,
     require_diagnoses,
     require_diagnosis,
+    require_kind,
     require_near_best,
     require_word,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "require_close",
     "require_diagnoses",
     "require_diagnosis",
+    "require_kind",
     "require_near_best",
     "require_word",
 ]

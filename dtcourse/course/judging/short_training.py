@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -136,17 +135,6 @@ def steps_to_loss(batch: int, rates: Sequence[float]) -> list[float]:
     training = Training(rates, TARGET)
     training.go(MOST, batch)
     return training.steps
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Small products are slower on several threads; the notebook's own number of threads comes back."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def step_seconds(times: int, micro_seconds: float) -> float:

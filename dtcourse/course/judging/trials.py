@@ -17,6 +17,7 @@ import torch
 
 from dtcourse.course.judging.asking import Answer
 from dtcourse.course.judging.requirements import require
+from dtcourse.course.judging.verdicts import require_near_best
 
 Choice = tuple[Any, ...]
 Measured = tuple[float, ...]
@@ -131,6 +132,22 @@ def require_possible(where: str, tried: Tried, example: Choice, why: str) -> Mea
     require(tried.measured is not None, f"{where}: {tried.choice!r} is not possible. {why}")
     assert tried.measured is not None
     return tried.measured
+
+
+def require_near_best_of(
+    best: Sequence[Choice], answer: Answer, case: Case, where: str, why: str, hint: str
+) -> None:
+    """That an answer's choice takes nearly as few seconds as the quickest of `best`, which the same ranks run after it.
+
+    case: its job measures seconds and nothing else
+    where, why: see require_possible
+    """
+    tried = case.tried(answer, case.job, best)
+    # An example from the middle: the first ones are often the simplest choice, and that is the best one somewhere.
+    (taken,) = require_possible(where, tried, case.choices[len(case.choices) // 2], why)
+    least = min(seconds for (seconds,) in tried.probed)
+    per, unit = (1e3, "ms") if least >= 1e-4 else (1e6, "µs")
+    require_near_best(where, tried.choice, taken * per, least * per, unit, hint)
 
 
 def _measured(job: Callable[..., Measured], choice: Choice, given: Sequence[Any]) -> Measured:

@@ -13,9 +13,11 @@ from typing import Any
 
 from dtcourse.course.judging.framework import Answer
 from dtcourse.course.judging.requirements import require
+from dtcourse.course.judging.threads import one_thread
 
 NEAR = 1.01  # times what the best choice takes
 Diagnosis = tuple[str, Any]  # what is wrong, or "healthy"; where, or None
+Case = tuple[tuple[Any, ...], Diagnosis]  # what an answer is given, and what is right
 
 
 def call_each(
@@ -48,7 +50,7 @@ def _called(function: Callable[..., Any], given: list[tuple[Any, ...]]) -> list[
 
 def require_diagnoses(
     answer: Answer,
-    cases: Sequence[tuple[tuple[Any, ...], Diagnosis]],
+    cases: Sequence[Case],
     *,
     describe: Callable[..., str],
     hint: str,
@@ -72,6 +74,35 @@ def require_diagnoses(
         hint = f"{hint} {all_healthy}"
     for (given, right), got in zip(cases, said, strict=True):
         require_diagnosis(describe(*given), got, right, hint, healthy, example)
+
+
+def require_kind(
+    answer: Answer,
+    kind: str,
+    hint: str,
+    *,
+    drawn: Callable[[str, int], Case],
+    each: int,
+    describe: Callable[..., str],
+    healthy: str,
+    example: Diagnosis,
+) -> None:
+    """That an answer's diagnosis of `each` cases of one kind is right, and of as many healthy ones, in any order.
+
+    drawn: the case of a kind ("healthy" is one) and a number below `each`; draws another one whenever it is called
+    describe, hint, healthy, example: see require_diagnoses
+    """
+    with one_thread():
+        cases = [drawn(one, turn) for one in ("healthy", kind) for turn in range(each)]
+    require_diagnoses(
+        answer,
+        cases,
+        describe=describe,
+        hint=hint,
+        healthy=healthy,
+        example=example,
+        shuffled=True,
+    )
 
 
 def require_diagnosis(

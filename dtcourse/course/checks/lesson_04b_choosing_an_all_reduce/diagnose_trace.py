@@ -13,7 +13,7 @@ from dtcourse.course.checks.lesson_04b_choosing_an_all_reduce.traces import (
     Network,
     message_sizes,
 )
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
+from dtcourse.course.judging import Answer, Exercise, require_kind
 from dtcourse.simulator import collective_cost as cost
 
 DIAGNOSE = Exercise(
@@ -138,14 +138,15 @@ def _described(calls: list[Call], routes: list[str], alpha: float, gap: float, b
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    require_diagnoses(
+    require_kind(
         answer,
-        [drawn(one, turn) for one in ("healthy", kind) for turn in range(EACH)],
+        kind,
+        hint,
+        drawn=drawn,
+        each=EACH,
         describe=_described,
-        hint=hint,
         healthy=HEALTHY,
         example=("link", (2, 3)),
-        shuffled=True,
     )
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
+from dtcourse.course.judging import Answer, Exercise, require_kind
 from dtcourse.plural import plural
 
 READ = Exercise(
@@ -84,20 +83,22 @@ def _described(lines: list[str]) -> str:
     return f"A job on {plural(len(hosts), 'node')}, whose log has {len(lines)} lines"
 
 
+def drawn(kind: str, turn: int) -> tuple[tuple[list[str]], Diagnosis]:
+    """What an answer is given of one log, and what is right."""
+    lines, right = log_of(kind, turn)
+    return (lines,), right
+
+
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    cases: list[tuple[tuple[Any, ...], Diagnosis]] = []
-    for one in ("healthy", kind):
-        for turn in range(EACH):
-            lines, right = log_of(one, turn)
-            cases.append(((lines,), right))
-    require_diagnoses(
+    require_kind(
         answer,
-        cases,
+        kind,
+        hint,
+        drawn=drawn,
+        each=EACH,
         describe=_described,
-        hint=hint,
         healthy=HEALTHY,
         example=("one card", "gpu-017"),
-        shuffled=True,
     )
 
 

@@ -7,7 +7,7 @@ import random
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
+from dtcourse.course.judging import Answer, Exercise, require_kind
 
 DIAGNOSE = Exercise(
     "diagnose_training",
@@ -76,14 +76,15 @@ def _described(
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    require_diagnoses(
+    require_kind(
         answer,
-        [trained(one, turn) for one in ("healthy", kind) for turn in range(EACH)],
+        kind,
+        hint,
+        drawn=trained,
+        each=EACH,
         describe=_described,
-        hint=hint,
         healthy=HEALTHY,
         example=("no_sync", 2),
-        shuffled=True,
     )
 
 

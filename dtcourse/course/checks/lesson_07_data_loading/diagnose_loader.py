@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
+from dtcourse.course.judging import Answer, Exercise, require_kind
 
 DIAGNOSE = Exercise(
     "diagnose_loader",
@@ -115,14 +115,15 @@ def _described(total: int, rows: list[Row]) -> str:
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    require_diagnoses(
+    require_kind(
         answer,
-        [recorded(one, turn) for one in ("healthy", kind) for turn in range(EACH)],
+        kind,
+        hint,
+        drawn=recorded,
+        each=EACH,
         describe=_described,
-        hint=hint,
         healthy=HEALTHY,
         example=("seed", 2),
-        shuffled=True,
     )
 
 

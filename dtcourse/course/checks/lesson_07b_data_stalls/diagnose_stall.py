@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtcourse.course.checks.lesson_07b_data_stalls.stall_logs import EACH, Row, recorded
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
+from dtcourse.course.judging import Answer, Exercise, require_kind
 
 DIAGNOSE = Exercise(
     "diagnose_stall",
@@ -25,14 +25,15 @@ def _described(rows: list[Row], ranks: int) -> str:
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    require_diagnoses(
+    require_kind(
         answer,
-        [recorded(one, turn) for one in ("healthy", kind) for turn in range(EACH)],
+        kind,
+        hint,
+        drawn=recorded,
+        each=EACH,
         describe=_described,
-        hint=hint,
         healthy=HEALTHY,
         example=("decode", 2),
-        shuffled=True,
     )
 
 

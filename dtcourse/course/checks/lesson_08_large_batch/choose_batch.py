@@ -10,10 +10,10 @@ from dtcourse.course.judging import Answer, Exercise, require, require_near_best
 from dtcourse.course.judging.short_training import (
     SEEDS,
     TARGET,
-    one_thread,
     step_seconds,
     steps_to_loss,
 )
+from dtcourse.course.judging.threads import one_thread
 from dtcourse.emulation import EmulatedNetwork
 
 CHOOSE = Exercise(

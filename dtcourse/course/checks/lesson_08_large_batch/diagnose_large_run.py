@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dtcourse.course.checks.lesson_08_large_batch.large_runs import KINDS, drawn
 from dtcourse.course.judging import Answer, Exercise, call_each, require_word
-from dtcourse.course.judging.short_training import one_thread
+from dtcourse.course.judging.threads import one_thread
 
 DIAGNOSE = Exercise(
     "diagnose_large_run",

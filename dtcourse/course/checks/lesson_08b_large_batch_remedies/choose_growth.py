@@ -11,9 +11,9 @@ from dtcourse.course.judging import Answer, Exercise, require, require_near_best
 from dtcourse.course.judging.short_training import (
     SEEDS,
     Training,
-    one_thread,
     step_seconds,
 )
+from dtcourse.course.judging.threads import one_thread
 from dtcourse.emulation import EmulatedNetwork
 
 CHOOSE = Exercise(

@@ -7,7 +7,7 @@ import random
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
+from dtcourse.course.judging import Answer, Exercise, require_kind
 
 DIAGNOSE = Exercise(
     "diagnose_clipping",
@@ -101,14 +101,15 @@ def drawn(kind: str, turn: int) -> tuple[Log, Diagnosis]:
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    require_diagnoses(
+    require_kind(
         answer,
-        [drawn(one, turn) for one in ("healthy", kind) for turn in range(EACH)],
+        kind,
+        hint,
+        drawn=drawn,
+        each=EACH,
         describe=lambda own, *_: f"A run of {len(own[0])} ranks and {len(own)} steps",
-        hint=hint,
         healthy=HEALTHY,
         example=("early", 2),
-        shuffled=True,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
+from dtcourse.course.judging import Answer, Exercise, require_kind
 
 DIAGNOSE = Exercise(
     "diagnose_recompute",
@@ -102,14 +102,15 @@ def _described(rows: Any, trains: list[bool], gradients: Any, micro_batches: int
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    require_diagnoses(
+    require_kind(
         answer,
-        [recorded(one, turn) for one in ("healthy", kind) for turn in range(EACH)],
+        kind,
+        hint,
+        drawn=recorded,
+        each=EACH,
         describe=_described,
-        hint=hint,
         healthy=HEALTHY,
         example=("statistics", 2),
-        shuffled=True,
     )
 
 

@@ -6,8 +6,7 @@ from random import Random
 
 from dtcourse.course.checks.lesson_16b_fsdp_in_practice import resumed_runs
 from dtcourse.course.checks.lesson_16b_fsdp_in_practice.resumed_runs import Log, Norms
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
-from dtcourse.course.judging.short_training import one_thread
+from dtcourse.course.judging import Answer, Exercise, require_kind
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -30,20 +29,15 @@ def _described(first: Log, second: Log, written: dict[int, Norms], read: Norms) 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
     draw = Random()
-    with one_thread():
-        runs = [
-            resumed_runs.run_of(one, turn, draw)
-            for one in ("healthy", kind)
-            for turn in range(EACH)
-        ]
-    require_diagnoses(
+    require_kind(
         answer,
-        runs,
+        kind,
+        hint,
+        drawn=lambda one, turn: resumed_runs.run_of(one, turn, draw),
+        each=EACH,
         describe=_described,
-        hint=hint,
         healthy="From which of the saves was it resumed, on how many ranks, and how far from equal is rounding?",
         example=("old file", 2),
-        shuffled=True,
     )
 
 

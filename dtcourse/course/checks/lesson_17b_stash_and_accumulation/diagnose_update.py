@@ -6,8 +6,7 @@ from random import Random
 
 from dtcourse.course.checks.lesson_17b_stash_and_accumulation import updates
 from dtcourse.course.checks.lesson_17b_stash_and_accumulation.updates import Gradients
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
-from dtcourse.course.judging.short_training import one_thread
+from dtcourse.course.judging import Answer, Exercise, require_kind
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -30,19 +29,16 @@ def _described(
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
     draw = Random()
-    with one_thread():
-        steps = [
-            updates.run_of(one, turn, draw) for one in ("healthy", kind) for turn in range(EACH)
-        ]
-    require_diagnoses(
+    require_kind(
         answer,
-        steps,
+        kind,
+        hint,
+        drawn=lambda one, turn: updates.run_of(one, turn, draw),
+        each=EACH,
         describe=_described,
-        hint=hint,
         healthy="What does each micro-batch count, what does a rank hold besides activations, and how far from equal "
         "is rounding?",
         example=("one missing", 2),
-        shuffled=True,
     )
 
 

@@ -6,7 +6,7 @@ from random import Random
 
 from dtcourse.course.checks.lesson_18b_zero_bubble import several_steps
 from dtcourse.course.checks.lesson_18b_zero_bubble.several_steps import Event
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
+from dtcourse.course.judging import Answer, Exercise, require_kind
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -28,15 +28,16 @@ def _described(events: list[Event], room: int) -> str:
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
     draw = Random()
-    require_diagnoses(
+    require_kind(
         answer,
-        [several_steps.case(one, turn, draw) for one in ("healthy", kind) for turn in range(EACH)],
+        kind,
+        hint,
+        drawn=lambda one, turn: several_steps.case(one, turn, draw),
+        each=EACH,
         describe=_described,
-        hint=hint,
         healthy="What has each rank to wait for, and until when does a rank store a micro-batch? (Rank 0 of ZB-H1 "
         "performs each W at once, and its last rank may be done before a step begins elsewhere.)",
         example=("early update", 2),
-        shuffled=True,
     )
 
 

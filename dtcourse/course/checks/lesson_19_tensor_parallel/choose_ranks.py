@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_near_best, trials
+from dtcourse.course.judging import Answer, Exercise, trials
 from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
 
 CUT = Exercise(
@@ -104,12 +104,8 @@ def _require(answer: Answer, cases: dict[Cluster, trials.Choice], hint: str) -> 
             f"{tokens} tokens of width {width}, hidden widths {hidden}, {flops:g} FLOP/s, messages of {inside[0]:g} s "
             f"and {inside[1]:g} bytes/s inside a node, {between[0]:g} s and {between[1]:g} bytes/s between nodes"
         )
-        tried = case(cluster).tried(answer, step, [best])
-        (taken,) = trials.require_possible(
-            where, tried, best, f"Each of the three numbers is one of {DEGREES}."
-        )
-        ((least,),) = tried.probed
-        require_near_best(where, tried.choice, taken * 1e3, least * 1e3, "ms", hint)
+        why = f"Each of the three numbers is one of {DEGREES}."
+        trials.require_near_best_of([best], answer, case(cluster), where, why, hint)
 
 
 @CUT.check("where products are small or messages late", points=3)

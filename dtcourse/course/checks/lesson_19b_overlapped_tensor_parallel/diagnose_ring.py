@@ -6,7 +6,7 @@ from random import Random
 
 from dtcourse.course.checks.lesson_19b_overlapped_tensor_parallel import ring_logs
 from dtcourse.course.checks.lesson_19b_overlapped_tensor_parallel.ring_logs import Log
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
+from dtcourse.course.judging import Answer, Exercise, require_kind
 
 DIAGNOSE = Exercise(
     "diagnose_ring",
@@ -25,16 +25,16 @@ def _described(log: Log) -> str:
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
     draw = Random()
-    logs = [ring_logs.run_of(one, turn, draw) for one in ("healthy", kind) for turn in range(EACH)]
-    require_diagnoses(
+    require_kind(
         answer,
-        logs,
+        kind,
+        hint,
+        drawn=lambda one, turn: ring_logs.run_of(one, turn, draw),
+        each=EACH,
         describe=_described,
-        hint=hint,
         healthy="How much do times differ where all is well, may all messages take longer than the products, and how "
         "far from equal is rounding to single precision?",
         example=("slow link", 2),
-        shuffled=True,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_near_best, trials
+from dtcourse.course.judging import Answer, Exercise, trials
 from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
 
 AXES = Exercise(
@@ -130,15 +130,8 @@ def _require(answer: Answer, cases: dict[Cluster, trials.Choice], hint: str) -> 
             f"{inside[0]:g} s and {inside[1]:g} bytes/s inside a node, {between[0]:g} s and {between[1]:g} bytes/s "
             "between nodes"
         )
-        tried = case(cluster).tried(answer, step, [best])
-        (taken,) = trials.require_possible(
-            where,
-            tried,
-            best,
-            f"Possible are {', '.join(map(repr, CHOICES))}: inside a node, between nodes.",
-        )
-        ((least,),) = tried.probed
-        require_near_best(where, tried.choice, taken * 1e3, least * 1e3, "ms", hint)
+        why = f"Possible are {', '.join(map(repr, CHOICES))}: inside a node, between nodes."
+        trials.require_near_best_of([best], answer, case(cluster), where, why, hint)
 
 
 @AXES.check("where computing takes long", points=3)

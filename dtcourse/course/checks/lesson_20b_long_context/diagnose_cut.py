@@ -6,7 +6,7 @@ from random import Random
 
 from dtcourse.course.checks.lesson_20b_long_context import cuts
 from dtcourse.course.checks.lesson_20b_long_context.cuts import Part
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
+from dtcourse.course.judging import Answer, Exercise, require_kind
 
 DIAGNOSE = Exercise(
     "diagnose_cut",
@@ -25,16 +25,16 @@ def _described(words: list[int], documents: list[int], ranks: list[Part]) -> str
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
     draw = Random()
-    drawn = [cuts.run_of(one, turn, draw) for one in ("healthy", kind) for turn in range(EACH)]
-    require_diagnoses(
+    require_kind(
         answer,
-        drawn,
+        kind,
+        hint,
+        drawn=lambda one, turn: cuts.run_of(one, turn, draw),
+        each=EACH,
         describe=_described,
-        hint=hint,
         healthy="May a rank have tokens in another order, which tokens have no target, and how far from equal is "
         "rounding to single precision?",
         example=("another's places", 2),
-        shuffled=True,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dtcourse.course.judging import trials
-from dtcourse.course.judging.short_training import one_thread
+from dtcourse.course.judging.threads import one_thread
 
 EXPERTS, TOKENS, CHOSEN = 16, 256, 2
 STEPS, WARM = 240, 60  # steps, and those before anything counts

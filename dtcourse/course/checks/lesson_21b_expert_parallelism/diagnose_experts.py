@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from dtcourse.course.checks.lesson_21b_expert_parallelism import steps
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
-from dtcourse.course.judging.short_training import one_thread
+from dtcourse.course.judging import Answer, Exercise, require_kind
 
 DIAGNOSE = Exercise(
     "diagnose_experts",
@@ -29,17 +28,16 @@ def _described(x: Tensor, gate: Tensor, experts: Tensor, k: int, found: Any) -> 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
     draw = Random()
-    with one_thread():
-        drawn = [steps.run_of(one, turn, draw) for one in ("healthy", kind) for turn in range(EACH)]
-    require_diagnoses(
+    require_kind(
         answer,
-        drawn,
+        kind,
+        hint,
+        drawn=lambda one, turn: steps.run_of(one, turn, draw),
+        each=EACH,
         describe=_described,
-        hint=hint,
         healthy="Of which loss are the gradients, what is the sum of a token's weights, and how far from equal is "
         "rounding to single precision?",
         example=("mixed rows", 2),
-        shuffled=True,
     )
 
 

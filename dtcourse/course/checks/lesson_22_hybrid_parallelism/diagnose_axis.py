@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dtcourse.course.checks.lesson_22_hybrid_parallelism import axis_runs
 from dtcourse.course.checks.lesson_22_hybrid_parallelism.axis_runs import AXES, Log
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
-from dtcourse.course.judging.short_training import one_thread
+from dtcourse.course.judging import Answer, Exercise, require_kind
 
 DIAGNOSE = Exercise(
     "diagnose_axis",
@@ -27,17 +26,15 @@ def _described(axes: tuple[str, ...], sizes: dict[str, int], log: Log, reference
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    kinds = [(one, turn) for one in ("healthy", kind) for turn in range(EACH)]
-    with one_thread():
-        cases = [axis_runs.drawn(*one) for one in kinds]
-    require_diagnoses(
+    require_kind(
         answer,
-        cases,
+        kind,
+        hint,
+        drawn=axis_runs.drawn,
+        each=EACH,
         describe=_described,
-        hint=hint,
         healthy=HEALTHY,
         example=("doubled", AXES[1]),
-        shuffled=True,
     )
 
 

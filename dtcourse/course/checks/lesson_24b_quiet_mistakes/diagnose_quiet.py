@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dtcourse.course.checks.lesson_24b_quiet_mistakes import quiet_runs
 from dtcourse.course.judging import Answer, Exercise, require_diagnoses
-from dtcourse.course.judging.short_training import one_thread
+from dtcourse.course.judging.threads import one_thread
 
 RUN = Exercise(
     "diagnose_quiet",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dtcourse.course.checks.lesson_25b_detect_and_recover import run_records
 from dtcourse.course.judging import Answer, Exercise, call_each, require_diagnosis
-from dtcourse.course.judging.short_training import one_thread
+from dtcourse.course.judging.threads import one_thread
 
 RUN = Exercise(
     "what_happened",

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from dtcourse.plural import plural
 
-KINDS = ("step", "compute", "communication", "wait", "data", "memory", "idle")
+KINDS = ("step", "compute", "communication", "wait", "data", "log", "memory", "idle")
 
 
 @dataclass(frozen=True, slots=True)

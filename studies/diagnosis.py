@@ -1,10 +1,10 @@
-"""Does `diagnose` name what was planted? Slow rank, slow link, small buckets and unequal stages, on the virtual clock.
+"""Does `diagnose` name what was planted, on the virtual clock: a slow rank or link, buckets, stages, a log, a loader?
 
     python studies/diagnosis.py                    # until all is run; writes studies/results/diagnosis.json
     python studies/diagnosis.py --budget 100       # stop after 100 s; call again to go on where it stopped
 
 Each run trains two steps on four ranks, over the course's ring backend, with devices and links drawn by the seed so
-that exchanging takes 0.4 to 1.0 of the time of computing. Four things are planted, each at three factors:
+that exchanging takes 0.4 to 1.0 of the time of computing. Six things are planted, each at three factors:
 
     slow rank      one rank's device has 1 / factor of the others' speed (data parallel in even seeds, a pipeline in
                    odd ones; so with links)
@@ -12,6 +12,10 @@ that exchanging takes 0.4 to 1.0 of the time of computing. Four things are plant
     small buckets  a bucket for each parameter, at a latency with which the exchange takes `factor` times as long as it
                    takes in one bucket
     stages         one stage of the pipeline has `factor` times the layers
+    log            one rank writes so many bytes of log after each step that the step takes it `factor` times as long
+                   as computing alone, at LOG_RATE
+    data           one rank's loader takes as long before each step, on the lane of the training
+                   (of a pipeline both on its first rank: elsewhere they may hide in the bubble, and then cost nothing)
 
 and nothing, in twenty healthy runs (half data parallel, half pipelines). "two" plants a slow rank and a slow link of
 other ranks, both at the factor. Thresholds were set on MLPs (--model mlp); the committed runs are of Transformers, and
@@ -34,6 +38,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -42,7 +47,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtcourse import events, launch
+from dtcourse import emulation, events, launch
 from dtcourse.course import results_file
 from dtcourse.course.results_file import key
 from dtcourse.data_parallel import DistributedDataParallel
@@ -54,8 +59,9 @@ from dtcourse.profiling.diagnosis import Diagnosis, diagnose
 RESULTS = Path(__file__).parent / "results" / "diagnosis.json"
 FORMAT = 1
 FACTORS = (1.3, 2.0, 5.0)
-PLANTED = ("slow rank", "slow link", "small buckets", "stages")
-NAMES = {"stages": "unequal work"}
+PLANTED = ("slow rank", "slow link", "small buckets", "stages", "log", "data")
+NAMES = {"stages": "unequal work", "log": "writing its log", "data": "waiting for data"}
+LOG_RATE = 50e6  # bytes per second that a log is written with: lines of JSON by one thread to a shared disk
 HEALTHY = 20
 RANKS = 4
 
@@ -82,6 +88,7 @@ class Case:
     parallel: "data" or "pipeline"
     layers:   by stage; of data parallelism, the model's in one number
     bucket_cap_mb: of data parallelism
+    standing: seconds by rank in which it stands still in each step, in what is planted
     """
 
     parallel: str
@@ -92,6 +99,8 @@ class Case:
     network: EmulatedNetwork
     ranks: tuple[tuple[int, ...], ...]  # where it was planted, by fault
     bucket_cap_mb: float = 25.0
+    planted: str = "nothing"
+    standing: tuple[float, ...] = (0.0,) * RANKS
 
 
 def case(settings: Settings, planted: str, factor: float, seed: int) -> Case:
@@ -107,6 +116,8 @@ def case(settings: Settings, planted: str, factor: float, seed: int) -> Case:
         model = "convnet"
     exchange, latency = draw.uniform(0.4, 1.0), draw.uniform(2e-4, 6e-4)
     slow, place = draw.randrange(RANKS), draw.randrange(RANKS - 1)
+    if planted in ("log", "data") and parallel == "pipeline":
+        slow = 0
     layers = (settings.layers,) * (RANKS if parallel == "pipeline" else 1)
     if planted == "stages":
         each = 10 if factor < 2 else settings.layers
@@ -131,9 +142,15 @@ def case(settings: Settings, planted: str, factor: float, seed: int) -> Case:
     network = EmulatedNetwork(alpha, bandwidth, cables=cables)
     where: dict[str, tuple[tuple[int, ...], ...]] = {
         "slow rank": ((slow,),), "stages": ((slow,),), "slow link": (cable,), "two": ((slow,), cable),
+        "log": ((slow,),), "data": ((slow,),),
     }  # fmt: skip
+    stands = (factor - 1) * seconds * (1 if parallel == "data" else settings.micro_batches)
+    standing = tuple(
+        stands if rank == slow and planted in ("log", "data") else 0.0 for rank in range(RANKS)
+    )
     cap = 1e-6 if planted == "small buckets" else nbytes / settings.buckets / 2**20
-    return Case(parallel, model, seed, layers, devices, network, where.get(planted, ()), cap)
+    ranks = where.get(planted, ())
+    return Case(parallel, model, seed, layers, devices, network, ranks, cap, planted, standing)
 
 
 def made(settings: Settings, model: str, seed: int) -> tuple[nn.Module, Tensor, Any]:
@@ -196,7 +213,7 @@ def train(case: Case, settings: Settings) -> None:
         model = DistributedDataParallel(module, bucket_cap_mb=case.bucket_cap_mb)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         for _ in range(settings.steps):
-            with events.span("step", "step"):
+            with events.span("step", "step"), standing_still(case, rank):
                 loss(model(x)).backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -210,8 +227,21 @@ def train(case: Case, settings: Settings) -> None:
     batch = torch.cat([x] * settings.micro_batches)
     pipeline.step(batch, batch)  # in the first step headers travel, too
     for _ in range(settings.steps):
-        with events.span("step", "step"):
+        with events.span("step", "step"), standing_still(case, rank):
             pipeline.step(batch, batch)
+
+
+@contextmanager
+def standing_still(case: Case, rank: int) -> Iterator[None]:
+    """Around a step: a loader before it, or a log after it, as long as this rank's is."""
+    seconds = case.standing[rank]
+    if seconds and case.planted == "data":
+        with events.span("next batch", "data"):
+            emulation.sleep(seconds)
+    yield
+    if seconds and case.planted == "log":
+        with events.span("write", "log", bytes=round(seconds * LOG_RATE)):
+            emulation.sleep(seconds)
 
 
 def diagnosed(case: Case, settings: Settings) -> Diagnosis:

@@ -5,7 +5,8 @@
 
 What the standard library's `logging` gets goes there, from any library, with warnings and printed lines (level PRINT),
 and how the rank left. Times are of the clock that all processes of a machine share; the first line says what it was
-when the file was begun, on that clock and on the calendar's. dtcourse.debugging merges the files.
+when the file was begun, on that clock and on the calendar's. dtcourse.debugging merges the files. Where events are
+recorded, writing a line is one, of kind "log" and with its bytes: a log that is too long shows in the timeline.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any, TextIO
+
+from dtcourse import events
 
 VARIABLE = "DTCOURSE_LOGS"
 FORMAT = 1
@@ -99,12 +102,18 @@ class _RankFile(logging.Handler):
 
     def write(self, level: str, logger: str, place: str, message: str) -> None:
         """One line of the log, now."""
+        start, thread = events.now(), threading.current_thread()
         said = {"level": level, "logger": logger, "place": place, "message": message}
-        self._line({"clock": time.monotonic(), **said})
+        nbytes = self._line({"clock": time.monotonic(), **said})
+        lane = "main" if thread is threading.main_thread() else thread.name
+        events.add(level, "log", start, events.now(), bytes=nbytes, lane=lane)
 
-    def _line(self, content: dict[str, Any]) -> None:
+    def _line(self, content: dict[str, Any]) -> int:
+        """Writes it; its bytes (json writes nothing but ASCII)."""
+        line = json.dumps(content) + "\n"
         with self._writing:
-            self._file.write(json.dumps(content) + "\n")
+            self._file.write(line)
+        return len(line)
 
 
 class _Printed:

@@ -32,15 +32,10 @@ RANK_COLORS = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY, YELLOW)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 KIND_COLORS: dict[str, str] = {
-    "compute": BLUE,
-    "communication": ORANGE,
-    "wait": "#E4E7EB",
-    "data": GREEN,
-    "memory": PURPLE,
-    "step": "#EFF1F4",
-    "idle": PAPER,
-}
-KIND_HATCHES = {"wait": "////", "data": "....", "memory": "xxxx", "idle": "...."}
+    "compute": BLUE, "communication": ORANGE, "wait": "#E4E7EB", "data": GREEN, "log": YELLOW,
+    "memory": PURPLE, "step": "#EFF1F4", "idle": PAPER,
+}  # fmt: skip
+KIND_HATCHES = {"wait": "////", "data": "....", "log": "||||", "memory": "xxxx", "idle": "...."}
 
 MEMORY_COLORS: dict[str, str] = {
     "parameters": BLUE,

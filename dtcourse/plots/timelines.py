@@ -263,10 +263,10 @@ def _write_names(ax: Axes, rows: list[_Row], origin: float, unit: float) -> None
 
 
 def _edge(kind: str) -> str:
-    # The edge's colour is the hatching's as well.
-    return {"wait": "#8A929C", "data": "#00604A", "memory": "#8A3F66", "idle": "#B6BCC4"}.get(
-        kind, "#FFFFFF"
-    )
+    edges = {  # the hatching's colour as well
+        "wait": "#8A929C", "data": "#00604A", "log": "#8A8000", "memory": "#8A3F66", "idle": "#B6BCC4",
+    }  # fmt: skip
+    return edges.get(kind, "#FFFFFF")
 
 
 def _key(kind: str) -> Any:

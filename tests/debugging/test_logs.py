@@ -8,14 +8,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 
 import pytest
 import torch.distributed as dist
 
-from dtcourse import launch
+from dtcourse import events, launch
 from dtcourse.debugging import logged_in, read_logs
 from dtcourse.debugging.__main__ import main
+from dtcourse.launch import rank_log
 
 
 def step():
@@ -96,3 +98,23 @@ def test_under_torchrun(tmp_path):
     subprocess.run([sys.executable, *command], cwd=tmp_path, env=env, check=True, timeout=300)
     here = [line.rank for line in read_logs(tmp_path / "logs").lines if line.message == "here"]
     assert sorted(here) == [0, 1]
+
+
+def test_where_events_are_recorded_each_line_is_one_with_its_bytes_and_its_thread(tmp_path):
+    path = tmp_path / "rank-3.log.jsonl"
+    log = rank_log._RankFile(path, 3, "INFO")
+    header = path.stat().st_size
+    log.write("INFO", "train", "", "nobody records")
+    before = path.stat().st_size
+    events.start_recording(3)
+    log.write("INFO", "train", "", "x" * 1000)
+    aside = threading.Thread(
+        target=log.write, args=("INFO", "train", "", "beside it"), name="logger"
+    )
+    aside.start()
+    aside.join()
+    found = events.stop_recording()
+    log._file.close()
+    assert header < before
+    assert [(e.kind, e.rank, e.lane) for e in found] == [("log", 3, "main"), ("log", 3, "logger")]
+    assert sum(e.bytes for e in found) == path.stat().st_size - before > 1000

@@ -165,6 +165,38 @@ def test_a_loader_on_the_path_is_named_and_one_beside_it_is_not():
     assert diagnose(loading("prefetch")).causes == []
 
 
+def test_a_log_on_the_path_is_named_with_its_rank_and_bytes_and_does_not_make_its_rank_slow():
+    """Rank 1 writes 4 MB in each of two steps, and rank 0 waits for it in the collective at the end of the step."""
+    made = []
+    for step in (0.0, 10.0):
+        for rank in range(2):
+            computed = step + 6.0
+            arrives = computed + 3.0 * rank
+            made.append(Event("s", "step", rank, step, step + 10.0))
+            made.append(
+                Event("x", "communication", rank, arrives, step + 10.0, 4096, "collectives")
+            )
+            made.append(Event("y", "wait", rank, arrives, step + 10.0))
+            line = Event("any name", "log", rank, computed, arrives, 4_000_000)
+            made += [line] * rank
+
+    class Run:
+        timeline = Timeline(made)
+        accounts = [  # noqa: RUF012
+            emulation.Account(20.0, 12.0, 8.0 - 6.0 * rank, 6.0 * rank, flops=1e9, moved=1e9)
+            for rank in range(2)
+        ]
+
+    for run in (Run, Run.timeline):  # with counters, and without them
+        found = diagnose(run)
+        assert (found.first, found.causes[0].ranks) == ("writing its log", (1,))
+        assert found.causes[0].seconds == pytest.approx(6.0)
+        assert "2 lines of log, 8,000,000 bytes in 2 steps" in found.sentence
+        assert "slow rank" not in {cause.kind for cause in found.causes}
+    aside = Timeline(replace(e, lane="logger") if e.kind == "log" else e for e in made)
+    assert "writing its log" not in {cause.kind for cause in diagnose(aside).causes}
+
+
 def test_seconds_in_the_loader_do_not_make_a_slow_rank_look_less_slow():
     class Run:
         timeline = Timeline(

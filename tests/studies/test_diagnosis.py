@@ -27,6 +27,12 @@ def test_a_fault_lies_where_the_case_says_and_nowhere_else(script):
         assert link.network.link(*link.ranks[0]).bandwidth == link.network.bandwidth / 2
         both = script.case(settings, "two", 2.0, seed)
         assert both.ranks[0][0] not in both.ranks[1]
+        for planted in ("log", "data"):
+            stands = script.case(settings, planted, 2.0, seed)
+            assert [rank for rank, long in enumerate(stands.standing) if long] == [
+                stands.ranks[0][0]
+            ]
+            assert not any(healthy.standing)
         stages = script.case(settings, "stages", 1.3, seed)
         assert sorted(stages.layers) == [10, 10, 10, 13]
         assert stages.layers[stages.ranks[0][0]] == 13

@@ -8,6 +8,7 @@ times the excess in it. Then another path may be the critical one, so this is a 
     slow link         more seconds per message than the other links need for as many bytes
     small buckets     collectives one behind another on the path, of which each but the first pays its fixed cost again
     waiting for data  the main lane is in the loader on the path
+    writing its log   the main lane writes its log on the path
     recomputing       forwards that checkpoints repeat
     synchronisation   ranks wait at collectives that carry next to nothing
 """
@@ -181,12 +182,31 @@ def small_buckets(evidence: Evidence) -> Iterator[Cause]:
 
 def waiting_for_data(evidence: Evidence) -> Iterator[Cause]:
     """The loader is on the path."""
-    loading = evidence.data_on_path()
+    loading = evidence.standing_on_path(("data",))
     rank = max(loading, key=lambda r: (loading[r], -r), default=0)
     yield Cause(
         "waiting for data",
         sum(loading.values()),
         f"the ranks wait for their batches, rank {rank} most",
+        (rank,),
+    )
+
+
+def writing_its_log(evidence: Evidence) -> Iterator[Cause]:
+    """Some rank's log is on the path."""
+    writing = evidence.standing_on_path(("log",))
+    rank = max(writing, key=lambda r: (writing[r], -r), default=0)
+    lines = [
+        e
+        for e in evidence.timeline.of(rank=rank, kind="log", lane="main")
+        if evidence.within(e.start)
+    ]
+    nbytes = sum(e.bytes for e in lines)
+    size = f"{nbytes:,} bytes" + (f" in {plural(evidence.steps, 'step')}" if evidence.steps else "")
+    yield Cause(
+        "writing its log",
+        sum(writing.values()),
+        f"rank {rank} writes {plural(len(lines), 'line')} of log, {size}, and does nothing else meanwhile",
         (rank,),
     )
 
@@ -222,5 +242,6 @@ def synchronisation(evidence: Evidence) -> Iterator[Cause]:
 
 
 CAUSES: tuple[Callable[[Evidence], Iterator[Cause]], ...] = (
-    slow_rank, unequal_work, slow_link, small_buckets, waiting_for_data, recomputing, synchronisation,
+    slow_rank, unequal_work, slow_link, small_buckets, waiting_for_data, writing_its_log, recomputing,
+    synchronisation,
 )  # fmt: skip

@@ -12,6 +12,8 @@ from dtcourse.events import Event, Timeline
 from dtcourse.profiling.diagnosis.critical_path import Segment, critical_path
 from dtcourse.profiling.diagnosis.matching import Matched, Message, is_own_message, waits
 
+STANDING = ("data", "log")  # kinds of events in which the main lane computes nothing
+
 
 @dataclass(frozen=True)
 class Counters:
@@ -67,20 +69,23 @@ class Evidence:
         return found
 
     def worked(self, rank: int, account: Any) -> float:
-        """Seconds of the whole run in which the rank computed, or stood still elsewhere than in its loader."""
-        loading = self.timeline.of(rank=rank, kind="data", lane="main").busy(rank, "data")
-        return max(account.computed, account.computed + account.slept - loading)
+        """Seconds of the whole run in which it computed, or stood still elsewhere than in its loader or its log."""
+        standing = sum(end - start for start, end in self.standing(rank))
+        return max(account.computed, account.computed + account.slept - standing)
 
     def alone(self, rank: int) -> float:
-        """Seconds of the window in which the rank's main lane waited for nobody, not even for data."""
-        return (
-            self.seconds
-            - self.waited(rank)
-            - sum(
-                self.inside(e.start, e.end)
-                for e in self.timeline.of(rank=rank, kind="data", lane="main")
-            )
+        """Seconds of the window in which its main lane waited for nobody, and neither for data nor for its log."""
+        standing = sum(self.inside(start, end) for start, end in self.standing(rank))
+        return self.seconds - self.waited(rank) - standing
+
+    def standing(self, rank: int, kinds: tuple[str, ...] = STANDING) -> list[tuple[float, float]]:
+        """When the rank's main lane was in events of these kinds; no second twice."""
+        spans = Timeline(
+            Event("", "idle", rank, e.start, e.end)
+            for e in self.timeline.of(rank=rank, lane="main")
+            if e.kind in kinds
         )
+        return spans._intervals(rank, "idle")
 
     def waited(self, rank: int) -> float:
         """Seconds of the window in which it waited for others."""
@@ -113,26 +118,26 @@ class Evidence:
         return sum(s.seconds for s in self.path if s.kind == kind and rank in (None, s.rank))
 
     def computing_on_path(self, rank: int | None = None) -> float:
-        """Seconds of the path in which a rank, or any, was on its main lane and not in its loader."""
-        loading = self.data_on_path("compute")
-        mine = sum(loading.values()) if rank is None else loading.get(rank, 0.0)
+        """Seconds of the path in which a rank, or any, was on its main lane, and neither in its loader nor its log."""
+        standing = self.standing_on_path(STANDING, ("compute",))
+        mine = sum(standing.values()) if rank is None else standing.get(rank, 0.0)
         return self.on_path("compute", rank) - mine
 
-    def data_on_path(self, *kinds: str) -> dict[int, float]:
-        """By rank, seconds of the path in which its main lane was in an event of kind "data".
+    def standing_on_path(
+        self, kinds: tuple[str, ...], segments: tuple[str, ...] = ("compute", "unknown")
+    ) -> dict[int, float]:
+        """By rank, seconds of the path in which its main lane was in events of these kinds.
 
-        kinds: only of these segments; of none given, of computing and of waits for what is not recorded
+        segments: only of these kinds of segments: of computing and of waits for what is not recorded
         """
-        found: dict[int, float] = {}
+        found = {}
         for rank in self.timeline.ranks:
-            loading = [
-                (e.start, e.end) for e in self.timeline.of(rank=rank, kind="data", lane="main")
-            ]
+            standing = self.standing(rank, kinds)
             found[rank] = sum(
-                max(0.0, min(b, s.end) - max(a, s.start))
+                max(0.0, min(end, s.end) - max(start, s.start))
                 for s in self.path
-                if s.kind in (kinds or ("compute", "unknown")) and s.rank == rank
-                for a, b in loading
+                if s.kind in segments and s.rank == rank
+                for start, end in standing
             )
         return found
 

@@ -23,12 +23,12 @@ CHECKS = Exercise(
     forbidden=("dtcourse.debugging", "dtcourse.emulation"),
 )
 
-RANKS, STEPS, STEP, MOST, NEAR = 2, 144, 1.0, 4, 1.1
+RANKS, STEPS, STEP, MOST, NEAR = 2, 96, 1.0, 4, 1.1
 NAMES = ("replicas", "gradients", "samples")
 KINDS = ("flip", "hook", "reads")
 EVERY = (0, 4, 16)  # steps between two checks; 0: only after the last step
 CHOICES: list[trials.Choice] = list(product(EVERY, repeat=len(NAMES)))
-LAST = 500  # the step after which nothing happens any more, so that each run ends
+LAST = 300  # the step after which nothing happens any more, so that each run ends
 PRIME = 2**31 - 1
 
 
@@ -57,6 +57,7 @@ class State:
 
 
 Mistakes = dict[int, tuple[str, int]]  # {step performed: (kind, rank)}
+Numbers = tuple[int, ...]  # of a rank: what each check compares
 
 
 def _train(
@@ -68,31 +69,18 @@ def _train(
     *,
     here: list[int],
     spend: Callable[[float], object],
-    of_all: Callable[[torch.Tensor], torch.Tensor],
+    alike: Callable[[list[Numbers]], list[bool]],
 ) -> list[int]:
     """How often each check has found something when all steps are done, and none finds anything any more.
 
     here: the ranks of this process
     spend: what takes so many seconds
-    of_all: the largest of each number over all processes
+    alike: of the numbers of each rank here, which are the same on all ranks of all processes
     """
     states = [State(reads=rank) for rank in here]
-    performed, done, found, kept = 0, 0, [0] * len(choice), {0: states}
-
-    def seen(copies: list[list[State]], which: list[int]) -> list[list[int]]:
-        """Of each of these copies, which of these checks find something."""
-        mine = torch.tensor(
-            [[[(c.weights, c.used, c.reads)[i] for i in which] for c in copy] for copy in copies]
-        )
-        # The largest and the smallest of all ranks are one number where all have the same.
-        ends = of_all(torch.stack([mine, -mine]).amax(2))
-        alike = (ends[0] == -ends[1]).tolist()
-        # Weights and gradients are to be alike on both ranks, and samples are not.
-        return [
-            [i for i, same in zip(which, row, strict=True) if same == (NAMES[i] == "samples")]
-            for row in alike
-        ]
-
+    performed, done, found = 0, 0, [0] * len(choice)
+    # {steps done: (the ranks, what all checks would find there)}: what a copy holds can be looked at later as well.
+    kept: dict[int, tuple[list[State], set[int]]] = {0: (states, set())}
     while True:
         spend(step_seconds)
         performed, done, states = performed + 1, done + 1, [replace(one) for one in states]
@@ -102,25 +90,27 @@ def _train(
                 # Before the step, so that each check can see it from this step on.
                 state.spoil(kind, 1 - rank)
             state.step(done, rank)
-        due = [
+        due = {
             i for i, every in enumerate(choice) if done == steps or (every and done % every == 0)
-        ]
+        }
         if not due:
             continue
         spend(sum(check_seconds[i] for i in due))
-        (bad,) = seen([states], due)
+        same = alike([(one.weights, one.used, one.reads) for one in states])
+        # Weights and gradients are to be alike on both ranks, and samples are not.
+        wrong = {i for i, name in enumerate(NAMES) if same[i] == (name == "samples")}
+        bad = wrong & due
         if not bad:
-            kept[done] = states
+            kept[done] = states, wrong
             if done == steps:
                 return found
             continue
         for i in bad:
             found[i] += 1
         # All go back to the last copy in which these checks find nothing.
-        wrong = seen(list(kept.values()), bad)
-        done = max(at for at, those in zip(kept, wrong, strict=True) if not those)
+        done = max(at for at, (_, those) in kept.items() if not those & bad)
         kept = {at: copy for at, copy in kept.items() if at <= done}
-        states = kept[done]
+        states, _ = kept[done]
 
 
 def job(choice: tuple[int, ...], *given: Any) -> tuple[float, ...]:
@@ -129,21 +119,28 @@ def job(choice: tuple[int, ...], *given: Any) -> tuple[float, ...]:
 
     from dtcourse import emulation
 
-    def of_all(ends: torch.Tensor) -> torch.Tensor:
+    def alike(numbers: list[Numbers]) -> list[bool]:
+        (mine,) = numbers
+        # The largest and the smallest of all ranks are one number where all have the same.
+        ends = torch.tensor([*mine, *(-one for one in mine)])
         dist.all_reduce(ends, op=dist.ReduceOp.MAX)
-        return ends
+        largest, smallest = ends.view(2, -1).tolist()
+        return [one == -other for one, other in zip(largest, smallest, strict=True)]
 
     start = trials.begin_together()
     here = [dist.get_rank()]
-    found = _train(choice, *given, here=here, spend=emulation.sleep, of_all=of_all)
+    found = _train(choice, *given, here=here, spend=emulation.sleep, alike=alike)
     return emulation.now() - start, *map(float, found)
 
 
 def alone(choice: tuple[int, ...], *given: Any) -> tuple[float, ...]:
     """The same in one process and without messages, for the search: of hundreds of looks none has to be waited for."""
     spent: list[float] = []
-    here = list(range(RANKS))
-    found = _train(choice, *given, here=here, spend=spent.append, of_all=lambda ends: ends)
+
+    def alike(numbers: list[Numbers]) -> list[bool]:
+        return [len(set(of_ranks)) == 1 for of_ranks in zip(*numbers, strict=True)]
+
+    found = _train(choice, *given, here=list(range(RANKS)), spend=spent.append, alike=alike)
     return sum(spent), *map(float, found)
 
 
@@ -153,7 +150,7 @@ def _case(means: tuple[int, int, int], check_seconds: tuple[float, ...]) -> tria
     for kind, mean in zip(KINDS, means, strict=True):
         at = 0
         while mean and at < LAST:
-            at += random.randint(mean // 2, mean + mean // 2)
+            at += random.randint(mean - mean // 4, mean + mean // 4)
             # A rank whose samples others read reads them itself: that is rank 0.
             mistakes[at] = (kind, 1 if kind == "reads" else random.randrange(RANKS))
     return trials.Case(
@@ -196,13 +193,14 @@ def _hint(choice: trials.Choice, best: trials.Choice, seconds: dict[trials.Choic
 
 
 def _require(answer: Answer, means: tuple[int, int, int], check_seconds: tuple[float, ...]) -> None:
-    tried = _case(means, check_seconds).tried(answer, alone, CHOICES)
+    case = _case(means, check_seconds)
+    tried = case.tried(answer)
     costs = ", ".join(f"`{n}` {s:g} s" for n, s in zip(NAMES, check_seconds, strict=True))
     where = f"Looks take: {costs}; a step {STEP:g} s"
     taken, *_ = trials.require_possible(
         where, tried, (16, 0, 4), "Of each check, one of " + ", ".join(map(str, EVERY)) + "."
     )
-    seconds = {one: each[0] for one, each in zip(CHOICES, tried.probed, strict=True)}
+    seconds = {one: alone(one, *case.given)[0] for one in CHOICES}
     # On ranks, messages take microseconds besides.
     assert abs(seconds[tried.choice] - taken) < 0.01, (seconds[tried.choice], taken)
     best = min(seconds, key=seconds.__getitem__)
@@ -213,16 +211,16 @@ def _require(answer: Answer, means: tuple[int, int, int], check_seconds: tuple[f
 @CHECKS.check("weights and gradients", points=3)
 def check_both(answer: Answer) -> None:
     """One check sees two kinds of mistakes."""
-    _require(answer, (18, 18, 0), (0.5, 2.0, 2.0))
+    _require(answer, (14, 14, 0), (0.5, 3.0, 3.0))
 
 
 @CHECKS.check("gradients and samples", points=3)
 def check_dear(answer: Answer) -> None:
     """Comparing all weights is dear."""
-    _require(answer, (0, 20, 12), (4.0, 0.5, 0.5))
+    _require(answer, (0, 12, 12), (4.0, 0.5, 0.5))
 
 
 @CHECKS.check("weights and samples", points=3)
 def check_apart(answer: Answer) -> None:
     """No gradient is ever wrong."""
-    _require(answer, (14, 0, 14), (1.0, 1.0, 0.5))
+    _require(answer, (10, 0, 12), (0.5, 1.0, 0.5))

@@ -1,16 +1,16 @@
-"""The best choices of exercise 25b-2 are those that running all of them finds."""
+"""The best choices of exercise 25c-2 are those that running all of them finds."""
 
 from __future__ import annotations
 
 import pytest
 
-from dtcourse.course.checks.lesson_25b_detect_and_recover import choose_saves as exercise
-from dtcourse.course.checks.lesson_25b_detect_and_recover.failing_runs import CHOICES, best, mean
+from dtcourse.course.checks.lesson_25c_without_a_restart import choose_saves as exercise
+from dtcourse.course.checks.lesson_25c_without_a_restart.failing_runs import CHOICES, best, mean
 
 
 @pytest.mark.slow
 @pytest.mark.stands_on(
-    "dtcourse/course/checks/lesson_25b_detect_and_recover/", "tests/course/test_choose_saves.py"
+    "dtcourse/course/checks/lesson_25c_without_a_restart/", "tests/course/test_choose_saves.py"
 )
 @pytest.mark.parametrize("job", list(exercise.BEST)[::2], ids=["cheap", "alike", "dear"])
 def test_the_best_choice_is_found_by_running_all(job):

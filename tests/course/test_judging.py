@@ -421,7 +421,7 @@ def test_only_plain_data_comes_back():
 
 
 def test_bytes_go_to_an_answer_and_do_not_come_back():
-    """The solutions of 25-1 and 25b-3 take files: they passed in the kernel, and failed where answers are graded."""
+    """The solutions of 25-1 and 25b-2 take files: they passed in the kernel, and failed where answers are graded."""
     import torch
 
     sent = {"full": b"\x00\xff", "empty": [b""]}

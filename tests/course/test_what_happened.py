@@ -1,4 +1,4 @@
-"""The records of exercise 25b-3 are what they are said to be: the course's own watcher and folders say the same."""
+"""The records of exercise 25b-2 are what they are said to be: the course's own watcher and folders say the same."""
 
 from __future__ import annotations
 

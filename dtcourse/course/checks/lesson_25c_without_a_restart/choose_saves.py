@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dtcourse.course.checks.lesson_25b_detect_and_recover.failing_runs import CHOICES, Job, mean
+from dtcourse.course.checks.lesson_25c_without_a_restart.failing_runs import CHOICES, Job, mean
 from dtcourse.course.judging import Answer, Exercise, call_each, require, require_near_best
 
 CHOOSE = Exercise(
     "choose_saves",
-    lesson="25b",
+    lesson="25c",
     title="How often to memory, how often to a file",
     takes=("choose_saves",),
     target="for 6 jobs a choice whose simulated runs take at most 1.03 times as long as those of the best of 121",

@@ -211,7 +211,7 @@ def _require(answer: Answer, means: tuple[int, int, int], check_seconds: tuple[f
 @CHECKS.check("weights and gradients", points=3)
 def check_both(answer: Answer) -> None:
     """One check sees two kinds of mistakes."""
-    _require(answer, (14, 14, 0), (0.5, 3.0, 3.0))
+    _require(answer, (14, 14, 0), (0.5, 2.0, 2.0))
 
 
 @CHECKS.check("gradients and samples", points=3)

@@ -1,8 +1,7 @@
-"""The checks of lesson 13: a schedule in two halves, a diagnosis, a decision."""
+"""The checks of lesson 13: a schedule in two halves, a diagnosis."""
 
 # In the order of the notebook.
 EXERCISES = (
     "two_halves",
     "diagnose_schedule",
-    "choose_sending",
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 Curve = Sequence[float | None]
 
@@ -37,6 +37,45 @@ def quickest_lr(
     """The learning rate whose median number of steps to the target is lowest, and each seed's number."""
     found = {lr: [steps_to(run[lr], target, every) for run in runs] for lr in runs[0]}
     return min(found.items(), key=lambda one: statistics.median(one[1]))
+
+
+def tuned_lr(
+    ends: Callable[[list[float]], list[list[float]]],
+    guess: float,
+    ratio: float = 2.0,
+    most: int = 15,
+) -> tuple[float, dict[float, list[float]]]:
+    """The learning rate with the lowest median loss at the end, and all those tried with their losses, by seed.
+
+    ends:  learning rates -> for each seed, the loss at the end with each of them; no number where training diverged
+    guess: the middle of the first five, each `ratio` times the one before
+
+    The best lies inside: where it is the least or the largest of those tried, two more are tried beyond it, until it
+    is not. ValueError where `most` are not enough.
+    """
+    tried: dict[float, list[float]] = {}
+    asked = [_three_digits(guess * ratio**k) for k in range(-2, 3)]
+    while True:
+        if len(tried) + len(asked) > most:
+            raise ValueError(
+                f"the best of {sorted(tried)} is the least or the largest of them: guess nearer to it"
+            )
+        tried |= dict(zip(asked, map(list, zip(*ends(asked), strict=True)), strict=True))
+        best = min(sorted(tried), key=lambda lr: statistics.median(map(_or_infinite, tried[lr])))
+        if best == min(tried):
+            asked = [_three_digits(best / ratio**k) for k in (1, 2)]
+        elif best == max(tried):
+            asked = [_three_digits(best * ratio**k) for k in (1, 2)]
+        else:
+            return best, dict(sorted(tried.items()))
+
+
+def _three_digits(rate: float) -> float:
+    return float(f"{rate:.3g}")
+
+
+def _or_infinite(loss: float) -> float:
+    return loss if math.isfinite(loss) else math.inf
 
 
 def interval(differences: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:

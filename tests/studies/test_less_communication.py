@@ -4,6 +4,7 @@ and its file says what it should."""
 from __future__ import annotations
 
 import json
+import math
 from itertools import islice
 from pathlib import Path
 
@@ -179,3 +180,24 @@ def test_results_of_other_settings_are_not_mixed(script, tmp_path):
     path.write_text(json.dumps({"format": script.FORMAT, "settings": {"steps": 1}, "runs": {}}))
     with pytest.raises(ValueError, match="give the same ones to go on"):
         script.load(path, script.Settings())
+
+
+def test_the_committed_results_are_complete(script):
+    results = json.loads(script.RESULTS.read_text())
+    settings = script.Settings(**results["settings"])
+    assert results["settings"] == script.load(script.RESULTS, script.Settings())["settings"]
+    assert results["seeds"] >= 8 and results["methods"] == list(script.METHODS)
+    parts = list(script.METHODS), list(script.WORKLOADS), list(script.LINKS), results["runs"]
+    assert set(results["runs"]) == {
+        name for name, _ in script.jobs(settings, results["seeds"], *parts)
+    }
+    looks = settings.steps // settings.every + 1
+    for name, run in results["runs"].items():
+        if name.startswith("tuned"):
+            rates = [float(lr) for lr in run["ends"]]
+            assert rates[0] < run["best"] < rates[-1], f"{name}: the best lies at the grid's edge"
+        elif name.startswith("steps"):
+            assert all(len(losses) == looks for losses in run["losses"].values())
+            assert all(math.isfinite(losses[0]) for losses in run["losses"].values())
+        else:
+            assert set(run["step"]) == set(script.TIMED)

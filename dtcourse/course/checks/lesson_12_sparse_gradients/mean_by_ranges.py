@@ -46,14 +46,19 @@ def _vectors(ranks: int, kind: str) -> list[Tensor]:
     return vectors
 
 
-def _in_ranges(ranks: int, at_the_ends: bool) -> list[Tensor]:
-    """Vectors of which all ranks choose the same places, as many in each range: inside it, or at its two ends."""
+def _in_ranges(ranks: int, where: str) -> list[Tensor]:
+    """Vectors of which all ranks choose the same places, as many in each range: inside it, at its two ends, or at
+    multiples of the number of ranks, which are one rank's where places are dealt out in turn.
+    """
     make = torch.Generator().manual_seed(ranks)
     places, each = [], K // ranks
     for r in range(ranks):
         first, after = r * N // ranks, (r + 1) * N // ranks
         here = torch.arange(first + 20, first + 20 + each)
-        if at_the_ends:
+        if where == "multiples":
+            begin = first + -first % ranks
+            here = torch.arange(begin, begin + ranks * each, ranks)
+        elif where == "ends":
             here = torch.cat(
                 [
                     torch.arange(first, first + each // 2),
@@ -111,7 +116,22 @@ def check_mean(answer: Answer) -> None:
 
 @RANGES.check("a pair travels to its owner, and a sum back", points=4, needs=("check_mean",))
 def check_bytes(answer: Answer) -> None:
-    """Counted, where ranks chose the same places: there a gather sends each place p times."""
+    """Counted. As many places in each range are as many bytes, wherever they lie in it; and where ranks chose the same
+    places, a gather sends each p times.
+    """
+    for ranks in (3, 4):
+        inside, ends, multiples = (
+            answer.run(_means, ranks, [_in_ranges(ranks, where)], backend="ring", record=True)
+            for where in ("inside", "ends", "multiples")
+        )
+        for rank in range(ranks):
+            sent = [run.traffic.bytes_sent(rank=rank) for run in (inside, ends, multiples)]
+            require(
+                len(set(sent)) == 1,
+                f"With {plural(ranks, 'rank')}, as many places are chosen in each range: inside the ranges, at their "
+                f"ends, then at multiples of {ranks}. Rank {rank} sends {sent[0]:,} bytes, {sent[1]:,}, then "
+                f"{sent[2]:,}. Is the first place of rank r's range r n // p, and its last one (r + 1) n // p - 1?",
+            )
     for ranks, batches, run in _runs(answer, ("agreed",)):
         bounds = torch.tensor([r * N // ranks for r in range(1, ranks + 1)])
         for rank in range(ranks):
@@ -129,19 +149,4 @@ def check_bytes(answer: Answer) -> None:
                 f"With {plural(ranks, 'rank')}, rank {rank} sends {sent:,} bytes where {most:,} are enough. Ranks "
                 "that chose the same place: how often does it travel to everyone? And does anything travel that "
                 "nobody chose?",
-            )
-    for ranks in (3, 4):
-        sent = [
-            answer.run(
-                _means, ranks, [_in_ranges(ranks, ends)], backend="ring", record=True
-            ).traffic
-            for ends in (False, True)
-        ]
-        for rank in range(ranks):
-            inside, ends = (traffic.bytes_sent(rank=rank) for traffic in sent)
-            require(
-                inside == ends,
-                f"With {plural(ranks, 'rank')}, as many places are chosen in each range, once inside the ranges and "
-                f"once at their ends, and rank {rank} sends {inside:,} bytes, then {ends:,}. Is the first place of "
-                "rank r's range r n // p, and its last one (r + 1) n // p - 1?",
             )

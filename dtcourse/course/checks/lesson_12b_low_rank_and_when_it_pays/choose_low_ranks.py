@@ -12,7 +12,7 @@ from dtcourse.plural import plural
 
 CHOOSE = Exercise(
     "choose_low_ranks",
-    lesson="12",
+    lesson="12b",
     title="Choose the ranks",
     takes=("choose_low_ranks",),
     target="an error of at most 1.02 times the least possible, for 9 models",

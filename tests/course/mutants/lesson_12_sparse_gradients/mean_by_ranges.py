@@ -91,6 +91,17 @@ def mean_by_ranges(x, k):
         ((_BOUNDS, "bounds = [min(n, r * -(-n // p)) for r in range(p + 1)]"),),
     ),
     (
+        "places are dealt out in turn",
+        "Is the first place of rank r's range r n // p",
+        (
+            (
+                _CHOSEN,
+                "places = x.abs().topk(k).indices.sort().values\n    places = places[(places % p).argsort()]",
+            ),
+            ("torch.bucketize(places, torch.tensor(bounds[1:]), right=True)", "places % p"),
+        ),
+    ),
+    (
         "values travel in single precision",
         "the rounding of float32",
         (("to_owners(x[places])", "to_owners(x[places].float()).double()"),),

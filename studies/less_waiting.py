@@ -9,11 +9,20 @@ with real servers and workers: what they compute for an order of arrivals, that 
 seconds of synchronous training on an emulated cluster's virtual clock.
 
 1. Gradients. A worker takes one unit of time for a gradient, times what its pace says: "equal" 1 + an exponential of
-   mean 0.2, another draw for each gradient; "one slow" the same, and worker 1 takes 4 times as long. Messages take no
-   time. Each method has five learning rates, a factor of 3 apart, with the same order of arrivals. An asynchronous
+   mean 0.2, another draw for each gradient; "one slow" the same, and worker 1 takes 4 times as long; "unequal" the
+   same, and the workers' factors grow evenly (on a log scale) from 1 to 8. Messages take no time. An asynchronous
    gradient counts 1/8 whatever the number of workers, so that "asynchronous, n workers" differ in staleness, n - 1 on
-   average, and in nothing else. Seeds draw weights, images, batches and times; all methods of a seed share the first
-   two.
+   average, and in nothing else; with one worker there is none. Seeds draw weights, images, batches and times; all
+   methods of a seed share the first two.
+
+   A method's learning rate is tuned on seeds of their own, for each pace, over rates in steps of sqrt(3): see
+   curves.tuned_lr, which goes on until the best lies inside.
+
+   runs["tuned | PACE | METHOD"] =
+       ends     {rate: [loss on images held out after the last gradient, by tuning seed]}; None where it is no number
+       best     the rate that was chosen
+
+   With it, and with one that all methods have in common (COMMON), each is then run on other seeds:
 
    runs["gradients | PACE | METHOD | SEED"] =
        losses     {rate: [loss on images held out, after every so many gradients have come, dropped ones too]}; None
@@ -41,9 +50,10 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +74,10 @@ from dtcourse.emulation import EmulatedNetwork
 from dtcourse.emulation.network import Ports
 
 RESULTS = Path(__file__).parent / "results" / "less_waiting.json"
-FORMAT = 1
-RATES = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # times a method's middle
-PACES = ("equal", "one slow")
+FORMAT = 2
+COMMON = 0.3
+TUNING = 1000  # the first of the seeds on which learning rates are tuned
+PACES = ("equal", "one slow", "unequal")
 WORKERS = 8  # and a gradient counts 1/8
 HEADER = 16  # bytes before a gradient
 
@@ -76,8 +87,9 @@ class Settings:
     """What the numbers depend on; a results file is continued only with the same ones (seeds may grow)."""
 
     batch: int = 8  # of each gradient
-    gradients: int = 2560
-    every: int = 80  # gradients between two looks at the loss
+    gradients: int = 10240
+    every: int = 320  # gradients between two looks at the loss
+    tuning: int = 4  # seeds on which learning rates are tuned
     samples: int = 600  # images to train on
     width: int = 64
     timed: int = 64  # gradients of each worker, in part 2
@@ -85,7 +97,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Method:
-    """make: a new rule; lr: the middle of its learning rates; paces: where it is measured."""
+    """make: a new rule; lr: a first guess of its learning rate; paces: where it is measured."""
 
     name: str
     make: Callable[[], Any]
@@ -216,12 +228,12 @@ class Training(SimulatedServer):
 
     def __init__(
         self, method: Method, settings: Settings, seed: int, compute: Callable[[int, int], float],
-        dtype: torch.dtype = torch.float32,
+        rates: Sequence[float], dtype: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
         self.model = Replicas((64, settings.width, settings.width, 10))
         self.digits = Digits.drawn(settings.samples, seed, dtype)
         # An asynchronous gradient counts 1/WORKERS; its rule gives it 1/workers.
-        self.lr = torch.tensor(rates(method), dtype=dtype).view(-1, 1) * method.workers / WORKERS
+        self.lr = torch.tensor(rates, dtype=dtype).view(-1, 1) * method.workers / WORKERS
         self.X = self.model.start(seed, dtype).expand(len(self.lr), -1)
         self.has = dict.fromkeys(range(1, method.workers + 1), self.X)
         self.gradients: dict[int, torch.Tensor] = {}
@@ -250,6 +262,10 @@ class Training(SimulatedServer):
     def pulls(self, worker: int) -> None:
         self.has[worker] = self.X
 
+    def held_out(self) -> list[float]:
+        """The loss on images held out, by learning rate."""
+        return self.model.losses_on(self.X, self.digits.x_rest, self.digits.y_rest).tolist()
+
 
 def paced(pace: str, workers: int, seed: int, unit: float = 1.0) -> Callable[[int, int], float]:
     """How long each gradient of each worker takes."""
@@ -260,7 +276,11 @@ def paced(pace: str, workers: int, seed: int, unit: float = 1.0) -> Callable[[in
         while len(drawn) <= step:
             chance = torch.empty(workers, dtype=torch.float64).exponential_(generator=generator)
             drawn.append((1 + 0.2 * chance).tolist())
-        slow = 4.0 if pace == "one slow" and worker == 1 else 1.0
+        slow = 1.0
+        if pace == "one slow" and worker == 1:
+            slow = 4.0
+        if pace == "unequal":
+            slow = 8 ** ((worker - 1) / (workers - 1))
         return unit * slow * drawn[step][worker - 1]
 
     return compute
@@ -269,38 +289,49 @@ def paced(pace: str, workers: int, seed: int, unit: float = 1.0) -> Callable[[in
 # --- measuring ---------------------------------------------------------------------------------------------------
 
 
-def rates(method: Method) -> list[float]:
-    """Its five learning rates, of the mean of WORKERS gradients."""
-    return [float(f"{factor * method.lr:.3g}") for factor in RATES]
-
-
-def measured(name: str, settings: Settings, seed: int, pace: str) -> dict[str, Any]:
-    """One method and seed at its five rates."""
+def tuned(name: str, settings: Settings, pace: str) -> dict[str, Any]:
+    """The learning rate of a method, on seeds that no result is taken from."""
     start, method = time.process_time(), METHODS[name]
-    server = Training(method, settings, seed, paced(pace, method.workers, seed))
-    looks, times, updates = [], [0.0], [0]
 
-    def look() -> list[float]:
-        return server.model.losses_on(server.X, server.digits.x_rest, server.digits.y_rest).tolist()
+    def ends(rates: list[float]) -> list[list[float]]:
+        found = []
+        for seed in range(TUNING, TUNING + settings.tuning):
+            server = Training(method, settings, seed, paced(pace, method.workers, seed), rates)
+            next(islice(server.arrivals(), settings.gradients - 1, None))
+            found.append(server.held_out())
+        return found
 
-    looks.append(look())
-    for number, arrival in enumerate(server.arrivals(), 1):
+    best, tried = curves.tuned_lr(ends, method.lr, 3**0.5)
+    return {
+        "ends": {str(lr): _rounded(losses) for lr, losses in tried.items()},
+        "best": best,
+        "seconds": round(time.process_time() - start, 2),
+    }
+
+
+def measured(
+    name: str, settings: Settings, seed: int, pace: str, best: Callable[[], float]
+) -> dict[str, Any]:
+    """One method and seed, at the rate that was tuned and at the common one."""
+    start, method = time.process_time(), METHODS[name]
+    rates = sorted({best(), COMMON})
+    server = Training(method, settings, seed, paced(pace, method.workers, seed), rates)
+    looks, times, updates = [server.held_out()], [0.0], [0]
+    for number, arrival in enumerate(islice(server.arrivals(), settings.gradients), 1):
         if number % settings.every == 0:
-            looks.append(look())
+            looks.append(server.held_out())
             times.append(round(arrival.time, 4))
             updates.append(server.version)
-        if number == settings.gradients:
-            break
     applied = sum(server.counts.values())
     return {
-        "losses": {str(rate): _rounded([one[k] for one in looks]) for k, rate in enumerate(rates(method))},
+        "losses": {str(rate): _rounded([one[k] for one in looks]) for k, rate in enumerate(rates)},
         "times": times,
         "updates": updates,
         "staleness": {str(s): n for s, n in sorted(Counter(server.staleness).items())},
         "slow": round(server.counts[1] / applied, 5),
         "dropped": server.num_dropped,
         "seconds": round(time.process_time() - start, 2),
-    }  # fmt: skip
+    }
 
 
 def _rounded(values: list[float]) -> list[float | None]:
@@ -328,12 +359,18 @@ def timed(
     }
 
 
-def jobs(settings: Settings, seeds: int, names: list[str]) -> Iterator[results_file.Job]:
-    """Everything, in order: all methods seed by seed, then seconds."""
+def jobs(
+    settings: Settings, seeds: int, names: list[str], runs: dict[str, Any]
+) -> Iterator[results_file.Job]:
+    """Everything, in order: learning rates, all methods seed by seed, then seconds."""
+    for name in names:
+        for pace in METHODS[name].paces:
+            yield key("tuned", pace, name), partial(tuned, name, settings, pace)
     for seed in range(seeds):
         for name in names:
             for pace in METHODS[name].paces:
-                run = partial(measured, name, settings, seed, pace)
+                best = partial(lambda where: runs[where]["best"], key("tuned", pace, name))
+                run = partial(measured, name, settings, seed, pace, best)
                 yield key("gradients", pace, name, seed), run
     of_eight = [name for name in names if METHODS[name].workers == WORKERS]
     for model in WORKLOADS:
@@ -357,21 +394,26 @@ def study(
     torch.set_num_threads(1)
     names = names or list(METHODS)
     results = load(path, settings) | {"methods": {n: list(METHODS[n].paces) for n in names}}
-    return results_file.run_missing(results, path, jobs(settings, seeds, names), seeds, budget)
+    return results_file.run_missing(
+        results, path, jobs(settings, seeds, names, results["runs"]), seeds, budget
+    )
+
+
+def of(results: dict[str, Any], pace: str, method: str) -> tuple[list[dict[str, Any]], str]:
+    """A method's runs, by seed, and the learning rate that was tuned for it."""
+    runs = results["runs"]
+    by_seed = [runs[key("gradients", pace, method, seed)] for seed in range(results["seeds"])]
+    return by_seed, str(runs[key("tuned", pace, method)]["best"])
 
 
 def summary(results: dict[str, Any]) -> Iterator[str]:
-    """A line per pace and method: its best learning rate, its loss at the end and when that is, and the staleness."""
+    """A line per pace and method: its learning rate, its loss at the end and when that is, and the staleness."""
     for pace in PACES:
         base: list[float] = []
         for name, paces in results["methods"].items():
             if pace not in paces:
                 continue
-            runs = [
-                results["runs"][key("gradients", pace, name, seed)]
-                for seed in range(results["seeds"])
-            ]
-            lr = curves.best_lr([run["losses"] for run in runs])
+            runs, lr = of(results, pace, name)
             ends = curves.at_end([run["losses"] for run in runs], lr)
             base = base or ends
             low, high = curves.paired_interval(ends, base)

@@ -78,15 +78,18 @@ def trained(rule, turns):
 def test_the_queue_is_a_server_whose_workers_come_in_this_order(script, make):
     """Workers take 1, 1.3 and 3.7 seconds: who comes when is known, and real workers are made to come like that."""
     settings = script.Settings(batch=BATCH, samples=SAMPLES, width=SIZES[1])
-    method = script.Method("this", make, workers=3, lr=LR * script.WORKERS / 3)
-    queue = script.Training(method, settings, 0, lambda w, _: COMPUTE[w - 1], torch.float64)
+    rate = LR * script.WORKERS / 3
+    method = script.Method("this", make, workers=3)
+    queue = script.Training(
+        method, settings, 0, lambda w, _: COMPUTE[w - 1], (rate / 3, rate), torch.float64
+    )
     turns = [arrival.worker for arrival in islice(queue.arrivals(), 12)]
     assert turns == [1, 2, 1, 2, 1, 3, 2, 1, 1, 2, 1, 2]
     served, parameters = launch(trained, 4, make(), turns, timeout=None)[0]
     applied = [(workers, staleness) for what, workers, staleness in served if what == "apply"]
     assert [workers for workers, _ in applied] == [(w,) for w in turns]
     assert [s for _, (s,) in applied] == queue.staleness
-    assert torch.allclose(queue.X[script.RATES.index(1.0)], parameters, rtol=1e-12, atol=1e-14)
+    assert torch.allclose(queue.X[1], parameters, rtol=1e-12, atol=1e-14)
 
 
 def test_all_equal_rules_without_staleness_are_one_process(script):
@@ -102,10 +105,18 @@ def test_all_equal_rules_without_staleness_are_one_process(script):
     expected = parameters_to_vector(model.parameters()).detach()
     for make in (Synchronous, lambda: BackupWorkers(0), lambda: BoundedStaleness(0)):
         method = script.Method("this", make)
-        queue = script.Training(method, settings, 0, script.paced("equal", 8, 0), torch.float64)
+        queue = script.Training(
+            method, settings, 0, script.paced("equal", 8, 0), (0.3,), torch.float64
+        )
         for _ in islice(queue.arrivals(), 8 * STEPS):
             pass
-        assert torch.allclose(queue.X[script.RATES.index(1.0)], expected, rtol=1e-11, atol=1e-13)
+        assert torch.allclose(queue.X[0], expected, rtol=1e-11, atol=1e-13)
+
+
+def test_unequal_workers_take_from_once_to_eight_times_as_long(script):
+    equal, unequal = (script.paced(pace, 8, 0) for pace in ("equal", "unequal"))
+    factors = [unequal(worker, 3) / equal(worker, 3) for worker in range(1, 9)]
+    assert factors == pytest.approx([8 ** (i / 7) for i in range(8)])
 
 
 def test_backups_are_dropped(script):
@@ -151,13 +162,17 @@ KEPT = ["synchronous", "backup workers, 1", "asynchronous", "asynchronous, 2 wor
 def test_it_measures_stops_and_goes_on(script, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     path = tmp_path / "results.json"
-    settings = script.Settings(batch=2, gradients=32, every=16, samples=40, width=8, timed=4)
+    settings = script.Settings(
+        batch=2, gradients=32, every=16, tuning=1, samples=40, width=8, timed=4
+    )
     assert not script.study(path, settings, seeds=1, budget=0.0, names=KEPT)
     assert script.study(path, settings, seeds=1, names=KEPT)
     first = json.loads(path.read_text())
     for pace in script.PACES:
-        for name in KEPT[:3] if pace == "one slow" else KEPT:
+        for name in KEPT if pace == "equal" else KEPT[:3]:
             run = first["runs"][script.key("gradients", pace, name, 0)]
+            best = first["runs"][script.key("tuned", pace, name)]["best"]
+            assert set(run["losses"]) == {str(best), str(script.COMMON)}
             assert all(len(losses) == 3 for losses in run["losses"].values())
             assert len(run["times"]) == len(run["updates"]) == 3
             assert run["updates"][-1] == {"asynchronous": 32, "synchronous": 4}.get(
@@ -170,7 +185,7 @@ def test_it_measures_stops_and_goes_on(script, tmp_path, monkeypatch):
     assert script.study(path, settings, seeds=2, names=KEPT)
     grown = json.loads(path.read_text())
     assert first["runs"].items() <= grown["runs"].items(), "nothing is measured twice"
-    assert len(list(script.summary(grown))) == 2 * len(KEPT) - 1
+    assert len(list(script.summary(grown))) == 3 * len(KEPT) - 2
 
 
 def test_staleness_is_that_of_the_number_of_workers(script):
@@ -187,10 +202,18 @@ def test_the_committed_results_are_complete(script):
     settings = script.Settings(**results["settings"])
     assert results["settings"] == script.load(script.RESULTS, script.Settings())["settings"]
     assert results["seeds"] >= 8 and list(results["methods"]) == list(script.METHODS)
-    names = [name for name, _ in script.jobs(settings, results["seeds"], list(script.METHODS))]
+    names = [
+        name
+        for name, _ in script.jobs(
+            settings, results["seeds"], list(script.METHODS), results["runs"]
+        )
+    ]
     assert list(results["runs"]) == names
     looks = settings.gradients // settings.every + 1
     for name, run in results["runs"].items():
+        if name.startswith("tuned"):
+            rates = [float(lr) for lr in run["ends"]]
+            assert rates[0] < run["best"] < rates[-1], f"{name}: the best lies at the grid's edge"
         if name.startswith("gradients"):
             assert all(len(losses) == looks for losses in run["losses"].values())
             assert len(run["times"]) == looks

@@ -9,8 +9,8 @@ and what a step takes.
    images to the ranks: "shuffled", and "by class", where images are sorted by their digit first, so that a rank has
    two or three of the ten digits. Seeds draw weights, images and batches, and all methods of a seed share them.
 
-   A method's learning rate is tuned on seeds of their own, for each deal, over rates in steps of 2: see curves.tuned_lr,
-   which goes on until the best lies inside.
+   A method's learning rate is tuned on seeds of their own, for each deal, over learning rates in steps of 2: see
+   curves.tuned_lr, which goes on until the best lies inside.
 
    runs["tuned | DEAL | METHOD"] =
        ends     {rate: [loss on images held out at the last step, by tuning seed]}; None where it is no number

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import re
+import warnings
+from itertools import product
 
 import pytest
 import torch
@@ -40,7 +42,9 @@ def adapted(losses, rates, interval):
         one_step(model, optimizer)
         if optimizer.steps_since_meeting == 0:
             meetings.append(step + 1)
-        adacomm.step(torch.tensor(loss + dist.get_rank()))
+        with warnings.catch_warnings():  # the loss as backward left it
+            warnings.simplefilter("error")
+            adacomm.step(torch.tensor(loss + dist.get_rank(), requires_grad=True))
         if step == len(losses) // 2:
             kept, kept_too = copy.deepcopy((optimizer.state_dict(), adacomm.state_dict()))
             optimizer = LocalSGD(model, sgd(model, rates[0]), 8, init_sync=False)
@@ -77,15 +81,13 @@ def test_the_period_follows_the_loss_and_is_the_same_on_all_ranks():
 
 def with_buffers():
     found, rank = {}, dist.get_rank()
-    for average_buffers in (True, False):
+    for method, average_buffers in product((LocalSGD, DiLoCo), (True, False)):
         model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
         model.register_buffer("scratch", torch.tensor(float(rank)), persistent=False)
-        optimizer = LocalSGD(model, sgd(model), 2, average_buffers=average_buffers)
+        optimizer = method(model, sgd(model), 2, average_buffers=average_buffers)
         model.scratch.fill_(rank)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-        before = []
         for step in range(2):
-            before.append(model[1].running_mean.clone())
             optimizer.zero_grad()
             x = torch.randn(4, 3, generator=torch.Generator().manual_seed(10 * rank + step))
             model(x).square().sum().backward()
@@ -93,27 +95,29 @@ def with_buffers():
                 alone = copy.deepcopy(model[1].running_mean)
             optimizer.step()
             schedule.step()
-        found[average_buffers] = (
+        found[method, average_buffers] = (
             alone,
             model[1].running_mean.clone(),
             model[1].num_batches_tracked.item(),
             model.scratch.item(),
+            model[0].weight.detach().clone(),
         )
         assert optimizer.optimizer.param_groups[0]["lr"] == pytest.approx(0.025)
-    return found, model[0].weight.detach().clone()
+    return found
 
 
 def test_running_statistics_are_averaged_or_each_ranks_own():
     run = launch(with_buffers, 3)
-    mean = torch.stack([found[True][0] for found, _ in run]).mean(0)
-    for rank, (found, weight) in enumerate(run):
-        alone, after, batches, scratch = found[True]
-        assert not torch.allclose(alone, mean)
-        torch.testing.assert_close(after, mean)
-        assert (batches, scratch) == (2, rank)
-        alone, after, _, _ = found[False]
-        assert torch.equal(alone, after)
-        assert torch.equal(weight, run[0][1]), "parameters are"
+    for method in (LocalSGD, DiLoCo):
+        mean = torch.stack([found[method, True][0] for found in run]).mean(0)
+        for rank, found in enumerate(run):
+            alone, after, batches, scratch, _ = found[method, True]
+            assert not torch.allclose(alone, mean)
+            torch.testing.assert_close(after, mean)
+            assert (batches, scratch) == (2, rank)
+            alone, after, *_, weight = found[method, False]
+            assert torch.equal(alone, after)
+            assert torch.equal(weight, run[0][method, False][-1]), "parameters are"
 
 
 def closures():

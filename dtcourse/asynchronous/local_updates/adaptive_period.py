@@ -65,7 +65,7 @@ class AdaComm:
         if self.optimizer.is_synchronous:
             self.next_choice = self.optimizer.steps + self.interval
             return
-        self._losses.append(float(loss))
+        self._losses.append(float(loss.detach() if isinstance(loss, torch.Tensor) else loss))
         if self.first_loss is None:
             self.first_loss = self._mean_loss()
             if not 0 < self.first_loss < math.inf:

@@ -14,7 +14,8 @@ H = 500, outer learning rate 0.7 and momentum 0.9. The inner optimizer's state s
 Source: Douillard et al. (arXiv 2311.08105), algorithm 1.
 
 Bytes that all ranks together send in a step, N bytes of parameters (ring): 2 (p - 1) (N + 32) / H, with 32 bytes of
-agreement. Memory per rank besides the inner optimizer's: x and its momentum, 2 N; 2 N more during a meeting.
+agreement; running statistics besides. Memory per rank besides the inner optimizer's: x and its momentum, 2 N; 2 N more
+during a meeting.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from dtcourse.asynchronous.local_updates.flat import average, flattened, write_back
+from dtcourse.asynchronous.local_updates.flat import average, average_tensors, flattened, write_back
 from dtcourse.asynchronous.local_updates.local_optimizer import LocalOptimizer, check_period
 from dtcourse.parameters.replicas import Group
 
@@ -39,9 +40,11 @@ class DiLoCo(LocalOptimizer):
     outer_lr, outer_momentum, nesterov: of the outer SGD; the defaults are the paper's
     outer:          another outer optimizer, given the flat tensors of x; one that treats each number by itself
 
+    average_buffers: also average floating-point buffers that the state dict has (BatchNorm's running statistics), in a
+        meeting, without an outer step of their own. False: each rank keeps its own
+
     Between two meetings `model` is this rank's; after one it is x, the same on all ranks. Call meet() after the last
-    step: where that step has met already, nothing changes. Buffers (BatchNorm's running statistics) are each rank's
-    own.
+    step: where that step has met already, nothing changes.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class DiLoCo(LocalOptimizer):
         nesterov: bool = True,
         *,
         outer: Callable[[list[torch.Tensor]], Optimizer] | None = None,
+        average_buffers: bool = True,
         group: Group = None,
         init_sync: bool = True,
     ) -> None:
@@ -62,12 +66,13 @@ class DiLoCo(LocalOptimizer):
             raise ValueError(
                 f"outer_lr is above 0 and outer_momentum in [0, 1); got {outer_lr} and {outer_momentum}"
             )
-        self.period = period
+        self.period, self.average_buffers = period, average_buffers
         settings = {
             "period": period,
             "outer_lr": outer_lr,
             "outer_momentum": outer_momentum,
             "nesterov": nesterov,
+            "average_buffers": average_buffers,
         }
         super().__init__(model, optimizer, settings, group, init_sync)
         # x, in flat tensors: where the round began.
@@ -108,6 +113,8 @@ class DiLoCo(LocalOptimizer):
             start.grad = None
             bucket.set_buffer(start)
         write_back(buckets)
+        if self.average_buffers and (statistics := self.saved_buffers()):
+            average_tensors(statistics, self.group)
         self.steps_since_meeting = 0
 
     # --- state ----------------------------------------------------------------------------------------------

@@ -135,6 +135,11 @@ class LocalOptimizer(Optimizer):
                 "on every rank",
             )
 
+    def saved_buffers(self) -> list[torch.Tensor]:
+        """Floating-point buffers that the state dict has, as running statistics: what a method may average."""
+        saved = {id(t) for t in self.model.state_dict(keep_vars=True).values()}
+        return [b for b in self.model.buffers() if id(b) in saved and b.is_floating_point()]
+
     def _layout_now(self) -> list[str]:
         return [
             f"{list(p.shape)} of {str(p.dtype).removeprefix('torch.')} on {p.device}"

@@ -102,16 +102,12 @@ class LocalSGD(LocalOptimizer):
         self.check_unchanged()
         state = self._averaged_state()
         self.check_meeting(period=self.period, state=[name for name, _ in state])
-        tensors = [*self.parameters, *self._averaged_buffers(), *(tensor for _, tensor in state)]
+        buffers = self.saved_buffers() if self.average_buffers else []
+        tensors = [*self.parameters, *buffers, *(tensor for _, tensor in state)]
         average_tensors(tensors, self.group)
         self.steps_since_meeting = 0
 
     # --- what is averaged -----------------------------------------------------------------------------------
-
-    def _averaged_buffers(self) -> list[torch.Tensor]:
-        saved = {id(t) for t in self.model.state_dict(keep_vars=True).values()}
-        buffers = self.model.buffers() if self.average_buffers else ()
-        return [b for b in buffers if id(b) in saved and b.is_floating_point()]
 
     def _averaged_state(self) -> list[tuple[str, torch.Tensor]]:
         """States that have a number for each number of their parameter; a step count has not."""

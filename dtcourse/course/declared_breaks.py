@@ -11,7 +11,10 @@ DECLARED: dict[tuple[str, str], dict[str, str]] = {
         "replicas": "local steps: replicas differ until they meet, which is the method"
     },
     ("10", "apart"): {"replicas": "local steps: the cell measures how far apart they are"},
+    ("10", "live-run"): {"replicas": "local steps, with a period that changes"},
+    ("10", "islands-run"): {"replicas": "each island takes steps of its own"},
     ("10", "torch-run"): {"replicas": "post-local SGD, PyTorch's and ours: local steps"},
+    ("10b", "torch-levels"): {"replicas": "PyTorch's averager of two levels: local steps"},
     ("24", "flip"): {"replicas": "a bit of one weight flips on rank 1, for the replicas to find"},
     ("24b", "gallery"): {"seeds": "a script of the gallery runs there, with its mistake"},
 }

@@ -8,7 +8,7 @@ from dtcourse.course.judging import Answer, Exercise, call_each, require, requir
 
 CHOOSE = Exercise(
     "choose_meeting",
-    lesson="10",
+    lesson="10b",
     title="Choose whom to meet, and how often",
     takes=("choose_meeting",),
     target="a step in at most 1.01 times the best one's time, within the limit of the distance, on 9 clusters",

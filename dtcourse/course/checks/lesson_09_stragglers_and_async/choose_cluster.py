@@ -35,7 +35,9 @@ def seconds(cluster: Cluster, servers: int, backups: int) -> float:
     ranks, nbytes, link, work, tail, noise = cluster
     workers = ranks - servers
     slowest = sum(1 / i for i in range(backups + 1, workers + 1))
-    step = work * (1 + tail * slowest) + 2 * nbytes / link * max(1.0, workers / servers)
+    # What the lesson measures in section 5: a worker's link carries its gradient, then a server's all its answers.
+    exchange = nbytes / link * (1 + workers / servers)
+    step = work * (1 + tail * slowest) + exchange
     return step * (1 + noise / (workers - backups))
 
 
@@ -75,8 +77,8 @@ def check_links(answer: Answer) -> None:
     _require(
         answer,
         LINKS,
-        "What does one more server save each worker, and from how many servers on does it save nothing? And what "
-        "does it cost?",
+        "Which part of an exchange gets shorter with one more server, and which does not? Section 5 of the lesson has "
+        "measured it. And what does one more server cost?",
     )
 
 

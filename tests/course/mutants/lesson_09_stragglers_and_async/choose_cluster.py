@@ -1,14 +1,16 @@
 """Answers to choose_cluster: see test_exercises.py."""
 
-_EXCHANGE = "exchange = 2 * nbytes / link * max(1.0, p / S)"
+_EXCHANGE = "exchange = nbytes / link * (1 + p / S)"
 _LATE = "late = sum(1 / i for i in range(b + 1, p + 1))"
 _FOUND = "found.append((step * (1 + noise / (p - b)), S, b))"
 
 MUTANTS = [
-    ("one server", "one more server save each worker", (("range(1, n):", "range(1, 2):"),)),
-    ("servers cost nothing", "one more server save each worker", (("p = n - S", "p = n - 1"), ("for b in range(p)", "for b in range(n - S)"))),
-    ("a worker's own link is endless", "from how many servers on", (("max(1.0, p / S)", "p / S"),)),
-    ("links are free", "one more server save each worker", ((_EXCHANGE, "exchange = 0.0"),)),
+    ("one server", "gets shorter with one more server", (("range(1, n):", "range(1, 2):"),)),
+    ("servers cost nothing", "gets shorter with one more server", (("p = n - S", "p = n - 1"), ("for b in range(p)", "for b in range(n - S)"))),
+    ("all workers push at once, 2 p / S", "gets shorter with one more server", (("(1 + p / S)", "(2 * p / S)"),)),
+    ("nothing is gained from S = p on", "gets shorter with one more server", (("(1 + p / S)", "(2 * max(1.0, p / S))"),)),
+    ("the worker's gradient is cut in the time too", "gets shorter with one more server", (("(1 + p / S)", "((p + 1) / S)"),)),
+    ("links are free", "gets shorter with one more server", ((_EXCHANGE, "exchange = 0.0"),)),
     ("no backups", "one more backup take off", (("for b in range(p):", "for b in range(1):"),)),
     ("updates are not counted", "how many more updates", ((_FOUND, "found.append((step, S, b))"),)),
     ("the most gradients per second", "times as long as the best", ((_FOUND, "found.append((step / (p - b), S, b))"),)),
@@ -48,7 +50,7 @@ def choose_cluster(n, nbytes, link, work, tail, noise):
     for S in range(1, n):
         p = n - S
         b = torch.arange(p)
-        step = work * (1 + tail * (H[p] - H[:p])) + 2 * nbytes / link * max(1.0, p / S)
+        step = work * (1 + tail * (H[p] - H[:p])) + nbytes / link * (1 + p / S)
         total = step * (1 + noise / (p - b))
         best = min(best, (total.min().item(), S, total.argmin().item()))
     return best[1], best[2]

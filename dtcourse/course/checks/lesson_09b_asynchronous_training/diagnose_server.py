@@ -11,32 +11,36 @@ from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
     "diagnose_server",
-    lesson="09",
+    lesson="09b",
     title="Which server is broken, and how?",
     takes=("diagnose_server",),
-    target="12 of 12 logs, of 3 to 6 workers",
+    target="12 of 12 logs of 3 to 6 workers, drawn anew for each run",
 )
 
 Log = list[tuple[str, Any]]
 Diagnosis = tuple[str, int | None]
 Case = tuple[Log, list[float], list[float], float, int, int]
-SIZES = ((3, 1, 0), (5, 2, 3), (6, 1, 5))  # workers, backups, and which one is wrong
+LATENESS = (1, 2, 3)  # updates by which the wrong worker is late: another one in each log of a kind
 RATE = 0.1
 
 
-def _log(p: int, backups: int, kind: str, culprit: int, updates: int = 12) -> Case:
-    """What a server does with gradients in an order by chance. The culprit is often late,
-    and so dropped where all is right.
+def _log(
+    chance: random.Random, p: int, backups: int, kind: str, culprit: int, lateness: int
+) -> Case:
+    """What a server does with gradients in an order by chance, for 12 updates.
+
+    The culprit is late, by this number of updates or more, and so dropped where all is right. Where late gradients are
+    applied, it is late by exactly so many: a reader who forgives one update misses the first of the three logs.
     """
-    chance, wanted = random.Random(f"{p} {kind}"), p - backups
+    wanted = p - backups
     log: Log = [("pull", w) for w in range(p)]
     has, here, gradients, x, computing = [0] * p, [], [], [1.0], set(range(p))
     held: dict[int, float] = {}
     late, blind, has_pushed = kind == "late gradient applied", kind == "never pulls", False
-    while len(x) <= updates:
-        # Whom the culprit's turn comes to seldom: two updates pass while it computes.
-        ready = sorted(w for w in computing if w != culprit or len(x) - 1 - has[w] >= 2 or blind)
-        w = chance.choice(ready)
+    while len(x) <= 12:
+        behind = len(x) - 1 - has[culprit]
+        ready = sorted(w for w in computing if w != culprit or behind >= lateness or blind)
+        w = culprit if late and culprit in ready else chance.choice(ready)
         computing.discard(w)
         g = chance.gauss(0.5, 1.0)
         gradients.append(g)
@@ -68,12 +72,17 @@ def _log(p: int, backups: int, kind: str, culprit: int, updates: int = 12) -> Ca
 
 @cache
 def cases() -> dict[str, list[tuple[Case, Diagnosis]]]:
-    """Three logs of each kind, always the same ones."""
-    found: dict[str, list[tuple[Case, Diagnosis]]] = {}
-    for p, backups, culprit in SIZES:
+    """Three logs of each kind, drawn anew for each run of the checks."""
+    chance, found = random.Random(), dict[str, list[tuple[Case, Diagnosis]]]()
+    for lateness in LATENESS:
+        p = chance.randint(3, 6)
+        backups, culprit = chance.randint(1, p - 2), chance.randrange(p)
         for kind in ("healthy", "late gradient applied", "never pulls", "divided by all"):
+            case = _log(chance, p, backups, kind, culprit, lateness)
+            while case[0].count(("push", culprit)) < 2:  # its second push is what gives it away
+                case = _log(chance, p, backups, kind, culprit, lateness)
             named = culprit if kind in ("late gradient applied", "never pulls") else None
-            found.setdefault(kind, []).append((_log(p, backups, kind, culprit), (kind, named)))
+            found.setdefault(kind, []).append((case, (kind, named)))
     return found
 
 
@@ -88,6 +97,7 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
         healthy="All is right there: each gradient that is applied is computed from the newest version, and late ones "
         "are dropped.",
         example=("never pulls", 2),
+        shuffled=True,
     )
 
 

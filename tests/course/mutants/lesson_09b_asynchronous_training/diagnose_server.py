@@ -6,7 +6,8 @@ _LATE = "                if pulled[worker] < version:\n"
 MUTANTS = [
     ("never pulls is never said", "What lies between two pushes", ((_NEVER, ""), ("may_push.remove", "may_push.discard"))),
     ("late is never said", "How many updates lie between", ((_LATE, "                if False:\n"),)),
-    ("one update late is not late", "How many updates lie between", ((_LATE, "                if pulled[worker] < version - 3:\n"),)),
+    ("one update late is not late", "How many updates lie between", ((_LATE, "                if pulled[worker] < version - 1:\n"),)),
+    ("three updates late is not late", "How many updates lie between", ((_LATE, "                if pulled[worker] < version - 3:\n"),)),
     ("the worker after the late one", "How many updates lie between", (('return "late gradient applied", worker', 'return "late gradient applied", worker + 1'),)),
     ("without its name", "How many updates lie between", (('return "late gradient applied", worker', 'return "late gradient applied", None'),)),
     ("the mean is never computed", "How far does the parameter move", (("> 1e-9", "> 1e9"),)),

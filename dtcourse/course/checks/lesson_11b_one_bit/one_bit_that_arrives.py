@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dtcourse.course.judging import Answer, Exercise, require
-from dtcourse.course.judging.short_training import one_thread
+from dtcourse.course.judging.threads import one_thread
 from dtcourse.course.replicas import Digits, Replicas
 
 ONE_BIT = Exercise(

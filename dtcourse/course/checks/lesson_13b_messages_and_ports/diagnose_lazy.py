@@ -62,7 +62,9 @@ def trained(curves: list[Vector], goals: list[Vector], rule: Rule, lr: float, st
     ranks, size = len(curves), len(curves[0])
     gradients: list[list[Vector]] = [[] for _ in curves]
     kept: list[Vector | None] = [None] * ranks
-    thetas, moved, who = [[0.0] * size], [], []
+    thetas: list[Vector] = [[0.0] * size]
+    moved: list[float] = []
+    who: list[list[int]] = []
     for _ in range(steps):
         who.append([])
         for rank in range(ranks):

@@ -147,7 +147,7 @@ def test_it_measures_stops_and_goes_on(script, tmp_path, monkeypatch):
     # its ranks import it by its name
     monkeypatch.syspath_prepend(str(Path(script.__file__).parent))
     path = tmp_path / "results.json"
-    settings = script.Settings(ranks=2, steps=8, every=4, tuning=1, samples=40, width=8, scale=2048)
+    settings = script.Settings(ranks=2, steps=32, every=16, samples=80, width=16, scale=2048)
     little = {"names": KEPT, "models": ["ResNet-50"], "links": [1, 100]}
     assert not script.study(path, settings, seeds=1, budget=0.0, **little)
     assert script.study(path, settings, seeds=1, **little)

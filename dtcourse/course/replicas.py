@@ -61,7 +61,8 @@ class Replicas:
                 h = h.relu_()
         log_p, own = h.log_softmax(2), y_RB.unsqueeze(2)
         losses = -log_p.gather(2, own).squeeze(2).mean(1)
-        d = log_p.exp_()  # of the loss by the last layer's outputs: probabilities less one-hot labels
+        # d: of the loss by a layer's outputs. By the last one's: probabilities less one-hot labels.
+        d = log_p.exp_()
         d.scatter_add_(2, own, d.new_full(own.shape, -1.0)).div_(y_RB.shape[1])
         found = torch.empty(X_RN.shape, dtype=X_RN.dtype)
         places = found.split(self._numbers, dim=1)

@@ -163,7 +163,7 @@ def test_it_measures_stops_and_goes_on(script, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     path = tmp_path / "results.json"
     settings = script.Settings(
-        batch=2, gradients=32, every=16, tuning=1, samples=40, width=8, timed=4
+        batch=2, gradients=64, every=32, tuning=1, samples=40, width=8, timed=4
     )
     assert not script.study(path, settings, seeds=1, budget=0.0, names=KEPT)
     assert script.study(path, settings, seeds=1, names=KEPT)
@@ -175,11 +175,11 @@ def test_it_measures_stops_and_goes_on(script, tmp_path, monkeypatch):
             assert set(run["losses"]) == {str(best), str(script.COMMON)}
             assert all(len(losses) == 3 for losses in run["losses"].values())
             assert len(run["times"]) == len(run["updates"]) == 3
-            assert run["updates"][-1] == {"asynchronous": 32, "synchronous": 4}.get(
+            assert run["updates"][-1] == {"asynchronous": 64, "synchronous": 8}.get(
                 name, run["updates"][-1]
             )
             # The last gradients of a step may not have been applied yet.
-            assert 32 - 8 < sum(run["staleness"].values()) + run["dropped"] <= 32
+            assert 64 - 8 < sum(run["staleness"].values()) + run["dropped"] <= 64
     slow = [first["runs"][script.key("seconds", "ResNet-50", 100, pace)]["step"] for pace in script.PACES]  # fmt: skip
     assert slow[1]["synchronous"] > slow[0]["synchronous"]
     assert script.study(path, settings, seeds=2, names=KEPT)

@@ -10,6 +10,7 @@ import torch
 from dtcourse.course.checks.lesson_08_large_batch import choose_batch
 from dtcourse.course.checks.lesson_08b_large_batch_remedies import choose_growth
 from dtcourse.course.judging import short_training as training
+from dtcourse.course.judging.threads import one_thread
 from tests.turns import takes_turns
 
 
@@ -35,7 +36,7 @@ def test_the_gradients_are_autograds():
 
 def test_what_is_trained_together_or_from_a_common_start_is_trained_as_alone():
     """The judge's short cuts: all learning rates in one pass, and runs whose batches differ late only."""
-    with training.one_thread():
+    with one_thread():
         together = training.steps_to_loss(64, choose_batch.RATES)
         assert together == [training.steps_to_loss(64, [lr])[0] for lr in choose_batch.RATES]
         assert 1 < sum(map(math.isfinite, together)) < len(together)

@@ -86,7 +86,11 @@ def main() -> None:
         spread = f"{min(seconds[True]) * 1e6:.1f} to {max(seconds[True]) * 1e6:.1f}"
         print(f"{name:14} {without:8.1f} {used:8.1f} {used - without:8.1f}   {spread}")
         more = used - without
+        ratios = [b / a for a, b in zip(seconds[False], seconds[True], strict=True)]
+        low, _, high = statistics.quantiles(ratios, n=4)
         calls[name] = {
+            "ratio": round(statistics.median(ratios), 3),
+            "quartiles": [round(low, 3), round(high, 3)],
             "without_us": [round(one * 1e6, 1) for one in seconds[False]],
             "with_us": [round(one * 1e6, 1) for one in seconds[True]],
             "more_us": round(more, 1),

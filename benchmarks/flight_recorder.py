@@ -10,18 +10,16 @@ The file says besides what part of a step of 50 ms that is, and how many calls i
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from dtcourse import launch
+from reporting import pairs
 
 STEP, LEAST = 0.050, 0.02  # seconds of a step, and the part of it that recording may cost
 
@@ -73,7 +71,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    load = os.getloadavg()[0]
+    report = pairs.begin(
+        "processor time of a call with the flight recorder and without, alternating in one run, 2 ranks"
+    )
     with tempfile.TemporaryDirectory() as folder:
         run = launch(measure, 2, asked.calls, asked.rounds, folder, timeout=None)
     print(
@@ -86,11 +86,8 @@ def main() -> None:
         spread = f"{min(seconds[True]) * 1e6:.1f} to {max(seconds[True]) * 1e6:.1f}"
         print(f"{name:14} {without:8.1f} {used:8.1f} {used - without:8.1f}   {spread}")
         more = used - without
-        ratios = [b / a for a, b in zip(seconds[False], seconds[True], strict=True)]
-        low, _, high = statistics.quantiles(ratios, n=4)
         calls[name] = {
-            "ratio": round(statistics.median(ratios), 3),
-            "quartiles": [round(low, 3), round(high, 3)],
+            **pairs.ratio(seconds[True], seconds[False]),
             "without_us": [round(one * 1e6, 1) for one in seconds[False]],
             "with_us": [round(one * 1e6, 1) for one in seconds[True]],
             "more_us": round(more, 1),
@@ -98,18 +95,7 @@ def main() -> None:
             "calls_for_2_percent_of_it": int(LEAST * STEP * 1e6 / more) if more > 0 else None,
         }
     if asked.out:
-        report = {
-            "what": "processor time of a call with the flight recorder and without, alternating in one run, 2 ranks",
-            "date": datetime.now(UTC).date().isoformat(),
-            "machine": {
-                "cores": os.cpu_count(),
-                "load_before": round(load, 1),
-                "torch": torch.__version__,
-            },
-            "calls_a_round": asked.calls,
-            "calls": calls,
-        }
-        asked.out.write_text(json.dumps(report, indent=1) + "\n")
+        pairs.write({**report, "calls_a_round": asked.calls, "calls": calls}, asked.out)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
+from dtcourse.course.judging import Answer, Exercise, require_kind
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -125,17 +125,18 @@ def draw(kind: str) -> tuple[Run, Diagnosis]:
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    require_diagnoses(
+    require_kind(
         answer,
-        [draw(one) for one in ("healthy", kind) for _ in range(EACH)],
+        kind,
+        hint,
+        drawn=lambda one, _: draw(one),
+        each=EACH,
         describe=lambda gradients, thetas, *_: (
             f"A run of {plural(len(gradients), 'rank')} and {plural(len(thetas) - 1, 'step')}"
         ),
-        hint=hint,
         healthy="Here each rank sends when the rule says so. Which steps does it look back on, and in which power does "
         "the learning rate count?",
         example=("silent", 2),
-        shuffled=True,
     )
 
 

@@ -5,17 +5,28 @@ and what a step takes.
     python studies/less_often.py --budget 100       # stop after 100 s; call again to go on where it stopped
 
 1. Steps. Eight replicas of an MLP in one process, each with its batches and its own optimizer's state: what eight ranks
-   of dtcourse.asynchronous compute (a test compares all methods with real ranks over 20 steps). Every method has three
-   learning rates, a factor of 3 apart, round a middle of its own. Seeds draw weights, images and batches, and all
-   methods of a seed share them. Two ways to deal the images to the ranks: "shuffled", and "by class", where images are
-   sorted by their digit first, so that a rank has one or two of the ten digits.
+   of dtcourse.asynchronous compute (a test compares all methods with real ranks over 20 steps). Two ways to deal the
+   images to the ranks: "shuffled", and "by class", where images are sorted by their digit first, so that a rank has
+   two or three of the ten digits. Seeds draw weights, images and batches, and all methods of a seed share them.
+
+   A method's learning rate is tuned on seeds of their own, for each deal, over learning rates in steps of 2: see
+   curves.tuned_lr, which goes on until the best lies inside.
+
+   runs["tuned | DEAL | METHOD"] =
+       ends     {rate: [loss on images held out at the last step, by tuning seed]}; None where it is no number
+       best     the rate that was chosen
+
+   With it, and with one that all methods of an optimizer have in common (COMMON), each is then run on other seeds:
 
    runs["steps | DEAL | METHOD | SEED"] =
        losses   {rate: [loss on images held out, every so many steps]} of the model that one would keep: the mean of all
                 replicas, or EASGD's center; None from where it is no number any more
        own      the same of the replicas' own models: the mean of their eight losses, at the last step
        apart    {rate: sqrt of the mean squared distance of the replicas from their mean, at the last step}
-       meetings {rate: how often all replicas have met}
+       meetings {rate: [how often all replicas have met, at each look]}
+
+   Rivals are run as their papers run them: post-local SGD begins to skip where the learning rate first decays, AdaComm
+   chooses anew after so much time and not so many steps, DiLoCo has the paper's outer settings and three others.
 
 2. Seconds. Steps of each method on an emulated cluster of eight ranks (the virtual clock: the same seconds on every
    machine), with a stand-in for ResNet-50 (dtcourse/course/stand_in.py), on four links. In "equal" all
@@ -37,9 +48,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +68,9 @@ from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
 
 RESULTS = Path(__file__).parent / "results" / "less_often.json"
-FORMAT = 1
-RATES = (1 / 3, 1.0, 3.0)  # times a method's middle
+FORMAT = 2
+COMMON = {"SGD": 0.3, "momentum": 0.03, "AdamW": 0.001}
+TUNING = 1000  # the first of the seeds on which learning rates are tuned
 DEALS = ("shuffled", "by class")
 MODELS = ("ResNet-50",)  # of stand_in.WORKLOADS
 PACES = {"equal": LINKS, "one slow": (10,), "by chance": (10,)}  # and their links
@@ -69,10 +82,14 @@ class Settings:
 
     ranks: int = 8
     batch: int = 8  # of each rank
-    steps: int = 320
-    every: int = 10  # steps between two looks at the loss
+    steps: int = 2560
+    every: int = 40  # steps between two looks at the loss
+    tuning: int = 4  # seeds on which learning rates are tuned
     samples: int = 600  # images to train on, all ranks together
     width: int = 64
+    averaging: float = (
+        12.4  # what one meeting costs AdaComm, in steps: ResNet-50's at 10 Gbit/s, of part 2
+    )
     scale: int = 1024  # of part 2
     timed: int = 64  # steps, in part 2
 
@@ -118,9 +135,13 @@ class Local:
 
 @dataclass
 class Adaptive(Local):
-    """AdaComm: a period for each lane, from its loss. Wang and Joshi 1810.08313, an interval in steps."""
+    """AdaComm: a period for each lane, from its loss. Wang and Joshi 1810.08313, section 4.
 
-    interval: int = 40
+    interval:  time between two choices, in steps; a meeting takes `averaging` of them
+    """
+
+    interval: float = 40
+    averaging: float = 0.0
     since: Any = None
     periods: list[int] = field(default_factory=list)
 
@@ -140,9 +161,10 @@ class Adaptive(Local):
                 continue
             X[k] = X[k].mean(0)
             self.meetings[k] += 1
-            if self.steps >= self.due[k]:
+            time_now = self.steps + self.averaging * self.meetings[k]
+            if time_now >= self.due[k]:
                 self.periods[k] = self._chosen(k)
-                self.due[k] = self.steps + self.interval
+                self.due[k] = time_now + self.interval
             self.since[k], self.seen[k] = 0, []
         return X
 
@@ -221,14 +243,26 @@ class Outer(Local):
 
 @dataclass(frozen=True)
 class Method:
-    """make: settings -> a new Local or another; lr: the middle of its learning rates; pattern:
-    whose seconds are its own.
+    """A method of the study.
+
+    make:    settings -> a new Local or another
+    lr:      a first guess of its learning rate
+    family:  whose common learning rate it is run at, too
+    pattern: whose seconds are its own
+    decays:  whether the learning rate falls to a tenth after half of the steps and to a hundredth after three quarters
     """
 
     name: str
     make: Callable[[Settings], Local]
     lr: float = 0.3
+    family: str = "SGD"
     pattern: str | None = None
+    decays: bool = False
+
+    def factor(self, step: int, settings: Settings) -> float:
+        """Of the learning rate, in this step."""
+        passed = sum(step >= settings.steps * share for share in (0.5, 0.75))
+        return 0.1**passed if self.decays else 1.0
 
 
 def plain(period: float, name: str = "") -> Method:
@@ -236,80 +270,129 @@ def plain(period: float, name: str = "") -> Method:
     return Method(name or f"local, H = {period}", lambda _: Local(period))
 
 
+def adamw(name: str, period: int, *outer: float, pattern: str | None = None, **more: Any) -> Method:
+    """AdamW within; outer: learning rate and momentum without."""
+    outer_lr, momentum = outer or (1.0, 0.0)
+    make = lambda _: Outer(period, outer_lr=outer_lr, momentum=momentum, **more)  # noqa: E731
+    return Method(name, make, 0.001, "AdamW", pattern)
+
+
+OUTER = {
+    16: ((0.7, 0.9), (0.3, 0.9), (0.7, 0.5), (1.0, 0.3)),
+    64: ((0.7, 0.9), (0.7, 0.5), (1.0, 0.3)),
+}
 _METHODS = [
     plain(1, "synchronous"),
     *(plain(period) for period in (4, 16, 64)),
     plain(math.inf, "never"),
-    Method("post-local, H = 16", lambda s: Local(16, synchronous=s.steps // 2)),
-    Method("AdaComm, from H = 32", lambda s: Adaptive(32, interval=s.steps // 8)),
+    Method("synchronous, decayed", lambda _: Local(1), pattern="synchronous", decays=True),
+    Method("local, H = 16, decayed", lambda _: Local(16), pattern="local, H = 16", decays=True),
+    Method(
+        "post-local, H = 16, decayed", lambda s: Local(16, synchronous=s.steps // 2), decays=True
+    ),
+    Method("AdaComm, from H = 32", lambda s: Adaptive(32, interval=s.steps // 8, averaging=s.averaging)),
     Method("EASGD, H = 4", lambda _: Elastic(4), pattern="local, H = 4"),
     Method("EASGD, H = 16", lambda _: Elastic(16), pattern="local, H = 16"),
     Method("gossip, ring", lambda _: Gossip(graph=mixing.ring)),
     Method("gossip, exponential", lambda _: Gossip(graph=mixing.exponential)),
     Method("gossip, one peer", lambda _: Gossip(graph=mixing.one_peer_exponential)),
-    Method("synchronous, momentum", lambda _: Local(1, momentum=0.9), 0.03, "synchronous"),
-    Method("local, H = 16, momentum", lambda _: Local(16, momentum=0.9), 0.03, "local, H = 16"),
+    Method("synchronous, momentum", lambda _: Local(1, momentum=0.9), 0.03, "momentum", "synchronous"),
     Method(
-        "local, H = 16, momentum averaged", lambda _: Local(16, momentum=0.9, average_momentum=True), 0.03
+        "local, H = 16, momentum", lambda _: Local(16, momentum=0.9), 0.03, "momentum", "local, H = 16"
     ),
     Method(
-        "synchronous, AdamW", lambda _: Outer(1, outer_lr=1.0, momentum=0.0, average_gradients=True),
-        0.003, "synchronous",
+        "local, H = 16, momentum averaged", lambda _: Local(16, momentum=0.9, average_momentum=True),
+        0.03, "momentum",
     ),
-    Method(
-        "local AdamW, H = 16", lambda _: Outer(16, outer_lr=1.0, momentum=0.0), 0.003, "local, H = 16"
+    adamw("synchronous, AdamW", 1, pattern="synchronous", average_gradients=True),
+    adamw("local AdamW, H = 16", 16, pattern="local, H = 16"),
+    adamw("local AdamW, H = 64", 64, pattern="local, H = 64"),
+    *(
+        adamw(
+            f"DiLoCo, H = {period}, outer {lr} {momentum}", period, lr, momentum,
+            pattern=None if (lr, momentum) == OUTER[period][0] else f"DiLoCo, H = {period}, outer 0.7 0.9",
+        )
+        for period, outer in OUTER.items()
+        for lr, momentum in outer
     ),
-    Method("DiLoCo, H = 16", lambda _: Outer(16), 0.001),
-    Method("DiLoCo, H = 64", lambda _: Outer(64), 0.001),
 ]  # fmt: skip
 METHODS = {method.name: method for method in _METHODS}
 PATTERN = {method.name: method.pattern or method.name for method in _METHODS}
 
 
 def lanes(
-    method: Method, settings: Settings, seed: int, deal: str, dtype: torch.dtype = torch.float32
+    method: Method,
+    settings: Settings,
+    seed: int,
+    deal: str,
+    rates: Sequence[float],
+    dtype: torch.dtype = torch.float32,
 ) -> Iterator[tuple[Local, torch.Tensor]]:
     """The method and X (K, p, N), before the first step and after each; a lane for each learning rate."""
     p, model = settings.ranks, Replicas((64, settings.width, settings.width, 10))
     digits = Digits.drawn(settings.samples, seed, dtype)
     batches = digits.batches(digits.pools(p, deal == "by class"), settings.batch, seed + 1)
-    lr = torch.tensor(rates(method), dtype=dtype).view(-1, 1, 1)
+    lr = torch.tensor(rates, dtype=dtype).view(-1, 1, 1)
     X = model.start(seed, dtype).expand(len(lr), p, -1)
     rule = method.make(settings)
     yield rule, X
-    for chosen in batches:
+    for step, chosen in enumerate(batches):
         every = chosen.repeat(len(lr), 1)
         G, losses = model.gradients(X.flatten(0, 1), digits.x[every], digits.y[every])
-        X = rule.step(X, G.view_as(X), lr, losses.view(X.shape[:2]))
+        now = lr * method.factor(step, settings)
+        X = rule.step(X, G.view_as(X), now, losses.view(X.shape[:2]))
         yield rule, X
 
 
-def rates(method: Method) -> list[float]:
-    """Its three learning rates."""
-    return [float(f"{factor * method.lr:.3g}") for factor in RATES]
-
-
-def measured(name: str, settings: Settings, seed: int, deal: str) -> dict[str, Any]:
-    """One method and seed at its three rates."""
+def tuned(name: str, settings: Settings, deal: str) -> dict[str, Any]:
+    """The learning rate of a method, on seeds that no result is taken from."""
     start, method = time.process_time(), METHODS[name]
-    model, digits = (
-        Replicas((64, settings.width, settings.width, 10)),
-        Digits.drawn(settings.samples, seed),
-    )
-    names = [str(rate) for rate in rates(method)]
+
+    def ends(rates: list[float]) -> list[list[float]]:
+        return [_end(method, settings, TUNING + n, deal, rates) for n in range(settings.tuning)]
+
+    best, tried = curves.tuned_lr(ends, method.lr)
+    return {
+        "ends": {str(lr): rounded(losses) for lr, losses in tried.items()},
+        "best": best,
+        "seconds": round(time.process_time() - start, 2),
+    }
+
+
+def _end(
+    method: Method, settings: Settings, seed: int, deal: str, rates: Sequence[float]
+) -> list[float]:
+    """The loss at the last step, by learning rate."""
+    model = Replicas((64, settings.width, settings.width, 10))
+    digits = Digits.drawn(settings.samples, seed)
+    rule, X = next(islice(lanes(method, settings, seed, deal, rates), settings.steps, None))
+    return model.losses_on(rule.kept(X), digits.x_rest, digits.y_rest).tolist()
+
+
+def measured(
+    name: str, settings: Settings, seed: int, deal: str, best: Callable[[], float]
+) -> dict[str, Any]:
+    """One method and seed, at the rate that was tuned and at its family's common one."""
+    start, method = time.process_time(), METHODS[name]
+    model = Replicas((64, settings.width, settings.width, 10))
+    digits = Digits.drawn(settings.samples, seed)
+    rates = sorted({best(), COMMON[method.family]})
+    names = [str(rate) for rate in rates]
     looks: list[list[float]] = []
-    for step, (rule, X) in zip(range(settings.steps + 1), lanes(method, settings, seed, deal)):  # noqa: B905
+    meetings: list[list[int]] = []
+    steps = islice(lanes(method, settings, seed, deal, rates), settings.steps + 1)
+    for step, (rule, X) in enumerate(steps):
         if step % settings.every == 0:
-            found = model.losses_on(rule.kept(X), digits.x_rest, digits.y_rest)
-            looks.append(found.tolist())
+            looks.append(model.losses_on(rule.kept(X), digits.x_rest, digits.y_rest).tolist())
+            met = rule.meetings
+            meetings.append(list(met) if isinstance(met, list) else [met] * len(rates))
     own = model.losses_on(X.flatten(0, 1), digits.x_rest, digits.y_rest).view(X.shape[:2]).mean(1)
     apart = (X - mean(X)).square().sum(2).mean(1).sqrt()
-    meetings = rule.meetings if isinstance(rule.meetings, list) else [rule.meetings] * len(names)
     return {
         "losses": {name: rounded([look[k] for look in looks]) for k, name in enumerate(names)},
         "own": dict(zip(names, rounded(own.tolist()), strict=True)),
         "apart": dict(zip(names, rounded(apart.tolist()), strict=True)),
-        "meetings": dict(zip(names, meetings, strict=True)),
+        "meetings": {name: [look[k] for look in meetings] for k, name in enumerate(names)},
         "seconds": round(time.process_time() - start, 2),
     }
 
@@ -414,13 +497,22 @@ def timed(
 
 
 def jobs(
-    settings: Settings, seeds: int, names: list[str], models: list[str], links: list[int]
+    settings: Settings,
+    seeds: int,
+    names: list[str],
+    models: list[str],
+    links: list[int],
+    runs: dict[str, Any],
 ) -> Iterator[results_file.Job]:
-    """Everything, in order: all methods seed by seed, then seconds."""
+    """Everything, in order: learning rates, all methods seed by seed, then seconds."""
+    for name in names:
+        for deal in DEALS:
+            yield key("tuned", deal, name), partial(tuned, name, settings, deal)
     for seed in range(seeds):
         for deal in DEALS:
             for name in names:
-                run = partial(measured, name, settings, seed, deal)
+                best = partial(lambda where: runs[where]["best"], key("tuned", deal, name))
+                run = partial(measured, name, settings, seed, deal, best)
                 yield key("steps", deal, name, seed), run
     timed_names = [name for name in TIMED if name in names]
     for model in models:
@@ -445,33 +537,36 @@ def study(
     parts = names or list(METHODS), models or list(MODELS), links or list(LINKS)
     results = load(path, settings)
     results |= dict(zip(("methods", "models", "links"), parts, strict=True))
-    todo = jobs(settings, seeds, *parts)
+    todo = jobs(settings, seeds, *parts, results["runs"])
     return results_file.run_missing(results, path, todo, seeds, budget)
 
 
-def of(results: dict[str, Any], deal: str, method: str) -> list[dict[str, Any]]:
-    """A method's runs, by seed."""
-    return [results["runs"][key("steps", deal, method, seed)] for seed in range(results["seeds"])]
+def of(results: dict[str, Any], deal: str, method: str) -> tuple[list[dict[str, Any]], str]:
+    """A method's runs, by seed, and the learning rate that was tuned for it."""
+    runs = results["runs"]
+    by_seed = [runs[key("steps", deal, method, seed)] for seed in range(results["seeds"])]
+    return by_seed, str(runs[key("tuned", deal, method)]["best"])
 
 
 def summary(results: dict[str, Any]) -> Iterator[str]:
-    """A line per deal and method: its best lr, its loss at the end, the difference from the first within a seed."""
+    """A line per deal and method: its lr, its loss at the end, the difference from the first of its family by seed."""
     for deal in DEALS:
-        base: list[float] = []
+        bases: dict[str, list[float]] = {}
         for name in results["methods"]:
-            runs = of(results, deal, name)
-            lr = curves.best_lr([run["losses"] for run in runs])
-            ends = curves.at_end([run["losses"] for run in runs], lr)
-            base = base or ends
-            low, high = curves.paired_interval(ends, base)
-            own, apart, meetings = (
-                [run[part][lr] for run in runs] for part in ("own", "apart", "meetings")
-            )
-            yield (
-                f"{deal:9s} {name:33s} lr {lr:<7s} loss {statistics.median(ends):.4f} ({low:+.4f} to {high:+.4f})"
-                f"  own {statistics.median(own):.4f}  apart {statistics.median(apart):.3f}  met "
-                f"{statistics.median(meetings):g}"
-            )
+            family = METHODS[name].family
+            runs, best = of(results, deal, name)
+            for lr in dict.fromkeys([best, str(COMMON[family])]):
+                ends = curves.at_end([run["losses"] for run in runs], lr)
+                base = bases.setdefault(f"{family} {lr == best}", ends)
+                low, high = curves.paired_interval(ends, base)
+                own, apart = (
+                    statistics.median(run[part][lr] for run in runs) for part in ("own", "apart")
+                )
+                met = statistics.median(run["meetings"][lr][-1] for run in runs)
+                yield (
+                    f"{deal:9s} {name:33s} lr {lr:<7s} loss {statistics.median(ends):.4f} ({low:+.4f} to {high:+.4f})"
+                    f"  own {own:.4f}  apart {apart:.3f}  met {met:g}{'' if lr == best else '  common lr'}"
+                )
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -47,6 +47,7 @@ def importable(script, monkeypatch):
 def optimizer_of(name, model, lr):
     """The method as dtcourse.asynchronous has it."""
     momentum = 0.9 if "momentum" in name else 0.0
+    outer = [float(word) for word in name.partition("outer ")[2].split()]
     sgd = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
     adamw = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.999), weight_decay=0.01)
     graphs = {
@@ -75,11 +76,11 @@ def optimizer_of(name, model, lr):
         case "local AdamW":
             return LocalSGD(model, adamw, period)
         case "DiLoCo":
-            return DiLoCo(model, adamw, period)
+            return DiLoCo(model, adamw, period, outer_lr=outer[0], outer_momentum=outer[1])
     raise AssertionError(name)
 
 
-def on_ranks(methods, sizes, samples, batch):
+def on_ranks(methods, factors, sizes, samples, batch):
     """By method: this rank's parameters after each step, what one would keep,
     and how far apart the ranks are at the end."""
     rank, p, found = dist.get_rank(), dist.get_world_size(), {}
@@ -90,7 +91,9 @@ def on_ranks(methods, sizes, samples, batch):
         adacomm = AdaComm(optimizer, STEPS // 8) if name.startswith("AdaComm") else None
         history = []
         batches = digits.batches(digits.pools(p, deal == "by class"), batch, 1)
-        for chosen in islice(batches, STEPS):
+        for factor, chosen in zip(factors[name], islice(batches, STEPS), strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = lr * factor
             optimizer.zero_grad()
             loss = F.cross_entropy(model(digits.x[chosen[rank]]), digits.y[chosen[rank]])
             loss.backward()
@@ -107,17 +110,26 @@ def on_ranks(methods, sizes, samples, batch):
 
 
 def test_replicas_in_one_process_are_ranks(script):
-    settings = script.Settings(ranks=P, batch=3, steps=STEPS, samples=50, width=6)
+    # AdaComm's choices come by the clock in the study, where a meeting takes time, and by steps in the package.
+    settings = script.Settings(ranks=P, batch=3, steps=STEPS, samples=50, width=6, averaging=0.0)
     sizes = (64, settings.width, settings.width, 10)
     methods = [
-        (name, script.rates(method)[1], script.DEALS[i % 2])
+        (name, script.COMMON[method.family], script.DEALS[i % 2])
         for i, (name, method) in enumerate(script.METHODS.items())
     ]
-    run = launch(on_ranks, P, methods, sizes, settings.samples, settings.batch, timeout=None)
-    for name, _, deal in methods:
-        ours = script.lanes(script.METHODS[name], settings, 0, deal, torch.float64)
+    factors = {
+        name: [method.factor(step, settings) for step in range(STEPS)]
+        for name, method in script.METHODS.items()
+    }
+    assert factors["post-local, H = 16, decayed"] == [1] * 10 + [0.1] * 5 + [0.1**2] * 5
+    run = launch(
+        on_ranks, P, methods, factors, sizes, settings.samples, settings.batch, timeout=None
+    )
+    for name, lr, deal in methods:
+        rates = (lr / 2, lr)
+        ours = script.lanes(script.METHODS[name], settings, 0, deal, rates, torch.float64)
         first, X = next(ours)
-        assert X.shape[:2] == (3, P)
+        assert X.shape[:2] == (2, P)
         for step, (_, X) in enumerate(islice(ours, STEPS)):
             theirs = torch.stack([run[rank][name, deal][0][step] for rank in range(P)])
             error = float((X[1] - theirs).abs().max() / theirs.abs().max())
@@ -177,19 +189,24 @@ def test_it_measures_stops_and_goes_on(script, tmp_path, monkeypatch):
     monkeypatch.setattr(script, "PACES", {"equal": (10,), "one slow": (10,)})
     path = tmp_path / "results.json"
     settings = script.Settings(
-        ranks=3, batch=2, steps=8, every=4, samples=40, width=8, scale=65536, timed=4
+        ranks=3, batch=2, steps=8, every=4, tuning=1, samples=40, width=8, scale=65536, timed=4
     )
     little = {"names": KEPT, "models": ["ResNet-50"], "links": [10]}
     assert not script.study(path, settings, seeds=1, budget=0.0, **little)
     assert script.study(path, settings, seeds=1, **little)
     first = json.loads(path.read_text())
-    assert len(first["runs"]) == 2 * len(KEPT) + 2
+    assert len(first["runs"]) == 4 * len(KEPT) + 2
     for deal in script.DEALS:
         for name in KEPT:
             run = first["runs"][script.key("steps", deal, name, 0)]
-            assert len(run["losses"]) == len(run["own"]) == len(run["apart"]) == 3
+            best = first["runs"][script.key("tuned", deal, name)]["best"]
+            rates = {str(best), str(script.COMMON["SGD"])}
+            assert set(run["losses"]) == set(run["own"]) == set(run["apart"]) == rates
             assert all(len(losses) == 3 for losses in run["losses"].values())
-            assert set(run["meetings"].values()) <= set(range(9))
+            for meetings in run["meetings"].values():
+                assert meetings == {
+                    "synchronous": [0, 4, 8], "local, H = 4": [0, 1, 2], "EASGD, H = 4": [0, 0, 1]
+                }.get(name, [0, 0, 0])  # fmt: skip
     equal, slow = (
         first["runs"][script.key("seconds", "ResNet-50", 10, pace)]
         for pace in ("equal", "one slow")
@@ -203,7 +220,16 @@ def test_it_measures_stops_and_goes_on(script, tmp_path, monkeypatch):
     assert script.study(path, settings, seeds=2, **little)
     grown = json.loads(path.read_text())
     assert first["runs"].items() <= grown["runs"].items(), "nothing is measured twice"
-    assert len(list(script.summary(grown))) == 2 * len(KEPT)
+    assert len(list(script.summary(grown))) >= 2 * len(KEPT)
+
+
+def test_a_meeting_takes_time_and_adacomm_chooses_by_the_clock(script):
+    """Steps take 1, meetings 5; from the 20th moment on it may choose, where it meets."""
+    rule, X = script.Adaptive(4, interval=20, averaging=5.0), torch.zeros(1, 2, 3)
+    for _ in range(12):
+        X = rule.step(X, torch.zeros_like(X), torch.ones(1, 1, 1), torch.ones(1, 2))
+    # It meets at moments 9, 18 and 27. By the third it is due; a loss that does not fall halves the period.
+    assert rule.meetings == [3] and rule.periods == [2] and rule.due == [47]
 
 
 def test_what_is_slow(script):
@@ -226,12 +252,16 @@ def test_the_committed_results_are_complete(script):
             list(script.METHODS),
             list(script.MODELS),
             list(script.LINKS),
+            results["runs"],
         )
     ]
     assert list(results["runs"]) == names
     looks = settings.steps // settings.every + 1
     for name, run in results["runs"].items():
-        if name.startswith("steps"):
+        if name.startswith("tuned"):
+            rates = [float(lr) for lr in run["ends"]]
+            assert rates[0] < run["best"] < rates[-1], f"{name}: the best lies at the grid's edge"
+        elif name.startswith("steps"):
             assert all(len(losses) == looks for losses in run["losses"].values())
             assert all(math.isfinite(losses[0]) for losses in run["losses"].values())
         else:

@@ -69,6 +69,7 @@ class FirstNotFinite(TorchDispatchMode):
         return result
 
     def _note(self, name: str, tensor: torch.Tensor) -> None:
+        tensor = _stored(tensor)
         wrong = tensor[~tensor.isfinite()]
         value = str(wrong.flatten()[0].item())
         where = line_in_words(callers())
@@ -89,9 +90,17 @@ def _is_finite(value: Any) -> bool:
     value = local(value.detach())
     if not value.is_floating_point() or value.is_meta:
         return True
+    value = _stored(value)
     if value.numel() and not value.untyped_storage().nbytes():
         return True  # its memory has been given back, as a sharded model does between two uses
     return bool(value.isfinite().all())
+
+
+def _stored(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or the numbers that a sparse one keeps: it has no memory of its own that could be looked at."""
+    if tensor.layout is torch.strided:
+        return tensor
+    return (tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor).values()
 
 
 def made(seen: list[Any], results: list[Any]) -> str | None:

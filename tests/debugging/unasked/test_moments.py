@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -65,3 +66,16 @@ def test_a_tensor_whose_memory_was_given_back_is_not_read():
         gathered.detach()
     finally:
         assert watch.end() is None
+
+
+@pytest.mark.parametrize("number", [2.0, 0.0])
+def test_a_sparse_tensor_is_read_by_its_values(number):
+    dense = torch.tensor([[0.0, 1.0], [3.0, 0.0]])
+    watch = FirstNotFinite()
+    watch.begin()
+    try:
+        sparse = dense.to_sparse()
+        (sparse / number).to_dense()
+    finally:
+        seen = watch.end()
+    assert seen is None if number else (seen.operation, seen.wrong, seen.value) == ("div", 2, "inf")

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from dtcourse import launch
 from dtcourse.fault_tolerance import Checkpoints, TrainingState
 from dtcourse.fault_tolerance.elastic import ElasticJob
+from dtcourse.fault_tolerance.elastic.groups import NotFormed
 from dtcourse.fault_tolerance.holdings import StateLost
 from dtcourse.fault_tolerance.replicated import Replicated
 from dtcourse.launch import RankFailure
@@ -77,6 +78,26 @@ def test_who_forms_a_group_with_one_that_has_died_is_woken():
         outcomes = job.result(timeout=100)
     assert [g.members for g in job.generations] == [(0, 1), (0, 2)]
     assert outcomes[0] == outcomes[2] == (0, 2)
+
+
+def goes_while_others_form(elastic):
+    """Worker 2 loses a connection and lives, while the others form a group with it."""
+
+    def build():
+        if elastic.worker == 2 and elastic.generation == 0:
+            raise NotFormed("a connection was lost")
+        dist.new_group([0, 1, 2])
+        return Counter()
+
+    elastic.run(build, lambda run, number: None, last=1)
+    return elastic.members
+
+
+def test_who_forms_a_group_with_one_that_has_left_is_woken():
+    with ElasticJob(goes_while_others_form, 3, least=3) as job:
+        outcomes = job.result(timeout=100)
+    assert [g.members for g in job.generations] == [(0, 1, 2), (0, 1, 2)]
+    assert set(outcomes.values()) == {(0, 1, 2)}
 
 
 class Counter:

@@ -6,6 +6,7 @@ connections and ask for the next one; the job answers all that ask with the same
     worker   ask/3/0      "I have step 7"              3 is the worker's number, 0 counts its questions
     job      answer/3/0   generation 2 is workers 0, 3, 4
     job      change/2     somebody waits to join generation 2, or is asked to leave: looked at between steps
+    worker   left/2       a collective of generation 2 failed here: nobody need wait for this one's connection
 
 The store is the job's own, as the rendezvous of a launch is, so no worker's death takes it away. Keys are written once.
 """
@@ -63,6 +64,18 @@ class WorkersEnd:
     def is_to_change(self, generation: int) -> bool:
         """Whether somebody waits to join, or is to leave."""
         return bool(self.store.check([f"change/{generation}"]))
+
+    def note_left(self, generation: int) -> None:
+        """This worker lives, and will make no connection in that generation any more."""
+        self.store.set(f"left/{generation}", str(self.worker))
+
+    def missing(self, generation: int) -> str | None:
+        """Why a connection of that generation may never be made, in words; None: no reason is known."""
+        if dead := self.read():
+            return "; ".join(f"rank {rank} {how}" for rank, how in dead.items())
+        if self.store.check([key := f"left/{generation}"]):
+            return f"worker {self.store.get(key).decode()} has left this generation"
+        return None
 
     def note_begun(self) -> None:
         """The state is no longer that of a fresh start."""

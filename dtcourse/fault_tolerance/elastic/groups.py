@@ -5,8 +5,9 @@ still in a collective of the old one waits for a rank that may well live, and is
 its connections when it leaves; that wakes whoever waits at their other end, and he leaves in turn.
 
 While a group is formed there is no connection yet: gloo waits in the store for the addresses of all ranks, for 30
-minutes in dist.new_group. One that has died meanwhile never writes its own. So the store of a generation is one that
-asks, while it waits, whether a rank has died, and waits no longer then.
+minutes in dist.new_group. One that has died meanwhile never writes its own, and neither does one that lives and has
+left, since its collective had failed. So the store of a generation is one that asks, while it waits, whether somebody
+is missing, and waits no longer then.
 """
 
 from __future__ import annotations
@@ -26,10 +27,8 @@ from dtcourse.launch import lost_peers
 
 FORMING = timedelta(seconds=30)  # then it is tried again: one of them may have died meanwhile
 TRAINING = timedelta(hours=24)  # who waits for a dead rank is woken by its death
-_LOOK, _ASK = (
-    0.005,
-    0.5,
-)  # seconds between two looks for a key, and between two questions who has died
+# seconds between two looks for a key, and between two questions who is missing
+_LOOK, _ASK = 0.005, 0.5
 _CLOSING_TAG = 0x7FFFFFF1  # as no message of a program has
 
 _living: Any = None  # the store of the group that there is: torch keeps what is in C++ alone
@@ -40,14 +39,14 @@ class NotFormed(RuntimeError):
 
 
 class LivingStore(dist.Store):
-    """A store in which nobody waits for the key of a rank that has died.
+    """A store in which nobody waits for the key of a rank that has died, or has left.
 
-    dead: of this generation, who has died by now, and how: asked twice a second of waiting
+    missing: who of this generation, in words, or None: asked twice a second of waiting
     """
 
-    def __init__(self, store: Any, dead: Callable[[], dict[int, str]]) -> None:
+    def __init__(self, store: Any, missing: Callable[[], str | None]) -> None:
         super().__init__()
-        self._store, self._dead = store, dead
+        self._store, self._missing = store, missing
         self.set_timeout(FORMING)
 
     def set(self, key: str, value: Any) -> None:
@@ -72,15 +71,14 @@ class LivingStore(dist.Store):
         return self
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Raises NotFormed where a rank has died, or time is over."""
+        """Raises NotFormed where a rank is missing, or time is over."""
         began = asked = time.monotonic()
         limit = (timeout or FORMING).total_seconds()
         while not self._store.check(keys):
             now = time.monotonic()
             if now - asked > _ASK:
                 asked = now
-                if gone := self._dead():
-                    said = "; ".join(f"rank {rank} {how}" for rank, how in gone.items())
+                if said := self._missing():
                     raise NotFormed(f"{said}, and no connection to it can be made")
             if now - began > limit:
                 raise NotFormed(f"no connection was made within {limit:g} s: no {keys}")
@@ -88,15 +86,15 @@ class LivingStore(dist.Store):
 
 
 def form(
-    store: Any, generation: int, rank: int, size: int, dead: Callable[[], dict[int, str]]
+    store: Any, generation: int, rank: int, size: int, missing: Callable[[], str | None]
 ) -> None:
     """The default group of this generation, on gloo. RANK and WORLD_SIZE say so, too.
 
-    dead: of this generation, who has died by now
+    missing: who of this generation has died or left, in words
     """
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
     global _living
-    _living = LivingStore(store, dead)
+    _living = LivingStore(store, missing)
     here = dist.PrefixStore(f"generation/{generation}", _living)
     try:
         dist.init_process_group("gloo", store=here, rank=rank, world_size=size, timeout=FORMING)

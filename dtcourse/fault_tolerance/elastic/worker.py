@@ -24,6 +24,7 @@ ranks instead, and starts them again at the new size, from a file: restarts.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -115,7 +116,7 @@ class Elastic:
                     self.generation,
                     self.members.index(self.worker),
                     len(self.members),
-                    self._end.read,
+                    partial(self._end.missing, self.generation),
                 )
                 run = build()
                 (self._share_parts if in_parts else self._share)(run, load)
@@ -123,16 +124,18 @@ class Elastic:
             except RuntimeError as error:
                 if not groups.is_loss(error) or vain >= IN_VAIN:
                     raise
+                self._end.note_left(self.generation)
             finally:
                 groups.leave()
 
     def _share(self, run: HasState, load: Callable[[Any], int] | None) -> None:
         """Gives the newest state that any worker has to all."""
+        begun = self._end.has_begun()
         steps: list[int] = [-1] * len(self.members)
         dist.all_gather_object(steps, -1 if self.step is None else self.step)
         newest = max(steps)
         if newest < 0:
-            self._keep(run, self._first(run, load))
+            self._keep(run, self._first(run, load, begun))
             return
         kept = packed.broadcast(self._kept, steps.index(newest)) if len(steps) > 1 else self._kept
         run.load_state_dict(packed.copied(kept))
@@ -140,6 +143,7 @@ class Elastic:
 
     def _share_parts(self, run: HasState, load: Callable[[Any], int] | None) -> None:
         """Gives each rank its part of the newest state that is complete."""
+        begun = self._end.has_begun()
         before = None if self._copies is None else self._copies.kept
         copies = PeerCopies(run, kept=before)
         try:
@@ -151,13 +155,16 @@ class Elastic:
         # Only now: who is interrupted while it recovers still has what it had before.
         self._copies, self.step = copies, found
         if found is None:
-            self._keep(run, self._first(run, load))
+            self._keep(run, self._first(run, load, begun))
 
-    def _first(self, run: HasState, load: Callable[[Any], int] | None) -> int:
-        """The step after which the run begins, where no worker has a state."""
+    def _first(self, run: HasState, load: Callable[[Any], int] | None, begun: bool) -> int:
+        """The step after which the run begins, where no worker has a state.
+
+        begun: asked before all have said what they have: after that a faster rank may do a first step of this start
+        """
         if load is not None:
             return load(run)
-        if self._end.has_begun():
+        if begun:
             raise StateLost(
                 f"steps had been done, and all workers that had the state are gone: {_said(self._end.dead_workers())}. "
                 "It was in memory only. Give run() a load=, which reads a checkpoint"

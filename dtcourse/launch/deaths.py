@@ -29,10 +29,10 @@ def tell(where: str, rank: int, how: str) -> None:
 
 
 def _tell(where: str, rank: int, how: str) -> None:
-    with suppress(RuntimeError, OSError):  # the store has gone, and with it those that would read
-        store = rendezvous.join(where, _LIMIT)
-        number = store.add(_COUNT, 1)
-        store.set(f"{_DEATH}/{number}", json.dumps([rank, how.splitlines()[0]]))
+    # Suppressed where the store has gone, and with it those that would read.
+    with suppress(RuntimeError, OSError), rendezvous.Visit(where, _LIMIT) as visit:
+        number = visit.store.add(_COUNT, 1)
+        visit.store.set(f"{_DEATH}/{number}", json.dumps([rank, how.splitlines()[0]]))
 
 
 class Deaths:

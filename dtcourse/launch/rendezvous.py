@@ -73,15 +73,57 @@ def join(where: str, limit: timedelta) -> Any:
     """The store of a launch, in a rank. Waiting for a key that nobody sets raises after `limit`.
 
     where: the file's path; on several nodes tcp://address:port of a TCPStore
+
+    For a process that ends with the launch: it keeps the file open for as long as it lives. Others take a Visit.
+    """
+    return _joined(where, limit)[0]
+
+
+class Visit:
+    """The store of a launch in a process that goes on afterwards: `with Visit(where, limit) as visit: visit.store`.
+
+    Keep no other name for the store: it has to go before its file is closed.
+    """
+
+    def __init__(self, where: str, limit: timedelta) -> None:
+        self.store, self._file = _joined(where, limit)
+
+    def close(self) -> None:
+        """Leaves it. May be called again."""
+        self.store = None
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _joined(where: str, limit: timedelta) -> tuple[Any, int | None]:
+    """The store, and the descriptor of its file, to be closed after the store has gone.
+
+    A FileStore opens its path again for each access, and once more when it goes: to count down its users. A path
+    /proc/PID/fd/N means another file as soon as the launch's process has closed that one and opened the next, so the
+    store would write into that, or end the process where it is a socket. A descriptor of our own stays ours.
     """
     from torch.distributed import FileStore, TCPStore
 
     if where.startswith("tcp://"):
         address, _, port = where.removeprefix("tcp://").rpartition(":")
-        return TCPStore(address, int(port), is_master=False, timeout=limit)
+        return TCPStore(address, int(port), is_master=False, timeout=limit), None
+    file = None
+    if where.startswith("/proc/"):
+        file = os.open(where, os.O_RDWR | os.O_CLOEXEC)
+        where = f"/proc/self/fd/{file}"
     store = FileStore(where)  # no number of ranks: the file is not theirs to delete
     store.set_timeout(limit)
-    return store
+    return store, file
 
 
 def _file_in_memory() -> tuple[Any, str]:

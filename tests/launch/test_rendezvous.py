@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 
 import psutil
@@ -62,6 +64,40 @@ def test_no_file_and_no_thread_remains():
     if before:
         assert len(os.listdir("/proc/self/fd")) <= before
     assert not [t for t in threading.enumerate() if t.name == "dtcourse-tcp-store"]
+
+
+LATE = """
+import socket, sys, tempfile
+from datetime import timedelta
+from dtcourse.launch import rendezvous
+
+home = rendezvous.Rendezvous()
+keep = sys.argv[1] == "join"
+store = (rendezvous.join if keep else rendezvous.Visit)(home.path, timedelta(seconds=5))
+(store if keep else store.store).set("key", "value")
+number = int(home.path.rpartition("/")[2]) if home.path.startswith("/proc") else None
+home.close()
+files = [tempfile.TemporaryFile() for _ in range(20)]
+assert number is None or number in [file.fileno() for file in files], "its number is another file's by now"
+del store
+assert all(file.seek(0, 2) == 0 for file in files), "it wrote into another file"
+files.clear()
+home = rendezvous.Rendezvous()
+store = (rendezvous.join if keep else rendezvous.Visit)(home.path, timedelta(seconds=5))
+home.close()
+sockets = [socket.socket() for _ in range(20)]
+del store
+print("goes on")
+"""
+
+
+@pytest.mark.parametrize("how", ["join", "visit"])
+def test_a_store_that_outlives_the_launch_touches_no_other_file(how):
+    """It opens its path again when it goes: the number of the launch's file may be another one's, or a socket's."""
+    run = subprocess.run(
+        [sys.executable, "-c", LATE, how], capture_output=True, text=True, check=False
+    )
+    assert run.stdout == "goes on\n", run.stderr
 
 
 def test_where_no_place_can_be_made_the_function_s_payload_is_let_go(monkeypatch):

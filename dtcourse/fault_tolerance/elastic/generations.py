@@ -100,25 +100,29 @@ class JobsEnd:
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._store: Any = rendezvous.join(where, _LIMIT)
+        self._visit = rendezvous.Visit(where, _LIMIT)
         self._answered: dict[int, int] = {}  # by worker: how many of its questions
 
     def question(self, worker: int) -> Question | None:
         """What a worker asks now; None: nothing."""
         key = f"ask/{worker}/{self._answered.get(worker, 0)}"
-        if not self._store.check([key]):
+        if not self._visit.store.check([key]):
             return None
-        return Question(*json.loads(self._store.get(key)))
+        return Question(*json.loads(self._visit.store.get(key)))
 
     def answer(self, worker: int, answer: Answer) -> None:
         """Answers it."""
         number = self._answered.get(worker, 0)
         self._answered[worker] = number + 1
-        self._store.set(f"answer/{worker}/{number}", json.dumps(answer))
+        self._visit.store.set(f"answer/{worker}/{number}", json.dumps(answer))
 
     def ask_for_change(self, generation: int) -> None:
         """Has all of a generation ask for the next one after their step."""
-        self._store.set(f"change/{generation}", "")
+        self._visit.store.set(f"change/{generation}", "")
+
+    def close(self) -> None:
+        """Asks and answers no more."""
+        self._visit.close()
 
     def tell_of_death(self, worker: int, how: str) -> None:
         """To those that may wait for it in a collective."""

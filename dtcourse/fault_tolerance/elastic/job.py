@@ -102,6 +102,7 @@ class ElasticJob:
             for _ in range(size):
                 self._roster.expected.add(self.add())
         except BaseException:
+            self._end.close()
             self._home.close()
             raise
         self._thread = threading.Thread(target=self._watch, name="dtcourse-elastic", daemon=True)
@@ -190,6 +191,7 @@ class ElasticJob:
         for worker in self.living():
             self._workers[worker].cancel()
         self._thread.join()
+        self._end.close()
         self._home.close()
 
     # --- the thread -------------------------------------------------------------------------------------------

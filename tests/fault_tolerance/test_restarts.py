@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ SAVED, DIES, LAST = 4, 6, 8
 
 
 def train(folder, kills):
-    """Rank 1 is killed in step 6 of the first start. Each step of each start is in FOLDER/log-RANK."""
+    """Rank 1 is killed in step 6, once. Each step of each start is in FOLDER/log-RANK."""
+    killed = Path(folder) / "killed"
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = DistributedDataParallel(
@@ -41,7 +43,8 @@ def train(folder, kills):
     with (Path(folder) / f"log-{rank}").open("a") as log:
         for step in range(first + 1, LAST + 1):
             print(f"{start_number()}:{step}", end=" ", file=log, flush=True)
-            if kills and (start_number(), step, rank) == (0, DIES, 1):
+            if kills and (step, rank) == (DIES, 1) and not killed.exists():
+                killed.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             model(torch.ones(3, 4)).square().sum().backward()
             optimizer.step()
@@ -54,9 +57,9 @@ def train(folder, kills):
 
 
 def under_torchrun(folder, function, ranks, *args):
-    """Runs it, with its restarts."""
+    """Runs it, with its restarts: more than it needs, as on a busy machine a start may fail before its first step."""
     command = restarting_command(
-        function, ranks, *args, max_restarts=1, save_to=folder / "train.pkl"
+        function, ranks, *args, max_restarts=3, save_to=folder / "train.pkl"
     )
     names = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "SLURM_", "TORCHELASTIC_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(names)}
@@ -70,13 +73,15 @@ def under_torchrun(folder, function, ranks, *args):
 @pytest.mark.stands_on("dtcourse/fault_tolerance/", "dtcourse/launch/")
 def test_a_killed_worker_has_all_start_again_from_the_checkpoint(tmp_path):
     under_torchrun(tmp_path, train, 2, str(tmp_path), True)
-    second = [f"1:{step}" for step in range(SAVED + 1, LAST + 1)]
     for rank in range(2):
-        steps = (tmp_path / f"log-{rank}").read_text().split()
-        before = [f"0:{step}" for step in range(1, DIES + 1)]
+        steps = defaultdict(list)
+        for one in (tmp_path / f"log-{rank}").read_text().split():
+            start, step = map(int, one.split(":"))
+            steps[start].append(step)
+        before, after = steps.values()
         # Rank 0 is ended while it waits in step 6, or comes to it.
-        assert steps[-len(second) :] == second
-        assert steps[: -len(second)] in (before, before[:-1])
+        assert before in ([*range(1, DIES + 1)], [*range(1, DIES)])
+        assert after == [*range(SAVED + 1, LAST + 1)]
     (tmp_path / "undisturbed").mkdir()
     launch(train, 2, str(tmp_path / "undisturbed"), False)
     for rank in range(2):

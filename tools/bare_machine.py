@@ -186,7 +186,8 @@ def main() -> int:
             record.unlink(missing_ok=True)
             limits = [f"--timeout={TEST_LIMIT * slowness:.0f}"]
             if "--nbval" in arguments:
-                limits.append(f"--nbval-cell-timeout={CELL_LIMIT * slowness:.0f}")
+                cell = f"{CELL_LIMIT * slowness:.0f}"
+                limits += [f"--nbval-cell-timeout={cell}", f"--nbval-kernel-startup-timeout={cell}"]
             command = [python, "tools/recorded_pytest.py", str(record), *limits, *arguments]
             code = run(place, command, environment, until)
             everything.append(judged(outcomes.read(record, 0.0)))

@@ -39,6 +39,22 @@ def test_faults_have_interrupted_four_runs_in_five_and_each_kind_came_five_times
     assert sum(run["damaged"] for run in runs) >= 5
 
 
+@pytest.fixture(scope="module")
+def with_copies(script):
+    results = script.load(script.RESULTS, Settings())
+    return [results["runs"][f"peer copies | {seed}"] for seed in range(0, SEEDS, script.EVERY)]
+
+
+def test_with_copies_in_memory_the_same_bits_come_out_and_a_pair_goes_back_to_a_file(with_copies):
+    assert all(run["same"] for run in with_copies)
+    assert all(run["starts"] > 1 for run in with_copies)
+    pairs = sum(run["kinds"].get("pair", 0) for run in with_copies)
+    memory, file = (sum(run[where] for run in with_copies) for where in ("memory", "file"))
+    assert pairs >= 5 and file >= pairs and memory > file
+    # as lesson 25c says
+    assert (len(with_copies), pairs, memory, file) == (13, 9, 29, 13)
+
+
 def test_each_log_says_what_was_done_and_ends_well(runs):
     for run in runs:
         lines = run["log"]
@@ -51,12 +67,13 @@ def test_each_log_says_what_was_done_and_ends_well(runs):
 
 
 def test_what_is_measured_is_not_measured_again(script, capsys, monkeypatch):
-    for name in ("one", "undisturbed"):
+    for name in ("one", "in_parts", "undisturbed"):
         monkeypatch.setattr(script, name, lambda *_: pytest.fail("it was measured again"))
     script.main(["--seeds", str(SEEDS)])
     said = capsys.readouterr().out
     assert f"{SEEDS} of {SEEDS} runs end with the undisturbed run's bits" in said
-    assert said.endswith(f"{SEEDS + 1} runs; complete\n")
+    runs = json.loads(script.RESULTS.read_text())["runs"]
+    assert said.endswith(f"{len(runs)} runs; complete\n")
 
 
 def test_a_summary_of_no_runs_is_refused():

@@ -1,7 +1,9 @@
 """Memory of which more stays alive after each step: what is kept, and the line that made it.
 
 Storages are followed from birth to death as in profiling/memory_tracker.py, also those that only autograd holds (a loss
-that is summed up with its graph). Each optimizer step is a mark. Little is no leak: a list of losses grows too.
+that is summed up with its graph). Each optimizer step is a mark, at which those are added up that were made before the
+last one: what a step makes for itself may be more than the step before it made, as where a batch grows. Little is no
+leak: a list of losses grows too.
 """
 
 from __future__ import annotations
@@ -78,16 +80,18 @@ class LiveBytes(TorchDispatchMode):
         self._watch.pop(key, None)
         self._alive.pop(key, None)
 
-    def _mark(self, *step: Any) -> None:
+    def _mark(self, *_: Any) -> None:
         if len(self._totals) >= MOST:
             return
         gc.collect()
-        self._totals.append(sum(size for size, *_ in self._alive.values()))
+        step = len(self._totals)
+        older = [one for one in self._alive.values() if one[2] < step]
+        self._totals.append(sum(size for size, *_ in older))
         more = [b - a for a, b in zip(self._totals, self._totals[1:], strict=False)][-STEPS:]
         self._growth = None
         if len(more) == STEPS and min(more) >= LEAST:
             lines: Counter[tuple[Line, ...]] = Counter()
-            for size, line, step_of in self._alive.values():
+            for size, line, step_of in older:
                 if step_of > 0:
                     lines[line] += size
             self._growth = Growth(min(more), line_in_words(lines.most_common(1)[0][0]))

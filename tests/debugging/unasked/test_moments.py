@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dtcourse.debugging.unasked.files import Writes, written_wrongly
+from dtcourse.debugging.unasked.growth import LiveBytes
 from dtcourse.debugging.unasked.numbers import Born, FirstNotFinite, made
 
 
@@ -79,3 +80,27 @@ def test_a_sparse_tensor_is_read_by_its_values(number):
     finally:
         seen = watch.end()
     assert seen is None if number else (seen.operation, seen.wrong, seen.value) == ("div", 2, "inf")
+
+
+def test_a_batch_that_grows_is_no_leak():
+    """Each step makes more than the one before it, and keeps nothing."""
+
+    def seen(keeps):
+        watch, kept = LiveBytes(), []
+        watch.begin()
+        try:
+            layer = nn.Linear(64, 8)
+            optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+            for batch in (16, 32, 64, 128, 256, 512):
+                x = torch.ones(batch, 64)
+                loss = layer(x).square().mean()
+                loss.backward()
+                kept += [x] if keeps else []
+                optimizer.step()
+                optimizer.zero_grad()
+        finally:
+            growth = watch.end()
+        return growth
+
+    assert seen(keeps=False) is None
+    assert "x = torch.ones(batch, 64)" in seen(keeps=True).line

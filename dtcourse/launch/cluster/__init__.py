@@ -17,7 +17,10 @@ agent.py       what runs on a node: one process that imports torch once and spli
 task.py        what submitit calls there: agent.py or serving.py
 rendezvous.py  where the agents and the ranks of several nodes meet
 entry.py       what the batch script starts on each node: task.py's, from a folder that is ours alone
-slurm.py       submitting, on top of submitit
+scheduler.py   what launch needs of a cluster: submit, ask, cancel, and a transport
+slurm.py       Slurm's: submitting, on top of submitit; slurm_request.py is what a job asks for
+shared_folder.py its transport: all nodes see the job's folder
+station.py     which part of a job a process is
 controller.py  asking Slurm and cancelling
 serving.py     the same for an allocation: agents that take call after call
 held.py        the notebook's side of one allocation

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -27,23 +26,28 @@ from dtcourse.launch.cluster.ends import Ends
 from dtcourse.launch.cluster.folder import Reader, Writer, require_private
 from dtcourse.launch.cluster.node_ranks import NodeRanks, NodeTimeout
 from dtcourse.launch.cluster.rendezvous import Ended, NodeRendezvous
+from dtcourse.launch.cluster.station import Station
 from dtcourse.launch.failures import Failure, RankFailure
 from dtcourse.launch.interrupts import Interrupts
 
 ECHO = 3.0  # seconds in which the other nodes may still say what they saw of a failure
 
 
-def run(folder: Path) -> None:
-    """One node's part of a job. Leaves with exit code 1 where a rank failed, so that Slurm ends the other nodes'."""
-    node = begin(folder)
+def run(folder: Path, station: Station, started: Callable[[], None] = lambda: None) -> None:
+    """One agent's part of a job. Leaves with exit code 1 where a rank failed, so that Slurm ends the other nodes'.
+
+    started: called as soon as this process may have more than one thread
+    """
+    node = begin(folder, station)
     call, serialized = node.read_call(folder)
     node.settle(call)
     server.start_within()  # imports torch here, and the ranks' server is a copy of this process
+    started()
     node.watch.start()
     node.log.write((words.BEATS, words.BEAT))
     with (
         node.log.beating(words.BEAT),
-        NodeRendezvous(folder, node.number, node.name, call) as rendezvous,
+        NodeRendezvous(folder, station, call) as rendezvous,
     ):
         node.watch.together = partial(rendezvous.barrier_of_thread, "ended")
         if node.take(call, serialized, rendezvous, node.log):
@@ -55,25 +59,23 @@ def run(folder: Path) -> None:
 
 
 class Node:
-    """This node's part of a job.
+    """This node's part of a job, or this rank's where each has an agent.
 
     log:      what it says
     watch:    what may end it, as soon as `settle` has made it
     own_path: sys.path of this Python
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.number = int(os.environ.get("SLURM_NODEID", 0))
-        self.name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    def __init__(self, folder: Path, station: Station) -> None:
+        self.folder, self.station = folder, station
+        self.number, self.name = station.number, station.node
         self.log = self.log_in(folder)
         self.own_path = list(sys.path)
 
     def log_in(self, folder: Path) -> Writer:
         """Begins this node's log in the folder of a job, or of a call."""
         log = Writer(folder / words.log_name(self.number))
-        attempt = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-        log.write((words.HERE, {"node": self.name, "attempt": attempt}))
+        log.write((words.HERE, {"node": self.name, "attempt": self.station.attempt}))
         return log
 
     @staticmethod
@@ -143,12 +145,12 @@ class Node:
         return False
 
 
-def begin(folder: Path) -> Node:
+def begin(folder: Path, station: Station) -> Node:
     """Looks at the folder before anything in it is read."""
     # Until there are ranks, whose end it is then (ends.py).
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     require_private(folder)
-    return Node(folder)
+    return Node(folder, station)
 
 
 def _answers(
@@ -162,7 +164,8 @@ def _answers(
 ) -> dict[int, Any]:
     """{rank: answer} of this node's ranks. around: entered for as long as they run."""
     layout, asked = call.layout, call.asked
-    mine = layout.ranks_of(node)
+    mine = call.parts[node]
+    first = layout.ranks_of(layout.node_of(mine.start)).start  # of this machine
     base = {
         **words.changed(dict(os.environ), call.changes),
         **dict.fromkeys(environment.INTERFACES, rendezvous.interface),
@@ -175,7 +178,7 @@ def _answers(
             environment={
                 **base,
                 **environment.of_rank(
-                    layout, index, index - mine.start, rendezvous.address, rendezvous.port
+                    layout, index, index - first, rendezvous.address, rendezvous.port
                 ),
             },
             rendezvous=f"tcp://{rendezvous.address}:{rendezvous.port}",

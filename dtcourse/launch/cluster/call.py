@@ -48,6 +48,11 @@ def log_name(node: int) -> str:
     return f"node-{node}.log"
 
 
+def rendezvous_name(attempt: int) -> str:
+    """Where node 0 says where it listens, in its so many-th try."""
+    return f"{RENDEZVOUS}-{attempt}"
+
+
 @dataclass(frozen=True)
 class Call:
     """One launch, for its agents.
@@ -60,6 +65,7 @@ class Call:
     warning:   (name, seconds before the time limit) of the signal that comes first
     patience:  seconds without a sign of the notebook's life after which the nodes end the job; None: they ask for none
     versions:  what must be the same on the nodes
+    per_rank:  each rank has an agent of its own, and not each node
     """
 
     layout: options.Layout
@@ -72,6 +78,12 @@ class Call:
     warning: tuple[str, float] = ("USR2", 90.0)
     patience: float | None = None
     versions: dict[str, str] = field(default_factory=lambda: versions())
+    per_rank: bool = False
+
+    @property
+    def parts(self) -> list[range]:
+        """The ranks of each agent."""
+        return parts(self.layout, self.per_rank)
 
 
 @dataclass(frozen=True)
@@ -91,6 +103,18 @@ class Hold:
     idle: float
     requeued: bool = False
     versions: dict[str, str] = field(default_factory=lambda: versions())
+
+    @property
+    def parts(self) -> list[range]:
+        """The ranks of each agent, at most."""
+        return parts(self.layout, False)
+
+
+def parts(layout: options.Layout, per_rank: bool) -> list[range]:
+    """The ranks of each of a job's agents: one of them, or those of a node."""
+    if per_rank:
+        return [range(index, index + 1) for index in range(layout.world_size)]
+    return [layout.ranks_of(node) for node in range(layout.nodes)]
 
 
 def changes(before: dict[str, str], now: dict[str, str]) -> dict[str, str | None]:

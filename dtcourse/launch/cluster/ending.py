@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from dtcourse.launch import failures, options
 from dtcourse.launch.cluster import call as words
-from dtcourse.launch.cluster import slurm
-from dtcourse.launch.cluster.folder import cannot_be_written
 from dtcourse.launch.cluster.record import JobFailed, Record
+from dtcourse.launch.cluster.scheduler import Scheduler, Transport
 from dtcourse.launch.cluster.settings import Settings
 
 QUIET = 4 * words.BEAT  # seconds without a sign of a node whose ranks' connections have ended
@@ -26,6 +23,9 @@ class Ending:
     record: Record
     settings: Settings
     layout: options.Layout
+    scheduler: Scheduler
+    transport: Transport
+    parts: list[range]
     names: dict[int, str]
     results: dict[int, Any]
     beats: dict[int, float]
@@ -46,11 +46,12 @@ class Ending:
             raise self._never_began(state[0])
         lost = self._lost(state)
         if not self.failed and not lost and state[0] not in ("FAILED", "NODE_FAIL", "COMPLETED"):
-            raise self._broken(slurm.describe(state[0], self.settings, self.record.job))
+            raise self._broken(self.scheduler.describe(state[0], self.settings, self.record.job))
         every = self.failed + lost
         if not every:
             raise self._broken(
-                slurm.describe(state[0], self.settings, self.record.job) + self._log()
+                self.scheduler.describe(state[0], self.settings, self.record.job)
+                + self.transport.wrote()
             )
         failure = failures.rank_failure(every, world_size)
         if lost:
@@ -72,11 +73,11 @@ class Ending:
 
     def _lost(self, state: tuple[str, str, str]) -> list[failures.Failure]:
         """The ranks of nodes that are silent because they are gone."""
-        silent = set(range(self.layout.nodes)) - self.reported
-        gone = set(slurm.lost_nodes(state[1])) if silent and state[1] else set()
+        silent = set(range(len(self.parts))) - self.reported
+        gone = set(self.scheduler.lost_nodes(state[1])) if silent and state[1] else set()
         # The end of a job makes all its nodes silent.
-        quiet = set() if state[0] in slurm.OVER else self._silent(QUIET)
-        if len(quiet) == self.layout.nodes:
+        quiet = set() if state[0] in self.scheduler.OVER else self._silent(QUIET)
+        if len(quiet) == len(self.parts):
             quiet = set()
         lost = []
         for node in sorted(silent):
@@ -84,7 +85,7 @@ class Ending:
             alone = state[0] == "NODE_FAIL" and len(silent) == 1
             if name not in gone and node not in quiet and not alone:
                 continue
-            for index in self.layout.ranks_of(node):
+            for index in self.parts[node]:
                 lost.append(failures.Failure(index, f"was lost with its node, {name}"))
         return lost
 
@@ -92,7 +93,7 @@ class Ending:
         """{name of a node: its ranks}."""
         nodes: dict[str, list[int]] = {}
         for failure in lost:
-            node = self.layout.node_of(failure.rank)
+            node = next(k for k, part in enumerate(self.parts) if failure.rank in part)
             nodes.setdefault(self.names.get(node, f"{node}"), []).append(failure.rank)
         return nodes
 
@@ -123,38 +124,13 @@ class Ending:
     def _never_began(self, state: str) -> JobFailed:
         if state in ("CANCELLED", "TIMEOUT", "PREEMPTED", "GONE", "NODE_FAIL"):
             return self._broken(
-                f"{slurm.describe(state, self.settings, self.record.job)}, before any of its nodes began"
+                f"{self.scheduler.describe(state, self.settings, self.record.job)}, before any of its nodes began"
             )
-        log = self._log()
-        if re.search("ImportError|ModuleNotFoundError|No module named", log):
-            log += "\nThe Python on the nodes is not the course's own: `python` in cluster.toml names it"
+        log = self.transport.wrote()
+        advice = self.scheduler.missing(self.settings, self.folder, log)
         if log:
-            return self._broken(f"ended before it began the function{log}")
-        return self._broken(
-            "ended before it began, and its nodes have written "
-            f"nothing into {self.folder}. Most often they do not share that folder with the notebook, or have no "
-            f"{self.settings.python or 'Python where the notebook has it'}: "
-            "set `folder` and `python` in cluster.toml, and try `dtcourse doctor --cluster slurm`"
-        )
-
-    def _log(self) -> str:
-        """The last lines that the nodes wrote outside any rank."""
-        text = full = ""
-        for path in sorted(self.folder.glob("*_log.err")):
-            kept = [
-                line
-                for line in path.read_text(errors="replace").splitlines()
-                if not line.startswith("submitit ")  # its own log
-            ]
-            text += "".join(f"\n  {line}" for line in kept[-8:])
-        # What a node had to say may have found no room.
-        try:
-            with tempfile.TemporaryFile(dir=self.folder) as file:
-                file.write(bytes(1 << 16))
-                file.flush()
-        except OSError as error:
-            full = f"; {cannot_be_written(self.folder.parent, error)}"
-        return full + (f"; its nodes wrote:{text}" if text else "")
+            return self._broken(f"ended before it began the function{log}{advice}")
+        return self._broken(f"ended before it began, and its nodes have written nothing{advice}")
 
     def _broken(self, how: str) -> JobFailed:
         return JobFailed(f"job {self.record.job} {how}", self.record.job, str(self.folder))

@@ -39,18 +39,24 @@ def hold(warning: str) -> Callable[[], None] | None:
 
     warning: the name of the signal that comes before the time limit; ranks without a handler ignore it
 
-    Returns submitit's handler as a function that has Slurm start the job again.
+    Returns submitit's handler, where it is submitit that started us, as a function that has Slurm start the job again.
     """
-    from submitit.core.job_environment import JobEnvironment
-
+    again = _of_submitit() if "SUBMITIT_FOLDER" in os.environ else None
     resource_tracker.ensure_running()  # which unblocks SIGTERM, so before it is blocked
-    before = signal.getsignal(JobEnvironment._usr_sig())
+    before = signal.getsignal(again) if again else None
     # submitit's handlers would write into the ranks' output
-    for number in (signal.SIGTERM, signal.SIGCONT, JobEnvironment._usr_sig()):
+    for number in {signal.SIGTERM, signal.SIGCONT} | ({again} if again else set()):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(_number(warning), signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, _number(warning)})
-    return partial(before, JobEnvironment._usr_sig(), None) if callable(before) else None
+    return partial(before, again, None) if again and callable(before) else None
+
+
+def _of_submitit() -> signal.Signals:
+    """The signal by which submitit has a job started again."""
+    from submitit.core.job_environment import JobEnvironment
+
+    return JobEnvironment._usr_sig()
 
 
 def _number(warning: str) -> signal.Signals:

@@ -17,7 +17,7 @@ from typing import Any
 
 from dtcourse.launch import course_files, options, rank, serialization, waiting
 from dtcourse.launch.cluster import call as words
-from dtcourse.launch.cluster import presence, remote, slurm
+from dtcourse.launch.cluster import presence, remote
 from dtcourse.launch.cluster.call import Hold
 from dtcourse.launch.cluster.folder import Writer, create
 from dtcourse.launch.cluster.job import Job
@@ -146,7 +146,10 @@ class Allocation:
                 with suppress(OSError):
                     self._orders.write(words.OVER)
                 deadline = time.monotonic() + GOES
-                while self.job.state()[0] not in slurm.OVER and time.monotonic() < deadline:
+                while (
+                    self.job.state()[0] not in self.job.scheduler.OVER
+                    and time.monotonic() < deadline
+                ):
                     time.sleep(0.05)
             self.job.end()
         finally:
@@ -212,7 +215,7 @@ class _Call(Job):
         try:
             return super().answers()
         except JobFailed as error:
-            if self.state()[0] in slurm.OVER:
+            if self.state()[0] in self.scheduler.OVER:
                 self.held.lose()
                 if not self.names and (self.held.folder / words.OVER).exists():
                     raise NotTaken from error
@@ -238,7 +241,7 @@ class _Call(Job):
             now = time.monotonic()
             if now - looked > 1.0:
                 looked = now
-                if now > deadline or self.state()[0] in slurm.OVER:
+                if now > deadline or self.state()[0] in self.scheduler.OVER:
                     super().end()
                     self.held.lose()
                     return

@@ -9,9 +9,8 @@ from typing import Any
 
 from dtcourse.launch import failures, options, waiting
 from dtcourse.launch.cluster import call as words
-from dtcourse.launch.cluster import slurm
+from dtcourse.launch.cluster import scheduler as schedulers
 from dtcourse.launch.cluster.ending import QUIET, Ending
-from dtcourse.launch.cluster.folder import Reader, require_private
 from dtcourse.launch.cluster.record import Record
 from dtcourse.launch.cluster.settings import Settings
 from dtcourse.launch.interrupts import Stop
@@ -19,7 +18,7 @@ from dtcourse.launch.reporting import Bars
 from dtcourse.plural import plural
 
 LOOK = 0.05  # seconds between two looks into the logs, at first; later half a second
-ASK = 1.0  # seconds between two questions to Slurm, at first; later ten
+ASK = 1.0  # seconds between two questions to the scheduler, at first; later ten
 ECHO = 4.0  # seconds in which the other nodes may still say what they saw of a failure
 PATIENCE = 10.0  # seconds of waiting that a script's output says nothing of
 SILENT = 60.0  # without any, where other nodes give signs: it is gone
@@ -37,21 +36,22 @@ class Job(Ending):
         on_line: Callable[[int, str], None] | None = None,
         on_message: Callable[[int, Any], None] | None = None,
     ) -> None:
-        require_private(folder)
         self.folder, self.record, self.settings = folder, record, settings
         self.layout = options.Layout(**record.layout)
+        self.scheduler = schedulers.of(settings)
+        self.parts = words.parts(self.layout, self.scheduler.PER_RANK)
+        self.transport = self.scheduler.transport(folder, record.job, len(self.parts))
         self.on_line, self.on_message = on_line, on_message
-        self.readers = [Reader(folder / words.log_name(k)) for k in range(self.layout.nodes)]
         self.bars = Bars()
         self.look = LOOK
         self.stop: Stop | None = None  # by which another thread may end it
-        self.attempts: dict[int, int] = {}  # by node: how often Slurm had restarted the job
+        self.attempts: dict[int, int] = {}  # by node: how often the job had been restarted
         self.gone = False  # a node of it was lost
-        self.reason = self.told = ""  # why it waits, as Slurm said last; as was told last
+        self.reason = self.told = ""  # why it waits, as was said last; as was told last
         self._begin_again()
 
     def _begin_again(self) -> None:
-        """As before the first node has said anything; also where Slurm has started the job once more."""
+        """As before the first node has said anything; also where the job was started once more."""
         self.lines: list[list[str]] = [[] for _ in range(self.layout.world_size)]
         self.names: dict[int, str] = {}  # of the nodes whose agents run
         self.beats: dict[
@@ -107,7 +107,7 @@ class Job(Ending):
             if over is not None and now >= over:
                 self._raise(state)
             if echo is not None and (
-                len(self.reported) == self.layout.nodes or now >= echo + self._patience_for_echo()
+                len(self.reported) == len(self.parts) or now >= echo + self._patience_for_echo()
             ):
                 self._raise(state)
             if self._silent(SILENT) and len(self._silent(QUIET)) < len(self.beats):
@@ -115,7 +115,7 @@ class Job(Ending):
             if over is None and now - asked >= ask:
                 asked, ask = now, min(ask * 1.3, 10.0)
                 state = self.state()
-                if state[0] in slurm.OVER:
+                if state[0] in self.scheduler.OVER:
                     over = now + LATE if self.names else now
                     continue
                 if self.names == {} and state[0] == "PENDING":
@@ -124,23 +124,24 @@ class Job(Ending):
             look = min(look * 1.1, 0.5)
 
     def state(self) -> tuple[str, str, str]:
-        """What Slurm says of it now: (state, its nodes, why it waits)."""
-        return slurm.state_of(self.record.job, self.record.comment)
+        """What the scheduler says of it now: (state, its nodes, why it waits)."""
+        return self.scheduler.state_of(self.record.job, self.record.comment)
 
     def _require_patience(self, waited: float, reason: str) -> None:
-        # Twice the same: Slurm's first look at a job may give another reason than its second.
-        hopeless = reason == self.reason and slurm.never_starts(
+        # Twice the same: a scheduler's first look at a job may give another reason than its second.
+        hopeless = reason == self.reason and self.scheduler.never_starts(
             self.record.job, self.layout.nodes, reason
         )
         self.reason = reason
         if hopeless:
             raise self._broken(
-                f"can never start, and was cancelled: {hopeless} (Slurm's reason: {reason})"
+                f"can never start, and was cancelled: {hopeless} ({self.scheduler.NAME}'s reason: {reason})"
             )
         if waited > PATIENCE and reason != self.told:
             self.told = reason
             waiting.tell(
-                f"job {self.record.job} waits for {plural(self.layout.nodes, 'node')} (Slurm's reason: {reason})"
+                f"job {self.record.job} waits for {plural(self.layout.nodes, 'node')} "
+                f"({self.scheduler.NAME}'s reason: {reason})"
             )
         limit = self.settings.wait_minutes
         if limit is not None and waited > limit * 60:
@@ -152,8 +153,8 @@ class Job(Ending):
     def read(self) -> bool:
         """Takes what the nodes have said since the last time; says whether there was anything."""
         some = False
-        for node, reader in enumerate(self.readers):
-            for deserialize in reader.new():
+        for node, log in enumerate(self.transport.logs):
+            for deserialize in log.new():
                 some = True
                 try:
                     word, content = deserialize()
@@ -162,8 +163,8 @@ class Job(Ending):
                         f"sent something that cannot be rebuilt in the notebook: {error!r}"
                     ) from error
                 self._on_message(node, word, content)
-            if node in self.beats and reader.sign != self.signs.get(node):
-                self.signs[node], self.beats[node] = reader.sign, time.monotonic()
+            if node in self.beats and log.sign != self.signs.get(node):
+                self.signs[node], self.beats[node] = log.sign, time.monotonic()
         return some
 
     def _on_message(self, node: int, word: str, content: Any) -> None:
@@ -172,8 +173,8 @@ class Job(Ending):
                 self._begin_again()
             self.attempts[node] = content["attempt"]
             self.names[node] = content["node"]
-        elif self.attempts[node] < max(self.attempts.values()):
-            return  # what is left of a try that Slurm ended
+        elif self.attempts.get(node, 0) < max(self.attempts.values(), default=0):
+            return  # what is left of a try that was ended
         elif word == words.LINE:
             index, line = content
             self.lines[index].append(line)
@@ -204,14 +205,14 @@ class Job(Ending):
     def end(self, wait: bool = True) -> None:
         """Cancels the job where it still runs, and waits until it has left its nodes."""
         if not wait:
-            slurm.cancel(self.record.job)
+            self.scheduler.cancel(self.record.job)
             return
         deadline, cancelled = time.monotonic() + 60.0, 0.0
         while time.monotonic() < deadline:
             state, _, _ = self.state()
-            if state in slurm.OVER:
+            if state in self.scheduler.OVER:
                 return
             if state != "COMPLETING" and time.monotonic() - cancelled > 5.0:
-                slurm.cancel(self.record.job)
+                self.scheduler.cancel(self.record.job)
                 cancelled = time.monotonic()
             time.sleep(0.1)

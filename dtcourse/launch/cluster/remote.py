@@ -14,14 +14,14 @@ from typing import Any
 
 from dtcourse.launch import failures, options, output, rank, serialization
 from dtcourse.launch.cluster import call as words
-from dtcourse.launch.cluster import presence, slurm
+from dtcourse.launch.cluster import presence
+from dtcourse.launch.cluster import scheduler as schedulers
 from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.call import Call, Hold
 from dtcourse.launch.cluster.folder import Writer, cannot_be_written, create
 from dtcourse.launch.cluster.job import Job
 from dtcourse.launch.cluster.record import Record
 from dtcourse.launch.cluster.settings import Settings
-from dtcourse.launch.cluster.task import Agent
 from dtcourse.launch.interrupts import Stop
 from dtcourse.launch.run import Run
 
@@ -39,7 +39,7 @@ def layout_on(
     NCCL where each rank has a GPU of its own, else gloo.
     """
     options.check_numbers(world_size, nodes, threads)
-    nodes = settings.nodes_for(world_size, nodes)
+    nodes = schedulers.of(settings).nodes_for(settings, world_size, nodes)
     gpus = settings.gpus_per_node
     usual, none = "cuda" if gpus else "cpu", f"{settings.source} has gpus_per_node = 0"
     kind = options.device_kind(device, gpus, usual, none)
@@ -87,8 +87,8 @@ def fill(folder: Path, call: Call, serialized: serialization.Serialized) -> None
         writer.write(call)
         stream, buffers = serialized
         writer.write((stream, [pickle.PickleBuffer(buffer) for buffer in buffers]))
-        for node in range(call.layout.nodes):
-            (folder / words.log_name(node)).touch(mode=0o600)
+        for number in range(len(call.parts)):
+            (folder / words.log_name(number)).touch(mode=0o600)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise cannot_be_written(folder.parent, error) from None
@@ -98,25 +98,15 @@ def submit(
     settings: Settings, name: str, folders: list[Path], call: Call | Hold, requeue: bool = False
 ) -> list[Record]:
     """Hands the prepared jobs to the cluster, and writes down their numbers. What is refused leaves no folder."""
-    layout = call.layout
-    serves = isinstance(call, Hold)
-    tasks = [Agent(str(folder), serves) for folder in folders]
+    scheduler = schedulers.of(settings)
     try:
-        numbers = slurm.submit(
-            folders,
-            tasks,
-            settings,
-            name,
-            layout.nodes,
-            layout.ranks_per_node,
-            requeue,
-            waits=call.patience is not None,
-        )
+        numbers = scheduler.submit(folders, call, settings, name, requeue)
     except ValueError:
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    clusters.remember(settings)
+    if scheduler.OUTLIVES:
+        clusters.remember(settings)
     records = []
     for folder, number in zip(folders, numbers, strict=True):
         record = Record(
@@ -124,17 +114,19 @@ def submit(
             folders[0].name,
             name,
             time.time(),
-            asdict(layout),
+            asdict(call.layout),
             call.asked.record if isinstance(call, Call) else False,
             settings.minutes,
             os.path.abspath(settings.source) if os.path.isfile(settings.source) else "",
         )
+        records.append(record)
+        if not scheduler.OUTLIVES:
+            continue
         try:
             record.write(folder)
         except OSError as error:
-            slurm.cancel(number)
+            scheduler.cancel(number)
             raise cannot_be_written(folder.parent, error) from None
-        records.append(record)
     return records
 
 
@@ -152,7 +144,7 @@ def run_once(
     call = call_for(layout, settings, asked, patience=presence.PATIENCE)
     folder = prepare(settings, name, call, serialized)
     (record,) = submit(settings, name, [folder], call)
-    with presence.Presence(folder, record.job):
+    with schedulers.of(settings).attend(folder, record.job):
         job = Job(folder, record, settings, on_line, on_message)
         job.stop = stop
         return run_of(job, on_line is not None, slowdown_of(asked))
@@ -179,5 +171,5 @@ def run_of(job: Job, shown: bool, slowdown: float = 1.0) -> Run[Any]:
 def find(cluster: str) -> Settings:
     """The settings of the cluster, and the certainty that there is one."""
     settings = clusters.find(cluster)
-    slurm.require()
+    schedulers.of(settings).require()
     return settings

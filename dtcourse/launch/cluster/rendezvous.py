@@ -18,9 +18,9 @@ import psutil
 
 from dtcourse.launch import rendezvous
 from dtcourse.launch.cluster import call as words
-from dtcourse.launch.cluster import slurm
 from dtcourse.launch.cluster.call import Call, Hold
 from dtcourse.launch.cluster.folder import Reader, Writer
+from dtcourse.launch.cluster.station import Station
 
 _END = "dtcourse/end"
 MEET = 120.0  # seconds in which node 0 must have said where it listens
@@ -38,12 +38,12 @@ class NodeRendezvous:
     interface:     the network interface of this node that leads there
     """
 
-    def __init__(self, folder: Path, node: int, name: str, call: Call | Hold) -> None:
-        self.nodes, self._served = call.layout.nodes, None
+    def __init__(self, folder: Path, station: Station, call: Call | Hold) -> None:
+        self.agents, self._served = len(call.parts), None
         self._store: Any = None
-        file = folder / f"{words.RENDEZVOUS}-{os.environ.get('SLURM_RESTART_COUNT', 0)}"
-        if node == 0:
-            self.address = _own_address(call.interface, name, self.nodes)
+        file = folder / words.rendezvous_name(station.attempt)
+        if station.number == 0:
+            self.address = _own_address(call.interface, station, call.layout.nodes)
             door = socket.create_server((self.address, 0), backlog=socket.SOMAXCONN)
             self.port: int = door.getsockname()[1]
             self._served = rendezvous.serve(door)
@@ -65,7 +65,7 @@ class NodeRendezvous:
         self._barrier(self.connect(), word, limit)
 
     def _barrier(self, store: Any, word: str, limit: float | None) -> None:
-        if store.add(f"dtcourse/{word}", 1) == self.nodes:
+        if store.add(f"dtcourse/{word}", 1) == self.agents:
             store.set(f"dtcourse/{word}/all", "1")
         began = time.monotonic()
         # Asked again and again: a wait inside the store could not be left for a call that has ended.
@@ -92,7 +92,7 @@ class NodeRendezvous:
     def leave(self) -> None:
         """Node 0 serves the store, so it waits for all others, which wait for nobody."""
         store = self._store
-        if store.add("dtcourse/left", 1) == self.nodes:
+        if store.add("dtcourse/left", 1) == self.agents:
             store.set("dtcourse/left/all", "1")
         if self._served is not None:
             store.wait(["dtcourse/left/all"], timedelta(seconds=MEET))
@@ -115,7 +115,7 @@ def _told(file: Path) -> tuple[str, int]:
     raise RuntimeError(f"node 0 has not said where it listens in {MEET:g} s")
 
 
-def _own_address(interface: str | None, name: str, nodes: int) -> str:
+def _own_address(interface: str | None, station: Station, nodes: int) -> str:
     """The address of this node that the other nodes reach."""
     if interface is not None:
         found = psutil.net_if_addrs()
@@ -123,13 +123,11 @@ def _own_address(interface: str | None, name: str, nodes: int) -> str:
             if known.family == socket.AF_INET:
                 return known.address
         raise RuntimeError(
-            f"node {name} has no network interface {interface} with an IPv4 address; it has {', '.join(found)}"
+            f"node {station.node} has no network interface {interface} with an IPv4 address; it has {', '.join(found)}"
         )
     if nodes == 1:
         return "127.0.0.1"
-    # By the name that Slurm itself uses to reach it. The node's own idea of its name may be a loopback address.
-    known = os.environ.get("DTCOURSE_HEAD") or slurm.details("node", name).get("NodeAddr", name)
-    return socket.gethostbyname(known)
+    return socket.gethostbyname(station.known_address())
 
 
 def _interface(address: str, port: int) -> str:

@@ -27,14 +27,15 @@ from dtcourse.launch.cluster.agent import ECHO, Node, begin
 from dtcourse.launch.cluster.call import Hold
 from dtcourse.launch.cluster.folder import Reader, require_private
 from dtcourse.launch.cluster.rendezvous import MEET, Ended, NodeRendezvous
+from dtcourse.launch.cluster.station import Station
 
 FIRST_LOOK, LAST_LOOK = 0.02, 0.2  # seconds between two looks for a call, after one and after long
 A_YEAR = timedelta(days=365)
 
 
-def serve(folder: Path) -> None:
+def serve(folder: Path, station: Station) -> None:
     """One node's part of an allocation, from its begin until the nodes are given back."""
-    node = begin(folder)
+    node = begin(folder, station)
     (unpack,) = Reader(folder / words.CALL).new()
     hold: Hold = unpack()
     server.load()
@@ -44,7 +45,7 @@ def serve(folder: Path) -> None:
     template.leave_edits_to_others()
     template.start_early()
     node.watch.start()
-    with NodeRendezvous(folder, node.number, node.name, hold) as meeting:
+    with NodeRendezvous(folder, station, hold) as meeting:
         node.watch.together = partial(meeting.barrier_of_thread, "ended")
         node.log.write((words.READY, None))
         bell = meeting.connect()
@@ -141,7 +142,7 @@ def _take(node: Node, folder: Path) -> None:
         node.go_to(call)
         with (
             log.beating(words.BEAT),
-            NodeRendezvous(folder, node.number, node.name, call) as rendezvous,
+            NodeRendezvous(folder, node.station, call) as rendezvous,
         ):
             with _Watching(node, folder, rendezvous):
                 if not node.take(call, serialized, rendezvous, log, standby.launching):

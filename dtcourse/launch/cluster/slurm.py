@@ -7,14 +7,12 @@ controller itself.
 
 from __future__ import annotations
 
-import math
-import os
-import shlex
+import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 from dtcourse.launch.cluster import folder as jobs_folder
+from dtcourse.launch.cluster.call import Call, Hold
 from dtcourse.launch.cluster.controller import (
     OVER,
     cancel,
@@ -29,41 +27,38 @@ from dtcourse.launch.cluster.controller import (
     state_of,
     waiting_or_running,
 )
+from dtcourse.launch.cluster.presence import Presence
 from dtcourse.launch.cluster.settings import Settings
+from dtcourse.launch.cluster.shared_folder import SharedFolder
+from dtcourse.launch.cluster.slurm_request import asked_by_hand, executor
+from dtcourse.launch.cluster.task import Agent
 
 __all__ = [
+    "NAME",
+    "OUTLIVES",
     "OVER",
+    "PER_RANK",
     "asked_by_hand",
+    "attend",
     "cancel",
     "describe",
     "details",
     "lost_nodes",
+    "missing",
     "names",
     "never_starts",
+    "nodes_for",
     "nodes_out",
     "nodes_up",
     "partitions",
     "require",
     "state_of",
     "submit",
+    "transport",
     "waiting_or_running",
 ]
 
-ENTRY = "dtcourse.launch.cluster.entry"
-# One thread while the agent imports, or it could not split off the ranks' server (server.start_within).
-QUIET = (
-    "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 "
-    # Without it each rank says which addresses have no name (c10d), where the network has no reverse DNS.
-    "TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}"
-)
-
-A_DAY = 24 * 60  # minutes that a launch's job may wait where the settings set no limit
-
-# Node 0's address, asked for before a container hides Slurm's commands (rendezvous.py reads it).
-HEAD = (
-    "export DTCOURSE_HEAD="
-    "$(scontrol --oneliner show node $SLURMD_NODENAME | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')"
-)
+NAME, PER_RANK, OUTLIVES = "Slurm", False, True  # scheduler.py says what for
 
 
 def require() -> None:
@@ -86,143 +81,64 @@ def require() -> None:
         ) from None
 
 
+def nodes_for(settings: Settings, world_size: int, nodes: int) -> int:
+    """The nodes to ask for; Slurm itself says later whether it has them."""
+    return settings.nodes_for(world_size, nodes)
+
+
+def attend(folder: Path, job: str) -> Presence:
+    """For as long as the block lasts, this process is there for the job."""
+    return Presence(folder, job)
+
+
+def transport(folder: Path, job: str, agents: int) -> SharedFolder:
+    """All nodes see the folder."""
+    return SharedFolder(folder, agents)
+
+
+def missing(settings: Settings, folder: Path, log: str) -> str:
+    """What to do about nodes that ended before they said a word. log: what they wrote."""
+    if re.search("ImportError|ModuleNotFoundError|No module named", log):
+        return (
+            "\nThe Python on the nodes is not the course's own: `python` in cluster.toml names it"
+        )
+    if log:
+        return ""
+    return (
+        f" into {folder}. Most often they do not share that folder with the notebook, or have no "
+        f"{settings.python or 'Python where the notebook has it'}: "
+        "set `folder` and `python` in cluster.toml, and try `dtcourse doctor --cluster slurm`"
+    )
+
+
 def submit(
     folders: list[Path],
-    tasks: list[Any],
+    call: Call | Hold,
     settings: Settings,
     name: str,
-    nodes: int,
-    ranks: int,
     requeue: bool = False,
-    waits: bool = False,
 ) -> list[str]:
-    """Submits one job for each folder (more than one: as a job array); each task runs once on each of its nodes.
+    """Submits one job for each folder (more than one: as a job array); its task runs once on each of its nodes.
 
-    ranks: on one node
     requeue: let Slurm start a job again that it had to end, or whose node died
-    waits: somebody waits for it, with the patience that the settings give; Slurm removes it when that is over
 
     Returns the jobs' numbers. ValueError where Slurm refuses what was asked.
     """
-    executor = _executor(folders[0], settings, name, nodes, ranks, requeue, waits)
+    layout = call.layout
+    tasks = [Agent(str(folder), isinstance(call, Hold)) for folder in folders]
+    # Somebody waits for it, with the patience that the settings give; Slurm removes it when that is over.
+    waits = call.patience is not None
+    made = executor(folders[0], settings, name, layout.nodes, layout.ranks_per_node, requeue, waits)
     try:
         if len(tasks) == 1:
-            jobs = [executor.submit(tasks[0])]
+            jobs = [made.submit(tasks[0])]
         else:
-            jobs = executor.submit_array(tasks)
+            jobs = made.submit_array(tasks)
     except OSError as error:  # in writing what Slurm is to be given
         raise jobs_folder.cannot_be_written(Path(settings.folder), error) from None
     except Exception as error:
         raise ValueError(_refusal(error, settings)) from None
     return [job.job_id for job in jobs]
-
-
-def _executor(
-    folder: Path,
-    settings: Settings,
-    name: str,
-    nodes: int,
-    ranks: int,
-    requeue: bool,
-    waits: bool,
-) -> Any:
-    from submitit import SlurmExecutor
-
-    class Executor(SlurmExecutor):
-        """Whose jobs begin with our own main, which reads nothing from a folder that others could have written."""
-
-        @property
-        def _submitit_command_str(self) -> str:
-            return f"{self.python} -u -m {ENTRY} {shlex.quote(str(self.folder))}"
-
-    executor = Executor(folder, python=shlex.quote(settings.python) if settings.python else None)
-    setup = [*_loaded(settings.modules), *settings.setup, QUIET]
-    # What a shell exported once would lead the ranks astray; the agents say where they meet.
-    setup.append("unset MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK")
-    extra: dict[str, Any] = {"requeue" if requeue else "no-requeue": True}
-    extra["signal"] = "{}@{:d}".format(*settings.warning)
-    if waits:
-        # Where nobody is left to cancel it: no job that starts later could still end by then.
-        patience = math.ceil(settings.wait_minutes or A_DAY) + settings.minutes
-        extra["deadline"] = f"now+{patience}minutes"
-    contained = settings.container is not None
-    extra |= {
-        name: value
-        for name, value in settings.options.items()
-        if not (contained and _of_container(name))
-    }
-    # One node's end is all nodes' end: the others would wait for its ranks.
-    srun_args = ["--kill-on-bad-exit=1", *_contained(settings)]
-    if contained:
-        setup.append(HEAD)
-    asked = {
-        "job_name": name,
-        "comment": folder.name,
-        "partition": settings.partition,
-        "account": settings.account,
-        "time": settings.minutes,
-        "nodes": nodes,
-        "ntasks_per_node": 1,
-        "cpus_per_task": settings.cpus_per_rank * ranks,
-        "gpus_per_node": settings.gpus_per_node or None,
-        "mem": None
-        if settings.memory_per_node is None
-        else f"{round(settings.memory_per_node * 1024)}M",
-        "setup": setup,
-        "srun_args": srun_args,
-        "additional_parameters": extra,
-    }
-    executor.update_parameters(**{key: value for key, value in asked.items() if value is not None})
-    return executor
-
-
-def _loaded(modules: list[str]) -> list[str]:
-    """Lines of shell that load environment modules, or end the job with a sentence."""
-    if not modules:
-        return []
-    # A batch script is no login shell: it has `module` only where the notebook's shell had exported it.
-    lines = ['type module > /dev/null 2>&1 || . "$MODULESHOME/init/bash"']
-    for module in modules:
-        sentence = f"`module load {module}` failed (`modules` in cluster.toml)"
-        lines.append(
-            f"module load {shlex.quote(module)} || {{ echo {shlex.quote(sentence)} >&2; exit 1; }}"
-        )
-    return lines
-
-
-def _contained(settings: Settings) -> list[str]:
-    """srun's options for a container, as pyxis reads them; the job's folder and this one are seen inside.
-
-    They are srun's and not sbatch's: pyxis would run the batch script itself in the container, where no srun is.
-    """
-    if not settings.container:
-        return []
-    seen = [os.path.abspath(os.path.expanduser(settings.folder)), os.getcwd()]
-    mounts = [f"{folder}:{folder}" for folder in dict.fromkeys(seen)]
-    options = {name: value for name, value in settings.options.items() if _of_container(name)}
-    if "container-mounts" in options:
-        mounts.append(options.pop("container-mounts"))
-    asked = {"container-image": settings.container, "container-mounts": ",".join(mounts), **options}
-    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in asked.items()]
-
-
-def _of_container(option: str) -> bool:
-    return option.startswith(("container-", "no-container-"))
-
-
-def asked_by_hand(settings: Settings) -> list[str]:
-    """What a command of Slurm's (srun, sbatch) that somebody types has to say for a job to be taken on this cluster."""
-    named = {
-        "partition": settings.partition,
-        "account": settings.account,
-        "time": settings.minutes,
-        **{name: value for name, value in settings.options.items() if not _of_container(name)},
-    }
-    return [
-        f"--{name}" if value is True else f"--{name}={value}"
-        for name, value in named.items()
-        if value is not None
-    ]
 
 
 def _refusal(error: Exception, settings: Settings) -> str:

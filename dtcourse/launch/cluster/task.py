@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dtcourse.launch.cluster import agent, serving
+from dtcourse.launch.cluster import agent, serving, station
 
 
 class Agent:
@@ -15,7 +15,7 @@ class Agent:
         self.folder, self.serves = folder, serves
 
     def __call__(self) -> None:
-        (serving.serve if self.serves else agent.run)(Path(self.folder))
+        (serving.serve if self.serves else agent.run)(Path(self.folder), station.of_slurm())
 
     def checkpoint(self) -> Any:
         """What to call when the job was ended before its time and starts again: the same (submitit's protocol)."""

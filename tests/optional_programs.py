@@ -98,6 +98,10 @@ def _mlflow() -> bool:
     return importlib.util.find_spec("mlflow") is not None
 
 
+def _ray() -> bool:
+    return importlib.util.find_spec("ray") is not None
+
+
 def _users() -> bool:
     from tests.launch.cluster import users
 
@@ -141,6 +145,7 @@ NEEDS = {
         Need("clone", "a clone: this is no checkout of git's", (ROOT / ".git").exists),
         Need("gpu", "a GPU that torch can use", _gpu),
         Need("mlflow", "mlflow (pip install --group tracking)", _mlflow),
+        Need("ray", 'Ray (pip install "ray==2.51.1")', _ray),
         Need("triton", "Triton (Linux: `make triton`)", _triton),
         Need(
             "users", "root, who may become other users and mount (a container may deny it)", _users

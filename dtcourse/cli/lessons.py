@@ -165,7 +165,7 @@ def run(
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="slurm, or a cluster.toml: run the launches that are not emulated as its jobs. The same as -p "
+            help="slurm, ray, or a cluster.toml: run the launches that are not emulated as its jobs. The same as -p "
             "CLUSTER slurm."
         ),
     ] = None,

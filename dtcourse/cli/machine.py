@@ -28,7 +28,7 @@ def doctor(
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="Try a cluster instead, by a job on its nodes: slurm, or a cluster.toml."
+            help="Try a cluster instead, by a job on its nodes: slurm, ray, or a cluster.toml."
         ),
     ] = None,
     nodes: Annotated[
@@ -43,7 +43,7 @@ def doctor(
     Exit code: 0 where the lessons run here, 1 where something that they need is missing.
 
     Examples: [bold]dtcourse doctor[/bold], [bold]dtcourse doctor --json[/bold],
-    [bold]dtcourse doctor --cluster slurm[/bold]
+    [bold]dtcourse doctor --cluster slurm[/bold], [bold]dtcourse doctor --cluster ray[/bold]
     """
     if cluster is None:
         from dtcourse.course.doctor import examine

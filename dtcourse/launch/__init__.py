@@ -31,7 +31,7 @@ reporting.py      send_message and progress, from a rank to the notebook while i
 waiting.py        what is going on, where it takes longer than a second
 torchrun.py       the way out: the same function under torchrun, on any number of nodes
 target.py         a function and its arguments, named on a command line
-cluster/          launch(..., cluster="slurm"): the same cell on the nodes of a cluster
+cluster/          launch(..., cluster="slurm") or "ray": the same cell on the nodes of a cluster
 """
 
 from dtcourse.launch import magic, reporting, server, template, waiting

@@ -125,8 +125,9 @@ def launch(
                 dead one in a collective, a send or a receive gets a RuntimeError that names it, within two seconds
     cluster:    "slurm" runs the same function on the nodes of a cluster, as its cluster.toml says (or give the path of
                 such a file): a job is submitted and followed, and comes back like a launch on this machine. timeout
-                counts from when the ranks have begun, not the time in the queue; Ctrl-C cancels the job. "here" is
-                this machine; None is this machine too, but where use_cluster named another place
+                counts from when the ranks have begun, not the time in the queue; Ctrl-C cancels the job. "ray" does so
+                with actors on a Ray cluster (docs/ray.md). "here" is this machine; None is this
+                machine too, but where use_cluster named another place
     verbose:    say in one line what was chosen
     wait:       False returns a Handle at once, and the launch goes on: handle.result() is the Run, handle.done() says
                 whether there is one, handle.cancel() ends it, handle.pids are its processes. What the ranks print is

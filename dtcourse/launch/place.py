@@ -37,7 +37,8 @@ def use_cluster(cluster: str | None) -> None:
 def shared_folder() -> str | None:
     """A folder whose files all ranks see, for tempfile's `dir`: the cluster's own where use_cluster named one.
 
-    None is tempfile's usual place, which ranks on this machine see.
+    None is tempfile's usual place, which ranks on this machine see. On Ray it is this machine's: ranks of another one
+    see it where the machines share it.
 
         with tempfile.TemporaryDirectory(dir=shared_folder()) as folder:
             launch(write_a_part, 4, folder)

@@ -1,4 +1,4 @@
-"""What a cluster can run, found by a small job on its nodes: `dtcourse doctor --cluster slurm`."""
+"""What a cluster can run, found by a small job on its nodes: `dtcourse doctor --cluster slurm`, or `ray`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 import dtcourse
 from dtcourse.course.doctor.findings import GB, Finding
 from dtcourse.launch import launch, waiting
-from dtcourse.launch.cluster import folder, slurm
+from dtcourse.launch.cluster import folder, ray, slurm
+from dtcourse.launch.cluster import scheduler as schedulers
 from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.probe import probe
 from dtcourse.plural import plural
@@ -25,28 +26,29 @@ def examine(cluster: str, nodes: int | None = None) -> Iterator[Finding]:
     """Tries the cluster with a job of one rank on each of `nodes` nodes (None: all that are up, at most MOST)."""
     settings = clusters.find(cluster)
     yield Finding("settings", "ok", settings.source)
+    scheduler = schedulers.of(settings)
     try:
-        slurm.require()
+        scheduler.require()
     except (RuntimeError, ImportError) as error:
-        yield Finding("Slurm", "problem", str(error))
+        yield Finding(scheduler.NAME, "problem", str(error))
         return
     try:
         yield Finding("jobs' folder", "ok", str(folder.of_jobs(Path(settings.folder))))
     except ValueError as error:
         yield Finding("jobs' folder", "problem", str(error))
         return
-    yield from _shared(Path(settings.source))
-    up = slurm.nodes_up(settings.partition)
+    if scheduler.NAME == "Ray":
+        up, advice = ray.node_names(), "`ray status` shows why"
+    else:
+        yield from _shared(Path(settings.source))
+        up, advice = slurm.nodes_up(settings.partition), "sinfo shows why; name another `partition`"
     asked = nodes or min(len(up), MOST)
     if not up:
-        yield Finding(
-            "Slurm", "problem", "no node is up", "sinfo shows why; name another `partition`"
-        )
+        yield Finding(scheduler.NAME, "problem", "no node is up", advice)
         return
-    yield Finding("Slurm", "ok", f"{plural(len(up), 'node')} up: {', '.join(up[:8])}")
-    for name, state in list(slurm.nodes_out(settings.partition).items())[:MOST]:
-        advice = "launches that need it wait: `scontrol show node` says more, your administrator brings it back"
-        yield Finding("Slurm", "note", f"{name} is {state}", advice)
+    yield Finding(scheduler.NAME, "ok", f"{plural(len(up), 'node')} up: {', '.join(up[:8])}")
+    if scheduler.NAME == "Slurm":
+        yield from _out(settings.partition)
     try:
         with waiting.saying(f"running a job on {plural(asked, 'node')}"):
             run = launch(probe, asked, nodes=asked, cluster=cluster, timeout=300)
@@ -78,6 +80,13 @@ def examine(cluster: str, nodes: int | None = None) -> Iterator[Finding]:
     if asked > 1:
         slowest = min(found["megabytes_per_second"] for found in run)
         yield Finding("network", "ok", f"an all-reduce of 16 MB moves {slowest:,.0f} MB/s")
+
+
+def _out(partition: str | None) -> Iterator[Finding]:
+    """Nodes that take no jobs."""
+    for name, state in list(slurm.nodes_out(partition).items())[:MOST]:
+        advice = "launches that need it wait: `scontrol show node` says more, your administrator brings it back"
+        yield Finding("Slurm", "note", f"{name} is {state}", advice)
 
 
 def _shared(settings: Path) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
-"""The same cell on a cluster: `launch(step, 8, nodes=2, cluster="slurm")`.
+"""The same cell on a cluster: `launch(step, 8, nodes=2, cluster="slurm")`, or "ray".
 
 What travels is what travels on one machine: the function and its arguments there; results, messages and printed lines
-back. Between the notebook and the nodes lies a folder that both can read, since that is what every cluster has; between
-the nodes, a TCP store on the cluster's own network.
+back. Between the notebook and the nodes lies a folder that both can read on Slurm, and actors on Ray; between the
+nodes, a TCP store on the cluster's own network.
 
 In this order:
 
@@ -31,6 +31,8 @@ jobs.py        jobs of another notebook, or of yesterday
 batch.py       jobs without a notebook: sweeps, and jobs that Slurm may start again
 probe.py       what `dtcourse doctor --cluster` asks every node
 kubernetes/    manifests for Kubernetes: an Indexed Job with its Service, or a TrainJob
+ray.py         Ray's scheduler; ray_connection.py is Ray itself, ray_job.py one reservation with its actors
+ray_actor.py   what runs on a node for each rank; ray_agent.py what that starts; ray_log.py what it says
 throwaway.py   a real Slurm of several nodes on this machine, for tests, lessons and trying out
 """
 

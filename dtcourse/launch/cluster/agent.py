@@ -103,7 +103,7 @@ class Node:
 
     def lacks(self, call: Call | Hold) -> str | None:
         """What the notebook has and this node has not, in a sentence."""
-        if os.path.isdir(call.directory):
+        if not call.shares or os.path.isdir(call.directory):
             return None
         return (
             f"node {self.name} has no folder {call.directory}, in which the notebook runs: work in a folder that all "
@@ -112,7 +112,9 @@ class Node:
 
     def go_to(self, call: Call | Hold) -> None:
         """Takes the notebook's directory and sys.path."""
-        os.chdir(call.directory)
+        # A rank whose machine shares nothing with the notebook's works in its job's own folder.
+        has_it = call.shares or os.path.isdir(call.directory)
+        os.chdir(call.directory if has_it else self.folder)
         # The notebook's, and then this Python's own: a container has its packages elsewhere.
         sys.path[:] = dict.fromkeys([*call.path, *self.own_path])
 

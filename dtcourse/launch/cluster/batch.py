@@ -14,6 +14,7 @@ from typing import Any
 
 from dtcourse.launch import environment, options, rank, sendable
 from dtcourse.launch.cluster import remote
+from dtcourse.launch.cluster import scheduler as schedulers
 from dtcourse.launch.cluster.record import Record
 from dtcourse.launch.cluster.settings import Settings
 
@@ -39,6 +40,11 @@ def submit(
 
     ValueError where the function cannot be called so, or Slurm refuses the job.
     """
+    if not schedulers.of(settings).OUTLIVES:
+        raise ValueError(
+            'on Ray a job ends with its notebook, so there are no batch jobs: launch(..., cluster="ray") runs the '
+            "function, and `ray job submit` a script that calls it"
+        )
     layout = remote.layout_on(settings, world_size, backend, device, nodes, threads)
     names = list(sweep or {})
     combinations = [

@@ -34,6 +34,7 @@ REFUSED = "refused"  # it will not: a sentence
 LINE = "line"  # (rank, text) was printed
 MESSAGE = "message"  # (rank, message) of send_message
 PROGRESS = "progress"  # of dtcourse.launch.progress
+ANSWERED = "answered"  # [rank, ...]: they have, and wait for the other nodes'
 RESULTS = "results"  # {rank: answer or RankFailure}, when all ranks of the node have answered
 FAILED = "failed"  # [Failure, ...], where one has failed and all stop
 TIMEOUT = "timeout"  # (seconds, {ranks that had finished}, {rank: stack})
@@ -66,6 +67,7 @@ class Call:
     patience:  seconds without a sign of the notebook's life after which the nodes end the job; None: they ask for none
     versions:  what must be the same on the nodes
     per_rank:  each rank has an agent of its own, and not each node
+    shares:    the nodes see the notebook's folders
     """
 
     layout: options.Layout
@@ -79,6 +81,7 @@ class Call:
     patience: float | None = None
     versions: dict[str, str] = field(default_factory=lambda: versions())
     per_rank: bool = False
+    shares: bool = True
 
     @property
     def parts(self) -> list[range]:
@@ -103,6 +106,7 @@ class Hold:
     idle: float
     requeued: bool = False
     versions: dict[str, str] = field(default_factory=lambda: versions())
+    shares: bool = True
 
     @property
     def parts(self) -> list[range]:

@@ -28,6 +28,7 @@ class Ending:
     parts: list[range]
     names: dict[int, str]
     results: dict[int, Any]
+    answered: set[int]
     beats: dict[int, float]
     reported: set[int]
     failed: list[failures.Failure]
@@ -39,7 +40,7 @@ class Ending:
         world_size = self.layout.world_size
         if not self.failed and self.timeouts:
             limit = self.timeouts[0][0]
-            finished = set().union(set(self.results), *(done for _, done, _ in self.timeouts))
+            finished = self.answered.union(self.results, *(done for _, done, _ in self.timeouts))
             stacks = {index: stack for _, _, some in self.timeouts for index, stack in some.items()}
             raise failures.rank_timeout(limit, finished, stacks, world_size)
         if not self.names:

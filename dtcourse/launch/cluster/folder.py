@@ -225,6 +225,11 @@ class Reader:
 
     def new(self) -> Iterator[Callable[[], Any]]:
         """What has been written, whole, since the last time. Each is unpacked by calling it."""
+        for stream, buffers in self.frames():
+            yield _unpacker(stream, buffers)
+
+    def frames(self) -> Iterator[tuple[bytes, list[bytearray]]]:
+        """The same, as the pickles and their buffers."""
         with self._folder.open(self.path.name) as file:
             status = os.fstat(file.fileno())
             size = status.st_size
@@ -242,7 +247,7 @@ class Reader:
                 for buffer in buffers:
                     file.readinto(buffer)  # type: ignore[attr-defined]
                 self._offset = end + sum(sizes)
-                yield _unpacker(stream, buffers)
+                yield stream, buffers
 
 
 def _unpacker(stream: bytes, buffers: list[bytearray]) -> Callable[[], Any]:

@@ -59,6 +59,7 @@ class Job(Ending):
         ] = {}  # by node: when it gave its last sign of life, by our clock
         self.signs: dict[int, tuple[int, int]] = {}
         self.results: dict[int, Any] = {}
+        self.answered: set[int] = set()  # ranks that have, and wait for those of other nodes
         self.reported: set[int] = set()  # nodes that have said how their part ended
         self.refusal: str | None = None
         self.failed: list[failures.Failure] = []
@@ -153,6 +154,7 @@ class Job(Ending):
     def read(self) -> bool:
         """Takes what the nodes have said since the last time; says whether there was anything."""
         some = False
+        self.transport.advance()
         for node, log in enumerate(self.transport.logs):
             for deserialize in log.new():
                 some = True
@@ -191,6 +193,8 @@ class Job(Ending):
             for index, answer in content["answers"].items():
                 self.results[index] = words.shifted(answer, offset)
             self.reported.add(node)
+        elif word == words.ANSWERED:
+            self.answered.update(content)
         elif word == words.BEATS:
             self.beats[node] = time.monotonic()
         elif word == words.REFUSED:

@@ -36,6 +36,7 @@ class NodeRanks(processes.Ranks):
         super().__init__(settings, payload, on_line, on_message, goes_on, interrupts)
         self.bars = _Bars(log)  # type: ignore[assignment]
         self.rendezvous, self.limit, self.watch_ends = rendezvous, settings[0].timeout, watch
+        self.log = log
 
     def __enter__(self) -> NodeRanks:
         super().__enter__()
@@ -58,6 +59,7 @@ class NodeRanks(processes.Ranks):
 
     def _release(self) -> None:
         """A rank that left while another node's still work would look to them like one that had crashed."""
+        self.log.write((words.ANSWERED, [settings.rank for settings in self.settings]))
         self.rendezvous.barrier("answered", None if self.limit is None else self.limit + rank.START)
         super()._release()
 

@@ -62,8 +62,18 @@ def layout_on(
 
 def call_for(layout: options.Layout, settings: Settings, asked: rank.Settings, **more: Any) -> Call:
     """What the agents are asked to do, with what they need to know of this process."""
-    warning = settings.warning
-    return Call(layout, asked, os.getcwd(), own_path(), settings.interface, warning=warning, **more)
+    scheduler = schedulers.of(settings)
+    return Call(
+        layout,
+        asked,
+        os.getcwd(),
+        own_path(),
+        settings.interface,
+        warning=settings.warning,
+        per_rank=scheduler.PER_RANK,
+        shares=scheduler.SHARES,
+        **more,
+    )
 
 
 def own_path() -> list[str]:
@@ -141,10 +151,12 @@ def run_once(
     stop: Stop | None = None,
 ) -> Run[Any]:
     """One launch on the cluster, from its submission to what came back. stop: ends it from another thread."""
-    call = call_for(layout, settings, asked, patience=presence.PATIENCE)
+    scheduler = schedulers.of(settings)
+    patience = presence.PATIENCE if scheduler.OUTLIVES else None
+    call = call_for(layout, settings, asked, patience=patience)
     folder = prepare(settings, name, call, serialized)
     (record,) = submit(settings, name, [folder], call)
-    with schedulers.of(settings).attend(folder, record.job):
+    with scheduler.attend(folder, record.job):
         job = Job(folder, record, settings, on_line, on_message)
         job.stop = stop
         return run_of(job, on_line is not None, slowdown_of(asked))

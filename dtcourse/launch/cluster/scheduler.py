@@ -35,6 +35,10 @@ class Log(Protocol):
 class Transport(Protocol):
     """Between the notebook and the agents of one job."""
 
+    def advance(self) -> None:
+        """Does what is due: to be called before each look into the logs."""
+        ...
+
     @property
     def logs(self) -> Sequence[Log]:
         """One for each agent."""
@@ -51,12 +55,14 @@ class Scheduler(Protocol):
     NAME:     as sentences call it
     OVER:     states in which a job will not do anything any more
     PER_RANK: whether it starts an agent for each rank, and not one for each node
+    SHARES:   whether the nodes see the notebook's folders
     OUTLIVES: whether a job may outlive its notebook: it is recorded then, for `dtcourse jobs`
     """
 
     NAME: str
     OVER: set[str]
     PER_RANK: bool
+    SHARES: bool
     OUTLIVES: bool
 
     def require(self) -> None:
@@ -113,6 +119,10 @@ class Scheduler(Protocol):
 
 def of(settings: Settings) -> Scheduler:
     """The scheduler that these settings name."""
+    if settings.scheduler == "ray":
+        from dtcourse.launch.cluster import ray
+
+        return ray
     from dtcourse.launch.cluster import slurm
 
     return slurm

@@ -17,7 +17,7 @@ from dtcourse.launch.cluster.settings_example import EXAMPLE as EXAMPLE
 
 NAME = "cluster.toml"
 VARIABLE = "DTCOURSE_CLUSTER"
-SCHEDULERS = ("slurm",)
+SCHEDULERS = ("slurm", "ray")
 WARNINGS = ("USR2", "HUP")
 
 
@@ -25,7 +25,7 @@ WARNINGS = ("USR2", "HUP")
 class Settings:
     """One cluster, as its users need to know it. Each field has the name that it has in the file.
 
-    scheduler:       what hands out the nodes
+    scheduler:       what hands out the nodes, "slurm" or "ray"; which settings are Slurm's alone says ray.py
     folder:          where jobs keep their files; all nodes must see it under this name
     partition, account: as for sbatch; None leaves them to the cluster's defaults
     minutes:         a job's time limit
@@ -114,25 +114,26 @@ def find(cluster: str) -> Settings:
     """The settings that `cluster` names: a scheduler, whose cluster.toml is looked for, or a .toml file.
 
     Looked for in this order: the file that DTCOURSE_CLUSTER names, cluster.toml in this folder and those above it,
-    ~/.config/dtcourse/cluster.toml. Without any, the cluster's own defaults hold.
+    ~/.config/dtcourse/cluster.toml. A file of another scheduler is passed over. Without any, the cluster's own defaults
+    hold.
     """
     if not isinstance(cluster, str):
         raise ValueError(
-            f'cluster is "slurm", the path of a {NAME}, or None (this machine); got {cluster!r}'
+            f'cluster is "slurm", "ray", the path of a {NAME}, or None (this machine); got {cluster!r}'
         )
     if cluster.endswith(".toml"):
         return read(Path(cluster))
     if cluster not in SCHEDULERS:
-        raise ValueError(f'cluster is "slurm" or the path of a {NAME}; got {cluster!r}')
+        raise ValueError(f'cluster is "slurm", "ray" or the path of a {NAME}; got {cluster!r}')
     named = os.environ.get(VARIABLE)
-    if named:
-        return read(Path(named))
     here = Path.cwd()
     home = Path.home() / ".config" / "dtcourse"
-    for folder in (here, *here.parents, home):
-        if (folder / NAME).is_file():
-            return read(folder / NAME)
-    return Settings()
+    inside = [folder / NAME for folder in (here, *here.parents, home)]
+    for file in [Path(named)] if named else filter(Path.is_file, inside):
+        settings = read(file)
+        if settings.scheduler == cluster:
+            return settings
+    return Settings(scheduler=cluster)
 
 
 def of_file(source: str) -> Settings:

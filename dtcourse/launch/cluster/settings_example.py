@@ -3,7 +3,7 @@
 EXAMPLE = """\
 # What dtcourse needs to know of this cluster. Keep it beside the notebooks, in ~/.config/dtcourse/, or name it in
 # the environment variable DTCOURSE_CLUSTER. `dtcourse doctor --cluster slurm` tries it on every node.
-scheduler = "slurm"
+scheduler = "slurm"             # or "ray", which refuses what is Slurm's alone (docs/ray.md)
 folder = "~/.dtcourse/jobs"     # must be on a file system that all nodes share
 # partition = "gpu"
 # account = "ml-course"

@@ -17,6 +17,9 @@ class SharedFolder:
         self.folder = folder
         self.logs = [Reader(folder / words.log_name(number)) for number in range(agents)]
 
+    def advance(self) -> None:
+        """The nodes write by themselves."""
+
     def wrote(self) -> str:
         """The last lines that the nodes wrote outside any rank."""
         text = full = ""

@@ -38,6 +38,7 @@ __all__ = [
     "OUTLIVES",
     "OVER",
     "PER_RANK",
+    "SHARES",
     "asked_by_hand",
     "attend",
     "cancel",
@@ -58,7 +59,7 @@ __all__ = [
     "waiting_or_running",
 ]
 
-NAME, PER_RANK, OUTLIVES = "Slurm", False, True  # scheduler.py says what for
+NAME, PER_RANK, SHARES, OUTLIVES = "Slurm", False, True, True  # scheduler.py says what for
 
 
 def require() -> None:

@@ -1,0 +1,165 @@
+"""One job on Ray: a placement group with a bundle for each node, and in it an actor for each rank. A Transport."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dtcourse.launch.cluster import call as words
+from dtcourse.launch.cluster import ray_connection
+from dtcourse.launch.cluster.call import Call
+from dtcourse.launch.cluster.ray_actor import RankActor
+from dtcourse.launch.cluster.ray_log import RayLog
+from dtcourse.launch.cluster.settings import Settings
+from dtcourse.launch.cluster.station import Station
+
+MINUTE = 60.0
+GOES = 15.0  # seconds in which actors must have left their nodes; then Ray is asked to kill them
+
+
+class RayJob:
+    """From the reservation until nothing is left.
+
+    number: Ray's identifier of the placement group, the beginning of it
+    logs:   by rank
+    state:  PENDING, RUNNING, or one of ray.OVER
+    """
+
+    def __init__(self, ray: Any, folder: Path, call: Call, settings: Settings) -> None:
+        self.ray, self.call, self.settings = ray, call, settings
+        self.names = {node.identifier: node.name for node in ray_connection.nodes(ray)}
+        self.state, self.logs, self.actors = "PENDING", [], []
+        self._began: float | None = None
+        self._is_met = False
+        self._connection = ray.get_runtime_context().get_job_id()
+        layout = call.layout
+        each = [len(layout.ranks_of(node)) for node in range(layout.nodes)]
+        self.group = ray.util.placement_group(
+            [_bundle(settings, ranks) for ranks in each],
+            strategy="STRICT_SPREAD" if layout.nodes > 1 else "PACK",
+            name=folder.name,
+        )
+        self.number = self.group.id.hex()[:8]
+        try:
+            self._asked = ray.put((folder / words.CALL).read_bytes())
+            self.actors = [
+                self._actor(layout.node_of(rank), each) for rank in range(layout.world_size)
+            ]
+            self.logs = [
+                RayLog(ray, actor, rank, self._lost_name) for rank, actor in enumerate(self.actors)
+            ]
+        except BaseException:
+            self.end("FAILED")
+            raise
+
+    def _actor(self, node: int, each: list[int]) -> Any:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        gpus: float = self.settings.gpus_per_node
+        if gpus >= each[node]:
+            gpus = gpus // each[node]  # Ray gives whole ones, or a part of one
+        else:
+            gpus = int(gpus / each[node] * 10_000) / 10_000
+        options = {
+            "num_cpus": self.settings.cpus_per_rank,
+            "num_gpus": gpus,
+            "max_restarts": 0,
+            "max_concurrency": 3,  # what is new is asked for while it is told something
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self.group, placement_group_bundle_index=node
+            ),
+        }
+        return self.ray.remote(RankActor).options(**options).remote()
+
+    def advance(self) -> None:
+        """Starts the agents when all actors have a place, and tells them where to meet."""
+        if self.state == "PENDING" and self.logs and all(log.place for log in self.logs):
+            self.state, self._began = "RUNNING", time.monotonic()
+            self._start()
+        if not self._is_met and self.logs and (where := self.logs[0].met):
+            self._is_met = True
+            for actor in self.actors[1:]:
+                actor.meet.remote(where)
+        if self.state == "RUNNING":
+            codes = [log.code for log in self.logs]
+            if any(codes) or any(log.lost for log in self.logs):
+                self.state = "FAILED"
+            elif None not in codes:
+                self.state = "COMPLETED"
+            elif self._began and time.monotonic() - self._began > self.settings.minutes * MINUTE:
+                self.state = "TIMEOUT"
+
+    def _start(self) -> None:
+        places = [log.place for log in self.logs if log.place]
+        layout = self.call.layout
+        for rank, place in enumerate(places):
+            beside = [places[other] for other in layout.ranks_of(layout.node_of(rank))]
+            gpus = dict.fromkeys(gpu for other in beside for gpu in other.gpus)
+            visible = ",".join(gpus) if layout.kind == "cuda" else None
+            name = self.names.get(place.node, place.address)
+            station = Station(rank, name, address=place.address)
+            self.logs[rank].begin(self.actors[rank].start.remote(self._asked, station, visible))
+
+    def _lost_name(self, identifier: str) -> str | None:
+        """The name of a node that Ray has lost; None for one that lives."""
+        alive = {node.identifier for node in ray_connection.nodes(self.ray)}
+        return None if identifier in alive else self.names.get(identifier, identifier[:6])
+
+    def where(self) -> list[str]:
+        """The names of its nodes, as far as they are known."""
+        known = [self.names.get(log.place.node, "") for log in self.logs if log.place]
+        return list(dict.fromkeys(filter(None, known)))
+
+    def wrote(self) -> str:
+        """The last lines that the agents wrote outside any rank."""
+        lines = [line for log in self.logs for line in log.wrote.splitlines()[-8:]]
+        text = "".join(f"\n  {line}" for line in dict.fromkeys(lines))
+        return f"; its agents wrote:{text}" if text else ""
+
+    def end(self, state: str) -> None:
+        """Ends the ranks, the actors and the reservation, whatever of them there still is."""
+        if self.state not in ("COMPLETED", "FAILED", "TIMEOUT"):
+            self.state = state
+        actors, self.actors = self.actors, []
+        if not self._is_connected():  # Ray has ended all that was this connection's
+            return
+        with suppress(Exception):
+            placed = [
+                actor
+                for actor, log in zip(actors, self.logs, strict=False)
+                if log.place and not log.lost
+            ]
+            closed = [actor.close.remote() for actor in placed]
+            self.ray.wait(closed, num_returns=len(closed), timeout=GOES) if closed else None
+        for actor in actors:
+            with suppress(Exception):
+                self.ray.kill(actor)
+        with suppress(Exception):
+            self.ray.util.remove_placement_group(self.group)
+            deadline = time.monotonic() + GOES
+            while self._group_state() != "REMOVED" and time.monotonic() < deadline:
+                time.sleep(0.05)
+
+    def _is_connected(self) -> bool:
+        """Whether this process still has the connection by which it has the actors."""
+        ray = self.ray
+        return ray.is_initialized() and ray.get_runtime_context().get_job_id() == self._connection
+
+    def is_reserved(self) -> bool:
+        """Whether it has its nodes."""
+        return self._group_state() == "CREATED"
+
+    def _group_state(self) -> str:
+        return str(self.ray.util.placement_group_table(self.group).get("state", "REMOVED"))
+
+
+def _bundle(settings: Settings, ranks: int) -> dict[str, float]:
+    """What one node gives to so many ranks."""
+    wanted = {
+        "CPU": float(ranks * settings.cpus_per_rank),
+        "GPU": float(settings.gpus_per_node),
+        "memory": ray_connection.memory(settings),
+    }
+    return {name: amount for name, amount in wanted.items() if amount}

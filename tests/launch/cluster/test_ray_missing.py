@@ -1,0 +1,111 @@
+"""What a student reads where there is no Ray, or none that can be reached. Runs without Ray."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from dtcourse import launch
+from dtcourse.launch.cluster import ray_connection, scheduler
+from dtcourse.launch.cluster import settings as clusters
+from dtcourse.launch.cluster.agent import Node
+from dtcourse.launch.cluster.call import Call
+from dtcourse.launch.cluster.ray_connection import Node as Machine
+from dtcourse.launch.cluster.settings import Settings
+from dtcourse.launch.cluster.station import Station
+from dtcourse.launch.options import Layout
+from tests import optional_programs
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r'pip install "ray==2\.51\.1"'):
+        launch(lambda: 1, 2, cluster="ray")
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("127.0.0.1:1", "no Ray cluster can be reached at 127.0.0.1:1: `ray start --head`"),
+        ("nonsense", "no Ray cluster can be reached at nonsense"),
+        ("ray://127.0.0.1:10001", "and not Ray's client"),
+    ],
+)
+def test_where_nothing_answers_it_says_what_to_start(address, sentence, monkeypatch):
+    optional_programs.require("ray")
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(RuntimeError, match=sentence):
+        launch(lambda: 1, 2, cluster="ray")
+
+
+def test_a_cluster_toml_of_slurm_s_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(clusters.VARIABLE, raising=False)
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (tmp_path / "cluster.toml").write_text('scheduler = "ray"\ncpus_per_rank = 2\n')
+    (inner / "cluster.toml").write_text("cpus_per_rank = 3\n")
+    monkeypatch.chdir(inner)
+    assert clusters.find("slurm").cpus_per_rank == 3
+    found = clusters.find("ray")
+    assert (found.scheduler, found.cpus_per_rank) == ("ray", 2)
+    assert scheduler.of(found).NAME == "Ray" and scheduler.of(Settings()).NAME == "Slurm"
+
+
+def machines(*cpus, gpus=0):
+    return [
+        Machine(str(index), f"n{index}", {"CPU": float(count), "GPU": float(gpus)})
+        for index, count in enumerate(cpus)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "ranks", "asked", "nodes"),
+    [
+        ((8,), 8, 1, 1),
+        ((4, 4), 8, 1, 2),
+        ((4, 4), 4, 1, 1),
+        ((4, 4), 4, 2, 2),
+        ((1, 3, 4), 7, 1, 2),
+        ((2, 2), 3, 1, 2),
+    ],
+)
+def test_ranks_are_laid_out_on_as_few_nodes_as_have_room(cpus, ranks, asked, nodes, monkeypatch):
+    monkeypatch.setattr(ray_connection, "nodes", lambda _: machines(*cpus))
+    assert ray_connection.nodes_for(None, Settings(scheduler="ray"), ranks, asked) == nodes
+
+
+@pytest.mark.parametrize(
+    ("cpus", "ranks", "asked", "settings"),
+    [
+        ((4, 4), 9, 1, {}),
+        ((5, 3), 8, 1, {}),
+        ((8,), 4, 2, {}),
+        ((8,), 8, 1, {"cpus_per_rank": 2}),
+        ((8,), 2, 1, {"gpus_per_node": 1}),
+        ((), 1, 1, {}),
+    ],
+)
+def test_ranks_without_room_are_refused_with_what_there_is(
+    cpus, ranks, asked, settings, monkeypatch
+):
+    monkeypatch.setattr(ray_connection, "nodes", lambda _: machines(*cpus))
+    with pytest.raises(ValueError, match="have no room on this Ray cluster, which takes"):
+        ray_connection.nodes_for(None, Settings(scheduler="ray", **settings), ranks, asked)
+
+
+def test_a_rank_whose_machine_lacks_the_notebook_s_folder_works_in_its_job_s(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folder = tmp_path / "job"
+    folder.mkdir(mode=0o700)
+    node = Node(folder, Station(0, "n0"))
+    layout = Layout(1, 1, "cpu", 0, "gloo", 1)
+    asked = {"directory": str(tmp_path / "gone"), "path": [], "interface": None}
+    call = Call(layout, None, **asked)
+    assert "has no folder" in node.lacks(call)
+    call = Call(layout, None, **asked, per_rank=True, shares=False)
+    assert node.lacks(call) is None
+    node.go_to(call)
+    assert folder.samefile(".")

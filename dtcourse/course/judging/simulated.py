@@ -1,0 +1,112 @@
+"""A decision about a job that runs in one process: the answer may try some choices of it, and names one.
+
+The same as trials.py, for what needs no ranks: replicas in one process, or a simulation with a clock of its own. So a
+job is a function of a check, job(choice, *given), and returns what it measured, in numbers. The answer is called with
+`measure`, which runs the job for one choice, in the answer's process. What the choice is worth is what the judge's own
+run of it measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dtcourse.course.judging.asking import Answer
+from dtcourse.course.judging.threads import one_thread
+from dtcourse.course.judging.trials import Choice, Measured, Tried, require_possible
+from dtcourse.course.judging.verdicts import require_near_best
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A job in one process, and what an answer may do there.
+
+    job: what is run; what it measured, in numbers
+    choices: all that there are
+    given: what the job is given beside the choice
+    told: what the answer is given beside `measure`
+    most: choices that the answer may measure
+    """
+
+    job: Callable[..., Measured]
+    choices: Sequence[Choice]
+    given: Sequence[Any]
+    told: Sequence[Any]
+    most: int
+
+    def tried(self, answer: Answer) -> Tried:
+        """What an answer chooses. Raises CheckFailed as Answer.call does."""
+        what = (self.job, list(self.choices), tuple(self.given), tuple(self.told), self.most)
+        choice, seen = answer.call(_session, *what, timeout=60.0)
+        choice = tuple(choice) if isinstance(choice, (list, tuple)) else choice
+        at = _place(self.choices, choice)
+        measured = None if at is None else self.measured(self.choices[at])
+        return Tried(choice, measured, [(tuple(a), tuple(b)) for a, b in seen])
+
+    def measured(self, choice: Choice) -> Measured:
+        """What one choice measures, in this process."""
+        with one_thread():
+            return self.job(choice, *self.given)
+
+    def search(self) -> dict[Choice, Measured]:
+        """What each of the choices measures."""
+        return {choice: self.measured(choice) for choice in self.choices}
+
+
+def require_near_best_of(
+    best: Choice,
+    answer: Answer,
+    case: Simulated,
+    where: str,
+    why: str,
+    hint: str,
+    near: float = 1.01,
+) -> None:
+    """That an answer's choice takes nearly as few seconds as `best`.
+
+    case: its job measures seconds and nothing else
+    where, why: see trials.require_possible
+    """
+    tried = case.tried(answer)
+    (taken,) = require_possible(where, tried, case.choices[len(case.choices) // 2], why)
+    (least,) = case.measured(best)
+    require_near_best(where, tried.choice, taken, least, "s", hint, near)
+
+
+def _place(choices: Sequence[Choice], choice: Any) -> int | None:
+    """Where a choice is among them. True is 1 in Python, and here it is not."""
+    if not isinstance(choice, (list, tuple)):
+        return None
+    for at, one in enumerate(choices):
+        if one == tuple(choice) and list(map(type, one)) == list(map(type, choice)):
+            return at
+    return None
+
+
+def _session(
+    choose: Callable[..., Any],
+    job: Callable[..., Measured],
+    choices: list[Choice],
+    given: tuple[Any, ...],
+    told: tuple[Any, ...],
+    most: int,
+) -> tuple[Any, list[tuple[Choice, Measured]]]:
+    """In the answer's process: what it chose, and what it had measured before."""
+    seen: dict[Choice, Measured] = {}
+
+    def measure(*choice: Any) -> Measured:
+        at = _place(choices, choice)
+        if at is None:
+            raise ValueError(f"measure{choice!r}: this is no possible choice")
+        if choice not in seen:
+            if len(seen) == most:
+                raise ValueError(
+                    f"measure{choice!r}: {most} choices have been measured, and no more may be"
+                )
+            seen[choice] = job(choices[at], *given)
+        return seen[choice]
+
+    with one_thread():
+        chosen = choose(measure, *told)
+    return chosen, list(seen.items())

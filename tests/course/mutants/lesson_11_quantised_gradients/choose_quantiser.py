@@ -1,137 +1,99 @@
 """Answers to choose_quantiser: see test_exercises.py."""
 
-_EVERYONE = "everyone = (p - 1) * (latency + nbytes / bandwidth) + (1 + p) * 4 * n / memory"
-_RING = "found = [(2 * (p - 1) * (latency + 4 * n / p / bandwidth), (32, None, "
-_PARTS = 'found += [(everyone, (bits, block, "everyone")), (parts, (bits, block, "parts"))]'
+_HEAD = "\ndef choose_quantiser(measure, all_bits, blocks, ways, error):\n"
+_RING = 'found = {(32, None, "ring"): measure(32, None, "ring")[0]}'
+_WITHIN = "                if lost <= error:\n"
+_BYTES = "how many bytes does each way send"
+_MESSAGES = "How many messages does each way wait for"
+_MEMORY = "What does compressing itself take"
+_ERROR = "What does measure say of its error"
+
+# The lesson's formula of bytes, and its error of a scale per block; nothing is measured.
+_LESSONS = """
+def choose_quantiser(measure, all_bits, blocks, ways, error):
+    N, p = 12288, 4
+
+    def nbytes(bits, block, way):
+        each = bits / 8 + 4 / block
+        return (p - 1) * N * each if way == "everyone" else 2 * (p - 1) / p * N * each
+
+    lost = {8: 0.0055, 4: 0.1012, 2: 0.61}
+    within = [(b, k, w) for b in all_bits for k in blocks for w in ways if lost[b] <= error]
+    return min(within or [(32, None, "ring")], key=lambda one: nbytes(*one))
+"""
 
 MUTANTS = [
+    ("parts only", _MESSAGES, (("    for way in ways:\n", "    for way in ways[:1]:\n"),)),
+    ("the lesson's bytes and errors", _ERROR, _LESSONS),
+    ("everyone only", _BYTES, (("    for way in ways:\n", "    for way in ways[1:]:\n"),)),
     (
         "the error is never looked at",
-        "Quantise the sample and look",
-        (("            if lost > error:\n                continue\n", ""),),
+        _ERROR,
+        ((_WITHIN, "                if True:\n"), ("measure(bits, blocks[0], way)[1] > error", "measure(bits, blocks[0], way)[1] > 10")),
     ),
+    ("the error of the smallest block is every block's", _ERROR, ((_WITHIN, "                if True:\n"),)),
+    ("half of the error", _BYTES, ((_WITHIN, "                if lost <= error / 2:\n"),)),
+    ("always the smallest block", _BYTES, (("reversed(blocks)", "blocks[:1]"),)),
+    ("always compressed", _MEMORY, ((_RING, "found = {}"), ("return min(found, key=found.get)", 'return min(found, key=found.get, default=(32, None, "ring"))'))),
+    ("8 bits, in blocks of 256, by parts, always", _BYTES, _HEAD + '    return 8, 256, "parts"\n'),
+    ("the most bits within the error", _BYTES, (("for bits in all_bits:", "for bits in reversed(all_bits):"),)),
     (
-        "the error of the whole sample's scale",
-        "the best choice within the error",
-        (
-            (
-                "rows.abs().amax(1, keepdim=True) / (2",
-                "sample.abs().max().expand(len(rows), 1) / (2",
-            ),
-        ),
+        "everything is measured",
+        "no more may be",
+        (("    for way in ways:\n", "    [measure(b, k, w) for b in all_bits for k in blocks for w in ways]\n    for way in ways:\n"),),
     ),
-    (
-        "one code too many",
-        "Quantise the sample and look",
-        (("(2 ** (bits - 1) - 1)", "2**bits"),),
-    ),
-    (
-        "scales are free",
-        "How many bytes is a number with its share of a scale",
-        (("(bits / 8 + 4 / block)", "bits / 8"),),
-    ),
-    (
-        "a scale of one byte per number",
-        "How many bytes is a number with its share of a scale",
-        (("(bits / 8 + 4 / block)", "(bits / 8 + 1)"),),
-    ),
-    (
-        "parts only",
-        "How many messages does each way wait for",
-        ((_PARTS, 'found.append((parts, (bits, block, "parts")))'),),
-    ),
-    (
-        "everyone's messages counted once",
-        "how often does each way send it",
-        (
-            (
-                _EVERYONE,
-                "everyone = latency + nbytes / bandwidth + (1 + p) * 4 * n / memory",
-            ),
-        ),
-    ),
-    (
-        "compressing is free",
-        "What does compressing itself take",
-        (
-            (_EVERYONE, "everyone = (p - 1) * (latency + nbytes / bandwidth)"),
-            ("            parts += (3 + 1 / p) * 4 * n / memory\n", ""),
-        ),
-    ),
-    (
-        "always compressed",
-        "choice",
-        ((_RING, "found = [(float('inf'), (32, None, "),),
-    ),
-    (
-        "the slowest choice",
-        "the best choice within the error",
-        (("return min(found", "return max(found"),),
-    ),
-    (
-        "bits alone",
-        "a choice is such as",
-        (("key=lambda one: one[0])[1]", "key=lambda one: one[0])[1][0]"),),
-    ),
-]
+    ("the slowest", "the best choice takes", (("return min(found, key=found.get)", "return max(found, key=found.get)"),)),
+    ("one number of what is measured", _ERROR, (("seconds, lost = measure(bits, block, way)", "lost, seconds = measure(bits, block, way)"),)),
+    ("bits alone", "a choice is 3 things", (("return min(found, key=found.get)", "return min(found, key=found.get)[0]"),)),
+    ("a block that is not there", "is not possible", _HEAD + '    return 4, 128, "parts"\n'),
+]  # fmt: skip
 
 ACCEPTED = [
     (
-        "ways first, largest blocks first, and what is out of the question left out early",
-        """
-import math
-
-import torch
-
-
-def choose_quantiser(sample, n, p, bandwidth, latency, memory, error):
-    def lost(bits, block):
-        blocks = sample.double().reshape(-1, block)
-        codes = 2 ** (bits - 1) - 1
-        largest = blocks.abs().max(dim=1).values[:, None]
-        back = torch.round(blocks / largest * codes) * largest / codes
-        return float(torch.linalg.vector_norm(back - blocks) / torch.linalg.vector_norm(blocks))
-
-    best, choice = 2 * (p - 1) * (latency + 4 * n / (p * bandwidth)), (32, None, "ring")
-    for way in ("everyone", "parts"):
-        for block in (1024, 256, 64, 16):
-            for bits in (2, 4, 8):
-                whole = n * bits / 8 + 4 * n / block
-                if way == "everyone":
-                    took = (p - 1) * (latency + whole / bandwidth) + (p + 1) * 4 * n / memory
-                else:
-                    took = 2 * (p - 1) * (latency + whole / p / bandwidth) + (3 * p + 1) * 4 * n / p / memory
-                if took < best and lost(bits, block) <= error:
-                    best, choice = took, (bits, block, way)
-    return choice
+        "ways at the smallest block first, then larger ones of the better way, as a list",
+        _HEAD
+        + """    plain = measure(32, None, "ring")[0]
+    best, choice = plain, (32, None, "ring")
+    for bits in all_bits:
+        tried = {way: measure(bits, blocks[0], way) for way in ways}
+        if min(lost for _, lost in tried.values()) > error:
+            continue
+        for way in sorted(ways, key=lambda way: tried[way][0]):
+            if tried[way][1] > error:
+                continue
+            for block in blocks:
+                seconds, lost = measure(bits, block, way)
+                if lost > error:
+                    break
+                if seconds < best:
+                    best, choice = seconds, (bits, block, way)
+        break
+    return list(choice)
 """,
     ),
     (
-        "a list in place of a tuple",
-        (
-            ("key=lambda one: one[0])[1]", "key=lambda one: one[0])[1]\n    return list(choice)"),
-            ("    return min(found", "    choice = min(found"),
-        ),
-    ),
-    (
-        "errors in a table first",
-        (
-            (
-                "            if lost > error:\n",
-                "            lost = ((rows / scale).round().mul(scale) - rows).square().sum().sqrt() / rows.square().sum().sqrt()\n"
-                "            if float(lost) > error:\n",
-            ),
-        ),
+        "by halving over the blocks",
+        _HEAD
+        + """    seen = [(measure(32, None, "ring")[0], (32, None, "ring"))]
+    for way in ways:
+        for bits in all_bits:
+            low, high = -1, len(blocks) - 1
+            while low < high:
+                middle = (low + high + 1) // 2
+                seconds, lost = measure(bits, blocks[middle], way)
+                if lost <= error:
+                    low = middle
+                    seen.append((seconds, (bits, blocks[middle], way)))
+                else:
+                    high = middle - 1
+            if low >= 0:
+                break
+    return min(seen, key=lambda one: one[0])[1]
+""",
     ),
 ]
 
 NOTHING = [
-    (
-        "8 bits by parts, always",
-        '\ndef choose_quantiser(sample, n, p, bandwidth, latency, memory, error):\n    return 8, 1024, "parts"\n',
-    ),
-    (
-        "fp32, always",
-        '\ndef choose_quantiser(sample, n, p, bandwidth, latency, memory, error):\n    return 32, None, "ring"\n',
-    ),
+    ("nothing is chosen", _HEAD + "    return None\n"),
+    ("2 bits in the largest blocks, always", _HEAD + '    return 2, 1024, "parts"\n'),
 ]

@@ -1,4 +1,8 @@
-"""The checks of lesson 11b: one bit per number, with which training gets where fp32 gets."""
+"""The checks of lesson 11b: a mean in one bit there and back, a decision that is run, a diagnosis."""
 
 # In the order of the notebook.
-EXERCISES = ("one_bit_that_arrives",)
+EXERCISES = (
+    "one_bit_mean",
+    "choose_warm_up",
+    "diagnose_one_bit",
+)

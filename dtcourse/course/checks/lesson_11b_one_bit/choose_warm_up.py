@@ -1,0 +1,159 @@
+"""How long 1-bit Adam's warm-up is, with which epsilon and learning rate, for links and a loss to reach. Run."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from itertools import islice
+
+import torch
+
+from dtcourse.course.judging import Answer, Exercise
+from dtcourse.course.judging.simulated import Simulated, require_near_best_of
+from dtcourse.course.judging.trials import Choice
+from dtcourse.course.replicas import Digits, Replicas
+
+CHOOSE = Exercise(
+    "choose_warm_up",
+    lesson="11b",
+    title="Choose the warm-up",
+    takes=("choose_warm_up",),
+    target="on 4 links at most 1.01 times the best choice's time, measured; at most 24 of 60 choices tried",
+)
+
+P, STEPS, BATCH = 4, 150, 16
+SIZES = (64, 10)  # softmax regression: 650 numbers
+WARM_UPS, EPSILONS, RATES = (2, 5, 10, 20, 40), (1e-8, 1e-4, 1e-2), (0.04, 0.08, 0.16, 0.32)
+CHOICES: list[Choice] = [(w, eps, lr) for w in WARM_UPS for eps in EPSILONS for lr in RATES]
+MOST = 24  # choices that an answer may try
+
+Link = tuple[float, float, float]  # seconds of computing, of latency; bytes per second
+# Seconds of a step in the warm-up, and of one in one bit; tests/course/test_choose_warm_up.py finds them by running
+# both on four emulated ranks.
+SECONDS: dict[Link, tuple[float, float]] = {
+    (5e-3, 1e-4, 5e4): (0.08384, 0.0086),
+    (5e-3, 1e-4, 2.5e5): (0.021248, 0.0062),
+    (5e-3, 1e-4, 1e6): (0.009512, 0.00575),
+    (5e-3, 1e-4, 2e7): (0.0057956, 0.0056075),
+}
+Job = tuple[Link, float]  # and the loss to reach
+# With the best choice, which the same test finds by running every one.
+SLOW: dict[Job, Choice] = {
+    ((5e-3, 1e-4, 5e4), 0.25): (2, 1e-2, 0.32),
+    ((5e-3, 1e-4, 2.5e5), 0.2): (10, 1e-2, 0.32),
+}
+FAST: dict[Job, Choice] = {
+    ((5e-3, 1e-4, 1e6), 0.5): (10, 1e-4, 0.16),
+    ((5e-3, 1e-4, 2e7), 0.35): (20, 1e-2, 0.16),
+}
+
+
+@cache
+def losses(warm_up: int, eps: float, lr: float) -> list[float]:
+    """On images held out, after each step of four replicas in one process; ends where it diverges."""
+    model, digits = Replicas(SIZES), Digits.drawn(600, 0, torch.float64)
+    w, pools = model.start(0, torch.float64), digits.pools(1, by_class=False).expand(P, -1)
+    tensors = [64 * 10, 10]
+    m, v, left = torch.zeros_like(w), torch.zeros_like(w), torch.zeros(P, len(w), dtype=w.dtype)
+    found: list[float] = []
+    for step, chosen in enumerate(islice(digits.batches(pools, BATCH, 1), STEPS), 1):
+        G, _ = model.gradients(w.expand(P, -1), digits.x[chosen], digits.y[chosen])
+        if step <= warm_up:
+            g = G.mean(0)
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g.square()
+        else:
+            # Each rank's momentum, with a scale per tensor, and what is left out of it.
+            wanted = 0.9 * m + 0.1 * G + left
+            parts = wanted.split(tensors, dim=1)
+            sent = torch.cat([x.abs().mean(1, keepdim=True) * x.sign() for x in parts], dim=1)
+            left, m = wanted - sent, sent.mean(0)
+        root = (v / (1 - 0.999 ** min(step, warm_up))).sqrt()
+        w = w - lr * m / (1 - 0.9**step) / (root + eps)
+        found.append(model.losses_on(w[None], digits.x_rest, digits.y_rest).item())
+        if not found[-1] < 1e4:
+            break
+    return found
+
+
+def steps_to(curve: list[float], target: float) -> int | None:
+    """From which step on the loss is at most the target; None where it is not at the end."""
+    if len(curve) < STEPS or not curve[-1] <= target:
+        return None
+    above = [step for step, loss in enumerate(curve, 1) if not loss <= target]
+    return 1 + max(above, default=0)
+
+
+def run(choice: Choice, whole: float, one_bit: float, target: float) -> tuple[float]:
+    """Seconds until the loss is at most the target, and stays so. whole, one_bit: seconds of a step."""
+    needed = steps_to(losses(*choice), target)
+    if needed is None:
+        return (math.inf,)
+    warm = min(needed, choice[0])
+    return (warm * whole + (needed - warm) * one_bit,)
+
+
+def step_seconds(compute: float) -> tuple[float, float]:
+    """On a rank of an emulated cluster: seconds of a step that averages whole numbers, and of one in one bit."""
+    import torch.distributed as dist
+
+    from dtcourse import emulation
+    from dtcourse.compression import Residuals, ScaledSign, average
+    from dtcourse.course.judging.trials import begin_together
+
+    start = begin_together()
+    emulation.sleep(compute)
+    dist.all_reduce(torch.zeros(650))
+    whole = emulation.now() - start
+    start = begin_together()
+    emulation.sleep(compute)
+    average(torch.ones(650), ScaledSign(), residuals=Residuals())
+    return whole, emulation.now() - start
+
+
+def case(job: Job) -> Simulated:
+    """Links and a target, as an answer gets them."""
+    link, target = job
+    given = (*SECONDS[link], target)
+    return Simulated(run, CHOICES, given, (WARM_UPS, EPSILONS, RATES), MOST)
+
+
+PRACTICE = case(next(iter(SLOW)))
+
+
+def _require(answer: Answer, jobs: dict[Job, Choice], hint: str) -> None:
+    for job, best in jobs.items():
+        (compute, latency, bandwidth), target = job
+        where = (
+            f"{compute * 1e3:g} ms of computing, {latency * 1e3:g} ms per message, {bandwidth:,.0f} bytes per second, "
+            f"to a loss of {target:g}"
+        )
+        require_near_best_of(
+            best,
+            answer,
+            case(job),
+            where,
+            f"Possible are {WARM_UPS}, with one of {EPSILONS} and one of {RATES}.",
+            hint,
+        )
+
+
+@CHOOSE.check("on slow links", points=5)
+def check_slow(answer: Answer) -> None:
+    """A step of the warm-up takes many times as long as one in one bit."""
+    _require(
+        answer,
+        SLOW,
+        "How many steps in one bit does a step of the warm-up cost here? Was a short warm-up measured with an epsilon "
+        "that its squares bear, and at a learning rate of its own?",
+    )
+
+
+@CHOOSE.check("on fast links", points=5)
+def check_fast(answer: Answer) -> None:
+    """Both kinds of steps take nearly as long."""
+    _require(
+        answer,
+        FAST,
+        "What does a longer warm-up save in steps, where it costs little? Was the warm-up on each side of yours "
+        "measured, each at a learning rate of its own?",
+    )

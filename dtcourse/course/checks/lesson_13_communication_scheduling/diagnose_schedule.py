@@ -1,11 +1,10 @@
-"""Traces of steps that send by priority, or should: which is broken, and how."""
+"""Traces of steps that send by priority, or should, drawn anew each time: which is broken, and how."""
 
 from __future__ import annotations
 
-from functools import cache
-from random import Random
+import random
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
+from dtcourse.course.judging import Answer, Exercise, require_kind
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -13,14 +12,14 @@ DIAGNOSE = Exercise(
     lesson="13",
     title="Which run is broken, and how?",
     takes=("diagnose_schedule",),
-    target="15 of 15 runs, of 3 to 5 ranks and 4 to 7 layers",
+    target="24 of 24 runs of 3 to 5 ranks and 4 to 7 layers, drawn anew each time",
 )
 
 Diagnosis = tuple[str, int | None]
 Sent = list[tuple[int, float, float]]  # layer, begun, arrived
 Case = tuple[tuple[list[float], list[Sent], list[list[float]]], Diagnosis]
-# Ranks, layers, slices per layer, forward, backward, all-reduce of a layer.
-SIZES = ((3, 4, 3, 1.0, 2.0, 3.3), (4, 5, 2, 0.7, 1.1, 2.6), (5, 7, 4, 0.4, 1.3, 1.9))
+EACH = 3  # runs of a kind, and as many healthy ones beside them
+CLEAR = 1e-3  # seconds: what is wrong is wrong by more
 
 
 def _sent(ready: list[float], parts: int, seconds: float, fifo: bool) -> Sent:
@@ -49,51 +48,60 @@ def _forward(sent: Sent, backward_end: float, f: float, wait: str, early: int = 
     return begins
 
 
-@cache
-def cases() -> dict[str, list[Case]]:
-    """Three runs of each kind, always the same ones."""
-    found: dict[str, list[Case]] = {}
-    for ranks, layers, parts, f, b, c in SIZES:
-        draw = Random(ranks)
-        durations = [b * draw.uniform(0.9, 1.1) for _ in range(layers)]
+def draw(kind: str, turn: int) -> Case:
+    """A run of that kind in which what is wrong can be seen: drawn until it can.
+
+    turn: of three, one has it on the first rank, one in the middle, one on the last
+    """
+    while True:
+        ranks, layers, parts = random.randint(3, 5), random.randint(4, 7), random.randint(2, 4)
+        b = random.uniform(1.0, 2.0)
+        f, c = b * random.uniform(0.3, 0.7), b * random.uniform(1.4, 2.4)
+        durations = [b * random.uniform(0.9, 1.1) for _ in range(layers)]
         ready = [sum(durations[layer:]) for layer in range(layers)]
-        for name, which in (
-            ("healthy", None),
-            ("waits for all", None),
-            ("first in, first out", None),
-            ("too early", draw.randrange(1, layers)),
-            ("another order", draw.randrange(ranks)),
-        ):
-            sent = [_sent(ready, parts, c, name == "first in, first out") for _ in range(ranks)]
-            if name == "another order":
-                assert which is not None
-                # The slices of two layers change places: as long as they are, no time tells.
-                order = [layer for layer, _, _ in sent[which]]
-                first = order.index(layers - 2)
-                last = len(order) - 1 - order[::-1].index(layers - 1)
-                order[first], order[last] = order[last], order[first]
-                sent[which] = [
-                    (layer, begun, arrived)
-                    for layer, (_, begun, arrived) in zip(order, sent[which], strict=True)
-                ]
-            early = which if name == "too early" and which is not None else -1
-            wait = "all" if name == "waits for all" else "own"
-            forward = [
-                _forward(one, ready[0], f, wait, early if rank == ranks - 1 else -1)
-                for rank, one in enumerate(sent)
-            ]
-            found.setdefault(name, []).append(((ready, sent, forward), (name, which)))
-    return found
+        here = (0, random.randrange(1, ranks - 1), ranks - 1)[turn]
+        layer = random.randrange(1, layers)
+        sent = [_sent(ready, parts, c, kind == "first in, first out") for _ in range(ranks)]
+        order, there = [one for one, *_ in sent[0]], {one: end for one, _, end in sent[0]}
+        by_priority, by_arrival = (
+            [one for one, *_ in _sent(ready, parts, c, fifo)] for fifo in (False, True)
+        )
+        if kind == "another order":
+            sent[here] = _exchanged(sent[here], layers)
+        early, wait = (layer, "own") if kind == "too early" else (-1, "own")
+        wait = "all" if kind == "waits for all" else wait
+        forward = [
+            _forward(one, ready[0], f, wait, early if rank == here else -1)
+            for rank, one in enumerate(sent)
+        ]
+        seen = {
+            "too early": forward[here][layer] < there[layer] - CLEAR,
+            "waits for all": forward[0][0] > max(ready[0], there[0]) + CLEAR,
+            "another order": [one for one, *_ in sent[here]] != order,
+        }
+        if by_priority != by_arrival and seen.get(kind, True):
+            where = {"too early": layer, "another order": here}.get(kind)
+            return (ready, sent, forward), (kind, where)
+
+
+def _exchanged(sent: Sent, layers: int) -> Sent:
+    """The slices of two layers change places: they are equally long, so that no time tells."""
+    order = [layer for layer, _, _ in sent]
+    first, last = order.index(layers - 2), len(order) - 1 - order[::-1].index(layers - 1)
+    order[first], order[last] = order[last], order[first]
+    return [(layer, *times) for layer, (_, *times) in zip(order, sent, strict=True)]
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    require_diagnoses(
+    require_kind(
         answer,
-        cases()[kind] + cases()["healthy"],
+        kind,
+        hint,
+        drawn=draw,
+        each=EACH,
         describe=lambda ready, sent, _: (
             f"A run of {plural(len(sent), 'rank')} and {plural(len(ready), 'layer')}"
         ),
-        hint=hint,
         healthy="What of this run would you change? Slices that are not ready cannot go first.",
         example=("too early", 2),
     )

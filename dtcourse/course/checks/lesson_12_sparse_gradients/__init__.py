@@ -1,4 +1,4 @@
-"""The checks of lesson 12: a thriftier mean of sparse vectors, and a diagnosis."""
+"""The checks of lesson 12: a thriftier mean of sparse vectors, a diagnosis, a decision that is run."""
 
 # In the order of the notebook.
-EXERCISES = ("mean_by_ranges", "diagnose_feedback")
+EXERCISES = ("mean_by_ranges", "diagnose_feedback", "choose_sparse")

@@ -1,4 +1,4 @@
-"""The checks of lesson 12b: PowerSGD of a whole model, and the ranks of its matrices."""
+"""The checks of lesson 12b: PowerSGD of a whole model, the ranks of its matrices, and a diagnosis."""
 
 # In the order of the notebook.
-EXERCISES = ("low_rank_means", "choose_low_ranks")
+EXERCISES = ("low_rank_means", "choose_low_ranks", "diagnose_low_rank")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +29,8 @@ CLEAR = 0.05  # what is wrong is seen in the first two steps by more than this, 
 
 
 def sent_by(
-    gradients: Tensor, first: Tensor, *, cold: bool = False, forgets: int = -1, bare: int = -1, own: Tensor | None = None,
-    where: int = -1,
+    gradients: Tensor, first: Tensor, *, cold: bool = False, forgets: int = -1, bare: int = -1,
+    own: Tensor | None = None, where: int = -1,
 ) -> tuple[Tensor, Tensor, float]:  # fmt: skip
     """What each rank sends, and the largest condition of a summed P.
 
@@ -73,7 +74,7 @@ def draw(kind: str, turn: int) -> tuple[Run, Diagnosis]:
         noise = torch.randn(steps, ranks, n, m, generator=make, dtype=torch.double)
         gradients = (common + 0.7 * noise).float().double()
         first, own = torch.randn(2, m, r, generator=make, dtype=torch.double).float().double()
-        ways = {
+        ways: dict[str, dict[str, Any]] = {
             "healthy": {},
             "cold start": {"cold": True},
             "no feedback": {"forgets": where},
@@ -82,7 +83,10 @@ def draw(kind: str, turn: int) -> tuple[Run, Diagnosis]:
         }
         p, q, condition = sent_by(gradients, first, **ways[kind])
         right_p, right_q, _ = sent_by(gradients, first)
-        off = max(float((a - b).norm() / b.norm()) for a, b in ((p[:2], right_p[:2]), (q[:2], right_q[:2])))
+        off = max(
+            float((a - b).norm() / b.norm())
+            for a, b in ((p[:2], right_p[:2]), (q[:2], right_q[:2]))
+        )
         if condition < PLAIN and (off > CLEAR or kind == "healthy"):
             named = None if kind in ("healthy", "cold start") else where
             return (gradients, first, p.float().double(), q.float().double()), (kind, named)
@@ -129,7 +133,7 @@ def check_seed(answer: Answer) -> None:
     _require(
         answer,
         "another seed",
-        "From the second step on all ranks have one Q again. Which of them sends another first factor in the first step?",
+        "From the second step on all ranks have one Q. Which of them sends another first factor in the first step?",
     )
 
 

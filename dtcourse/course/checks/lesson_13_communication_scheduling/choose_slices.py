@@ -115,6 +115,6 @@ def check_elsewhere(answer: Answer) -> None:
     _require(
         answer,
         ELSEWHERE,
-        "Which layers have to let one pass here, and does that win more than the messages cost? Was each third measured "
+        "Which layers have to let one pass here, and does that win more than messages cost? Was each third measured "
         "with fewer slices?",
     )

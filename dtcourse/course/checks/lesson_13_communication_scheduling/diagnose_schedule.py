@@ -89,7 +89,7 @@ def _exchanged(sent: Sent, layers: int) -> Sent:
     order = [layer for layer, _, _ in sent]
     first, last = order.index(layers - 2), len(order) - 1 - order[::-1].index(layers - 1)
     order[first], order[last] = order[last], order[first]
-    return [(layer, *times) for layer, (_, *times) in zip(order, sent, strict=True)]
+    return [(layer, begun, end) for layer, (_, begun, end) in zip(order, sent, strict=True)]
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
@@ -102,7 +102,8 @@ def _require(answer: Answer, kind: str, hint: str) -> None:
         describe=lambda ready, sent, _: (
             f"A run of {plural(len(sent), 'rank')} and {plural(len(ready), 'layer')}"
         ),
-        healthy="What of this run would you change? Slices that are not ready cannot go first.",
+        healthy="What of this run would you change? Slices that are not ready cannot go first, and a gradient is there "
+        "when its last slice is.",
         example=("too early", 2),
     )
 

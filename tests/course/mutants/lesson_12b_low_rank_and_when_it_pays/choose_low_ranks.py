@@ -1,145 +1,99 @@
 """Answers to choose_low_ranks: see test_exercises.py."""
 
-_GREEDY = """
-def choose_low_ranks(singular_values, shapes, budget):
-    ranks, spent = [0] * len(shapes), 0
-    while True:
-        found = []
-        for i, (values, (n, m)) in enumerate(zip(singular_values, shapes)):
-            if ranks[i] < len(values) and spent + n + m <= budget:
-                found.append((GAIN, i, n + m))
-        if not found:
-            return ranks
-        _, i, cost = max(found)
-        ranks[i], spent = ranks[i] + 1, spent + cost
-"""
+_HEAD = "\ndef choose_low_ranks(measure, spectra, shapes, options, allowed):\n"
+_GAIN = "What does one rank more gain in each matrix"
+_BESIDE = "What does a matrix cost that does not travel whole"
+_LEFT = "Of what is the sum taken"
+_END = "    return min(found, key=lambda one: one[0])[1]\n"
+_NUMBERS = "sum(n * m if r == 'whole' else r * (n + m) for r, (n, m) in zip(choice, shapes))"
 
 MUTANTS = [
     (
         "the same rank for all",
-        "What does one rank more gain in each matrix",
-        """
-def choose_low_ranks(singular_values, shapes, budget):
-    rank = budget // sum(n + m for n, m in shapes)
-    return [min(rank, len(values)) for values in singular_values]
+        _GAIN,
+        _HEAD
+        + """    tried = [(measure(r, r, r), r) for r in options]
+    return min((seconds, [r] * 3) for (seconds, left), r in tried if left <= allowed)[1]
 """,
     ),
+    ("all of them whole", _GAIN, _HEAD + '    return ("whole",) * 3\n'),
     (
-        "the largest singular values, whatever they cost",
-        "gain per number that it sends",
-        _GREEDY.replace("GAIN", "float(values[ranks[i]])"),
+        "as few numbers as possible, and nothing is measured",
+        _BESIDE,
+        _HEAD
+        + f"""    squares = [values.square() for values in spectra]
+    least = 0.97 * allowed * sum(float(s.sum()) for s in squares)
+    enough = []
+    for choice in product(options, repeat=3):
+        if sum(float(s[r:].sum()) for s, r in zip(squares, choice) if r != "whole") <= least:
+            enough.append(({_NUMBERS}, choice))
+    return min(enough, key=lambda one: one[0])[1]
+""",
     ),
+    ("no matrix travels whole", _BESIDE, (("    for choice in product(options, repeat=3):\n", "    for choice in product(options[:-1], repeat=3):\n"),)),
+    ("the lesson's rank 2", _LEFT, _HEAD + "    return 2, 2, 2\n"),
+    ("errors that are not squared", _LEFT, (("squares = [values.square() for values in spectra]", "squares = [values for values in spectra]"), ("        if left <= allowed:\n", "        if True:\n"), ("if left <= allowed * length:", "if left <= 3 * allowed * length:"))),
+    ("one rank too few", _LEFT, ((_END, "    return [{4: 2, 8: 4}.get(r, r) for r in min(found, key=lambda one: one[0])[1]][:2] + [1]\n"),)),
+    ("one rank too many", _GAIN, ((_END, "    return [{2: 4, 4: 8, 8: 'whole'}.get(r, r) for r in min(found, key=lambda one: one[0])[1]]\n"),)),
+    ("the slowest", _GAIN, ((_END, "    return max(found, key=lambda one: one[0])[1]\n"),)),
+    ("in the order from the last", _LEFT, ((_END, "    return min(found, key=lambda one: one[0])[1][::-1]\n"),)),
     (
-        "nothing is sent",
-        "is possible",
-        ((("    return min(best.values())[1]\n"), "    return [0] * len(shapes)\n"),),
+        "everything is measured",
+        "no more may be",
+        _HEAD
+        + """    every = [(measure(*choice), choice) for choice in product(options, repeat=3)]
+    return min((seconds, choice) for (seconds, left), choice in every if left <= allowed)[1]
+""",
     ),
-    (
-        "the worst",
-        "is possible",
-        (("min(best.values())[1]", "max(best.values())[1]"),),
-    ),
-    (
-        "errors that are not squared",
-        "Of what does the exercise count the sum",
-        (("values.square(), {}", "values, {}"),),
-    ),
-    (
-        "no matrix travels whole",
-        "travel whole",
-        (("whole = rank * (n + m) >= n * m", "whole = False"),),
-    ),
-    (
-        "whole matrices cost nothing",
-        "What does a rank cost",
-        (("cost = n * m if whole else", "cost = 0 if whole else"),),
-    ),
-    (
-        "one factor only is paid for",
-        "What does a rank cost",
-        (("else rank * (n + m)", "else rank * n"),),
-    ),
-    (
-        "over the budget by a bit",
-        "What does a rank cost",
-        (("if total > budget", "if total > budget + 64"),),
-    ),
-    (
-        "one rank too few",
-        "is possible",
-        (("[*ranks, rank]", "[*ranks, max(0, rank - 1)]"),),
-    ),
-    (
-        "one rank too many",
-        "rank",
-        (("[*ranks, rank]", "[*ranks, rank + 1]"),),
-    ),
-    (
-        "with its error",
-        "an answer is a rank for each matrix",
-        (("min(best.values())[1]", "min(best.values())"),),
-    ),
-    (
-        "what was kept is counted, not what is left",
-        "is possible",
-        (("squares[rank:]", "squares[:rank]"),),
-    ),
-]
+    ("rank 3", "is possible", _HEAD + "    return 3, 4, 8\n"),
+    ("one rank", "a choice is 3 things", ((_END, "    return options[0]\n"),)),
+    ("ready-made", "asks you to write that yourself", "from dtcourse.compression import PowerSGDState\n" + _HEAD + "    return PowerSGDState(2)\n"),
+]  # fmt: skip
 
 ACCEPTED = [
     (
-        "by recursion, from the last matrix",
-        """
-from functools import cache
-
-
-def choose_low_ranks(singular_values, shapes, budget):
-    @cache
-    def best(i, room):
-        if i < 0:
-            return 0.0, ()
-        values, (n, m) = singular_values[i], shapes[i]
-        found = []
-        for rank in range(len(values) + 1):
-            cost, left = rank * (n + m), float((values[rank:] ** 2).sum())
-            if cost >= n * m:
-                cost, left = n * m, 0.0
-            if cost <= room:
-                error, ranks = best(i - 1, room - cost)
-                found.append((error + left, (*ranks, rank)))
-        return min(found)
-
-    return list(best(len(shapes) - 1, budget)[1])
+        "whichever go whole, the fewest numbers of the others, as a list",
+        _HEAD
+        + f"""    squares = [values.square() for values in spectra]
+    most = 0.99 * allowed * sum(float(s.sum()) for s in squares)
+    fewest = {{}}
+    for choice in product(options, repeat=3):
+        if sum(float(s[r:].sum()) for s, r in zip(squares, choice) if r != "whole") <= most:
+            numbers = {_NUMBERS}
+            which = tuple(r == "whole" for r in choice)
+            if numbers < fewest.get(which, (float("inf"),))[0]:
+                fewest[which] = numbers, choice
+    found = []
+    for numbers, choice in fewest.values():
+        seconds, left = measure(*choice)
+        if left <= allowed:
+            found.append((seconds, numbers, choice))
+    return list(min(found, key=lambda one: one[0])[2])
 """,
     ),
     (
-        "combinations that no other one beats in both, matrix by matrix",
-        """
-def choose_low_ranks(singular_values, shapes, budget):
-    front = [(0, 0.0, ())]
-    for values, (n, m) in zip(singular_values, shapes):
-        everything = []
-        for rank in range(len(values) + 1):
-            cost = min(rank * (n + m), n * m)
-            left = float(values[rank:].pow(2).sum()) if cost < n * m else 0.0
-            everything += [(c + cost, e + left, (*r, rank)) for c, e, r in front if c + cost <= budget]
-        front, least = [], float("inf")
-        for one in sorted(everything):
-            if one[1] < least:
-                front.append(one)
-                least = one[1]
-    return list(front[-1][2])
+        "by the error that is measured, from few numbers to many, and the same with matrices whole",
+        _HEAD
+        + f"""    squares = [values.square() for values in spectra]
+    every = sorted(product(options, repeat=3), key=lambda choice: {_NUMBERS})
+
+    def left_by(choice):
+        return sum(float(s[r:].sum()) for s, r in zip(squares, choice) if r != "whole")
+
+    most = allowed * sum(float(s.sum()) for s in squares)
+    few = [choice for choice in every if left_by(choice) <= most][:4]
+    first = few[0]
+    few += [("whole", *first[1:]), (first[0], "whole", first[2]), (first[0], "whole", "whole"), ("whole",) * 3]
+    found = []
+    for at, choice in enumerate(few):
+        seconds, left = measure(*choice)
+        if left <= allowed:
+            found.append((seconds, at))
+    return few[min(found)[1]]
 """,
     ),
 ]
 
 NOTHING = [
-    (
-        "rank 0",
-        "\ndef choose_low_ranks(singular_values, shapes, budget):\n    return [0] * len(shapes)\n",
-    ),
-    (
-        "rank 1",
-        "\ndef choose_low_ranks(singular_values, shapes, budget):\n    return [1] * len(shapes)\n",
-    ),
+    ("nothing is chosen", _HEAD + "    return None\n"),
 ]

@@ -34,14 +34,14 @@ MUTANTS = [
     ("only the first ranks are tried", _LEFT, (("    for rank in ranks:\n", "    for rank in range(2):\n"),)),
     ("another seed: always rank 0", _SEED, (('"another seed", off.index(True)', '"another seed", 0'),)),
     ("all ranks forget", _LEFT, (("left[forgets] = 0.0", "left = torch.zeros_like(left)"),)),
-    ("nothing is ever left", _RIGHT, (("            left = torch.stack(", "            left = 0 * torch.stack("),)),
-    ("what is left is the mean's, not the rank's", _RIGHT, (("[w - b @ mean.T for w, b in", "[wanted.mean(0) - b @ mean.T for w, b in"),)),
-    ("the sum of the Qs, not their mean", _RIGHT, (("mean = qs.sum(0) / p", "mean = qs.sum(0)"),)),
+    ("nothing is ever left", _LEFT, (("            left = torch.stack(", "            left = 0 * torch.stack("),)),
+    ("what is left is the mean's, not the rank's", _LEFT, (("[w - b @ mean.T for w, b in", "[wanted.mean(0) - b @ mean.T for w, b in"),)),
+    ("the sum of the Qs, not their mean", _WARM, (("mean = qs.sum(0) / p", "mean = qs.sum(0)"),)),
     ("only the first step is looked at", _WARM, (("for at, step in enumerate(gradients):", "for at, step in enumerate(gradients[:1]):"),)),
     ("a tolerance that single precision does not meet", "rounded to single precision", ((_CLOSE, "torch.equal(made, found)"),)),
     ("a tolerance that meets everything", _WARM, ((_CLOSE, "torch.allclose(made, found, atol=1e3)"),)),
     ("what is wrong, without a rank", "A diagnosis is two things", ((_COLD, _COLD.replace('"cold start", None', '"cold start"')),)),
-    ("ready-made", "is refused", "from dtcourse.compression import PowerSGDState\n" + _HEAD + "    PowerSGDState(2)\n"),
+    ("ready-made", "asks you to write that yourself", "from dtcourse.compression import PowerSGDState\n" + _HEAD + "    PowerSGDState(2)\n"),
 ]  # fmt: skip
 
 ACCEPTED = [

@@ -2,7 +2,7 @@
 
 _HEAD = "\ndef choose_slices(measure, forward, sizes, message, numbers):\n"
 _PASS = "Whose slice is under way when the first layers are ready"
-_HERE = "does that win more than the messages cost"
+_HERE = "does that win more than messages cost"
 _THIRDS = "for third in (2, 1, 0):"
 _LEFT = "    return tuple(best)\n"
 
@@ -42,16 +42,16 @@ MUTANTS = [
 
 ACCEPTED = [
     (
-        "downhill from the middle, twice round, as a list",
+        "third by third, the largest first, as a list",
         _HEAD
-        + """    best, least = [1, 1, 2], measure(1, 1, 2)
-    for third, change in ((2, 1), (2, -1), (1, 1), (0, 1), (2, 1)):
-        at = numbers.index(best[third]) + change
-        if 0 <= at < len(numbers):
+        + """    best, least = [1, 1, 1], measure(1, 1, 1)
+    for third in sorted(range(3), key=lambda i: -sum(sizes[2 * i : 2 * i + 2])):
+        while best[third] < numbers[-1]:
             tried = [*best]
-            tried[third] = numbers[at]
-            if measure(*tried) < least:
-                best, least = tried, measure(*tried)
+            tried[third] *= 2
+            if measure(*tried) > least:
+                break
+            best, least = tried, measure(*tried)
     return best
 """,
     ),

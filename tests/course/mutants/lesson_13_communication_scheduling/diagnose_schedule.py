@@ -27,7 +27,7 @@ MUTANTS = [
     ),
     (
         "the first slice counts, not the last",
-        "on every rank",
+        "when its last slice is",
         (
             (
                 "there = {layer: arrived for layer, _, arrived in sent[0]}",

@@ -1,0 +1,41 @@
+"""PyTorch's fully_shard (FSDP2): each parameter is a DTensor; a rank keeps half, and gathers the rest to use it."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, DistributedSampler
+
+import job
+
+
+def main():
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = job.torch_model()
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=job.LR)
+    dataset = job.torch_data()
+    sampler = DistributedSampler(dataset, shuffle=False)
+    loader = DataLoader(dataset, batch_size=job.BATCH // dist.get_world_size(), sampler=sampler)
+
+    log = job.Log()
+    for images, labels in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        log.step(loss.item())
+
+    losses = torch.tensor(log.losses, dtype=torch.float64)
+    dist.all_reduce(losses)
+    if dist.get_rank() == 0:
+        log.report(losses / dist.get_world_size())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

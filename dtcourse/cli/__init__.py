@@ -6,6 +6,7 @@
     machine.py      doctor
     bench.py        bench collectives
     cluster.py      cluster, submit, jobs, kubernetes
+    frameworks.py   framework list, run, compare
 
 Exit codes: 0 all is well; 1 something that was tried failed; 2 it could not be tried as asked.
 Nothing heavy is imported before a command needs it: `dtcourse list` answers in a fraction of a second.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import typer
 
-from dtcourse.cli import bench, cluster, instructor, lessons, machine, student
+from dtcourse.cli import bench, cluster, frameworks, instructor, lessons, machine, student
 
 app = typer.Typer(
     name="dtcourse",
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (machine, lessons, student, instructor, bench, cluster):
+for part in (machine, lessons, student, instructor, bench, cluster, frameworks):
     part.add_to(app)
 
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import multiprocessing
 import os
+import socket
 import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,6 +87,24 @@ def torch_model() -> nn.Sequential:
     model = nn.Sequential(nn.Linear(*SIZES[:2]), nn.ReLU(), nn.Linear(*SIZES[1:]))
     model.load_state_dict({name: torch.from_numpy(array) for name, array in weights().items()})
     return model
+
+
+def start(main: Callable[[int, int, str], None], world_size: int = 2) -> None:
+    """Run main(rank, world_size, "host:port") in processes of its own, for a framework that brings no launcher.
+
+    Raises ValueError where one of them fails.
+    """
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    fresh = multiprocessing.get_context("spawn")
+    ranks = [fresh.Process(target=main, args=(i, world_size, address)) for i in range(world_size)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    if bad := [i for i, rank in enumerate(ranks) if rank.exitcode]:
+        raise ValueError(f"rank {bad[0]} failed")
 
 
 class Log:

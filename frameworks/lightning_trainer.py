@@ -3,7 +3,7 @@
 import lightning
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 import job
 
@@ -23,6 +23,14 @@ class Classifier(lightning.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=job.LR)
 
+    def train_dataloader(self):
+        # Of its own accord Trainer would shuffle the training data, whatever the loader does.
+        ranks = self.trainer.world_size
+        sampler = DistributedSampler(
+            job.torch_data(), ranks, self.trainer.global_rank, shuffle=False
+        )
+        return DataLoader(sampler.dataset, batch_size=job.BATCH // ranks, sampler=sampler)
+
     def on_train_end(self):
         mine = torch.tensor(self.log_of_job.losses, dtype=torch.float64)
         losses = self.all_gather(mine).mean(0)
@@ -31,13 +39,11 @@ class Classifier(lightning.LightningModule):
 
 
 def main():
-    # Trainer puts a DistributedSampler on the loader, which does not shuffle one that did not.
-    loader = DataLoader(job.torch_data(), batch_size=job.BATCH // 2)
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", max_epochs=1,
+        accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, use_distributed_sampler=False,
         logger=False, enable_checkpointing=False, enable_progress_bar=False,
     )  # fmt: skip
-    trainer.fit(Classifier(), loader)
+    trainer.fit(Classifier())
 
 
 if __name__ == "__main__":

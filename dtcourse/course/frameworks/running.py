@@ -47,6 +47,7 @@ def run(framework: Framework, timeout: float) -> Record:
     """
     if framework.needs and shutil.which(framework.needs) is None:
         raise ValueError(f"{framework.title} needs the program {framework.needs}, not on PATH here")
+    hashes = records.hashes(framework)  # of what is run, whatever changes meanwhile
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         found = _run(framework, timeout, Path(folder))
@@ -61,7 +62,7 @@ def run(framework: Framework, timeout: float) -> Record:
         "versions": versions(framework),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "date": datetime.date.today().isoformat(),
-        "hashes": records.hashes(framework),
+        "hashes": hashes,
     }
 
 

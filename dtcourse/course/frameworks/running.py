@@ -25,6 +25,7 @@ from dtcourse.course.frameworks import catalogue as frameworks
 from dtcourse.course.frameworks import environment, records
 from dtcourse.course.frameworks.catalogue import Framework
 from dtcourse.course.frameworks.records import Record
+from dtcourse.plural import plural
 
 ALONE = ("unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 UP = 'ip link set lo up && exec "$@"'
@@ -73,6 +74,9 @@ def _run(framework: Framework, timeout: float, folder: Path) -> Record:
         "GLOO_SOCKET_IFNAME": loopback,
         "TP_SOCKET_IFNAME": loopback,
         "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(folder),
+        "RAY_TMPDIR": str(folder),
+        "RAY_ADDRESS": "local",  # and not a Ray that somebody has running here
         **environment.variables(framework, environment.place(framework)),
         "DTCOURSE_FRAMEWORK_RESULT": str(result),
     }
@@ -99,7 +103,9 @@ def _run(framework: Framework, timeout: float, folder: Path) -> Record:
         found: Record = json.loads(result.read_text(encoding="utf-8"))
         return found
     if code == 124:
-        said += f"\nnot done after {timeout:.0f} seconds"
+        said += f"\nnot done after {plural(round(timeout), 'second')}"
+    if code == 0:
+        said += "\nthe script ended well and wrote no result: it never called job.Log.report"
     raise NotEqual(code, "\n".join(said.strip().splitlines()[-25:]))
 
 

@@ -1,0 +1,40 @@
+"""The scripts that need no environment of their own do the job: PyTorch's six. One runs always, the others by turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dtcourse.course.frameworks import known, running
+
+ROOT = Path(__file__).resolve().parents[2]
+ALWAYS = "pytorch-ddp"
+PYTORCH = [
+    "pytorch-ddp",
+    "pytorch-fsdp",
+    "pytorch-fully-shard",
+    "pytorch-rpc",
+    "pytorch-pipelining",
+    "pytorch-tensor-parallel",
+]
+
+
+def in_turns(name):
+    script = f"frameworks/{name.replace('-', '_')}.py"
+    stands_on = pytest.mark.stands_on(script, "frameworks/job.py", "dtcourse/course/frameworks/")
+    return pytest.param(name, marks=[] if name == ALWAYS else stands_on)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", map(in_turns, PYTORCH))
+def test_a_script_reaches_plain_pytorchs_losses(name, monkeypatch):
+    monkeypatch.setenv("DTCOURSE_HOME", str(ROOT))
+    framework = known()[name]
+    found = running.run(framework, timeout=240)
+    assert len(found["losses"]) == 20
+    assert found["largest_difference"] <= 5e-7
+    if running.can_be_alone() and not framework.wire:
+        assert found["step_bytes"] > 5_000  # the smallest message of a step, rows' sums, both ways
+    else:
+        assert found["step_bytes"] is None

@@ -175,7 +175,9 @@ def _tell(chosen: Iterable[Framework], found: Iterable[Record]) -> None:
             record["date"],
         )
         if each.wire and sent is None:
-            notes.append(f"{each.name}: {each.wire}.")
+            notes.append(f"{each.name}: no bytes are counted, since {each.wire}.")
+        if each.note:
+            notes.append(f"{each.name}: {each.note}.")
         if changed := records.stale(record, each):
             notes.append(f"{each.name}: the {changed} changed after this record; run it again.")
     console.print(shown)

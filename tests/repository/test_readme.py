@@ -55,6 +55,9 @@ RUN_IN_CLI_TESTS = {
     "dtcourse check": "check",
     "dtcourse check 02": "check",
     "dtcourse run 01 -p WORLD_SIZE 3": "run",
+    "dtcourse framework list": "framework",
+    "dtcourse framework run NAME": "framework",
+    "dtcourse framework compare": "framework",
     "dtcourse exercises": "exercises",
     "dtcourse grade submissions/": "grade",
 }

@@ -1,5 +1,6 @@
 """hivemind: peers find each other in a distributed hash table, and average what they have put into an averager."""
 
+import multiprocessing
 import os
 
 import hivemind
@@ -12,6 +13,7 @@ LOCAL = ["/ip4/127.0.0.1/tcp/0"]
 
 
 def main(rank, world_size, _address):
+    multiprocessing.set_start_method("fork", force=True)  # an averager is a process of its own
     dht = hivemind.DHT(
         initial_peers=os.environ["INITIAL_PEERS"].split(), host_maddrs=LOCAL, start=True
     )

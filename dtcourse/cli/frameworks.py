@@ -93,14 +93,14 @@ def compare(
         list[str] | None, typer.Argument(help="Only these; default: all that have a record.")
     ] = None,
 ) -> None:
-    """Show the records side by side: this machine's where there is one, else the repository's.
+    """Show the records side by side: this machine's where it is of the scripts as they are, else the repository's.
 
     Examples: [bold]dtcourse framework compare[/bold], [bold]dtcourse framework compare pytorch-ddp pytorch-fsdp[/bold]
     """
     from dtcourse.course.frameworks import known, named, records
 
     chosen = [named(name) for name in names] if names else list(known().values())
-    found = [records.read(records.own(f)) or records.read(records.committed(f)) for f in chosen]
+    found = [records.latest(each) for each in chosen]
     with_one = [(f, record) for f, record in zip(chosen, found, strict=True) if record]
     if missing := [f.name for f, record in zip(chosen, found, strict=True) if not record]:
         errors.print(f"No record of {', '.join(missing)}: `dtcourse framework run {missing[0]}`.")

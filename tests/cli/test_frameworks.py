@@ -96,6 +96,10 @@ def test_a_framework_without_pins_runs_in_this_environment_and_its_record_is_kep
     assert code == 0 and "1.0e-07" in said
     (folder / "toy.py").write_text(TOY + "\n")
     assert "the script changed after this record" in command("compare", "toy")[1]
+    records.write(kept | {"date": "2026-01-01"}, records.committed(known()["toy"]))
+    assert "2026-01-01" in command("compare", "toy")[1]  # which is as old, and has been reviewed
+    (folder / "toy.py").write_text(TOY)
+    assert kept["date"] in command("compare", "toy")[1]
 
 
 def test_where_asked_the_record_is_the_repositorys(folder, monkeypatch):

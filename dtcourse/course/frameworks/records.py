@@ -47,6 +47,12 @@ def read(file: Path) -> Record | None:
     return found
 
 
+def latest(framework: Framework) -> Record | None:
+    """This machine's record, unless it is stale and the repository has one; else the repository's."""
+    here, there = read(own(framework)), read(committed(framework))
+    return here if here and not (there and stale(here, framework)) else there
+
+
 def write(record: Record, file: Path) -> None:
     """All of it or nothing."""
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -77,8 +83,8 @@ def lines_of_code(source: str) -> int:
             first = node.body[0] if node.body else None
             if ast.get_docstring(node) is not None and first is not None:
                 docstrings |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
-    silent = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
-    silent += (tokenize.ENCODING, tokenize.ENDMARKER)
+    silent = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    silent |= {tokenize.ENCODING, tokenize.ENDMARKER}
     code: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in silent:

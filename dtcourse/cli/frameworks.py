@@ -71,6 +71,7 @@ def run(
     from dtcourse.course.frameworks.environment import NotInstalled, is_ready
 
     chosen = named(name)
+    running.require(chosen)
     try:
         if not is_ready(chosen):
             _make(chosen, yes)

@@ -39,6 +39,15 @@ class NotEqual(Exception):
         self.code, self.said = code, said
 
 
+def require(framework: Framework) -> None:
+    """ValueError where a program of the system that it needs is missing: before anything is made for it."""
+    if framework.needs and shutil.which(framework.needs) is None:
+        raise ValueError(
+            f"{framework.title} needs the program {framework.needs}, which is not on PATH here; "
+            f"`dtcourse framework compare {framework.name}` shows its record, if there is one"
+        )
+
+
 def run(framework: Framework, timeout: float) -> Record:
     """Run it in its environment, which is ready, and return its record.
 
@@ -46,8 +55,7 @@ def run(framework: Framework, timeout: float) -> Record:
 
     Raises ValueError where a program of the system is missing, NotEqual where the script fails or takes longer.
     """
-    if framework.needs and shutil.which(framework.needs) is None:
-        raise ValueError(f"{framework.title} needs the program {framework.needs}, not on PATH here")
+    require(framework)
     hashes = records.hashes(framework)  # of what is run, whatever changes meanwhile
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

@@ -110,7 +110,7 @@ def step(choice: trials.Choice, memory: float) -> tuple[float, float]:
         touched(came, x, part, message)
         mean = torch.cat(everyones(message))
     seconds = emulation.now() - start
-    right = sum(gradient(rank).double() for rank in range(p)) / p
+    right = torch.stack([gradient(rank).double() for rank in range(p)]).mean(0)
     return seconds, float((mean - right).norm() / right.norm())
 
 

@@ -84,7 +84,7 @@ ACCEPTED = [
         return seen[choice]
 
     # Dividing wants a learning rate some four times as large and more.
-    starts = [("plain", bound, lr) for bound in (bounds[0], bounds[-2], bounds[-1]) for lr in (0.5, 1.0)]
+    starts = [("plain", bound, lr) for bound in (bounds[0], bounds[2], bounds[-1]) for lr in (0.5, 1.0)]
     starts += [("divided", bound, lr) for bound in (bounds[2], bounds[-1]) for lr in (4.0, 8.0)]
     for start in starts:
         seconds(start)

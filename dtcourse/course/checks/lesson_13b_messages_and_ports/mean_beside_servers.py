@@ -16,7 +16,6 @@ SERVERS = Exercise(
     lesson="13b",
     title="A mean beside servers",
     takes=("mean_beside_servers",),
-    launches=True,
     target="equal to one process to 1e-12; at most 1.03 times the bytes of the best mix through any port, in at most "
     "1.3 times the seconds that those take",
     forbidden=("dtcourse.communication_scheduling",),

@@ -594,6 +594,10 @@ def test_as_a_module_and_outside_the_repository(tmp_path):
     )
 
 
+# Divided, it has one half of what the project's name for it says.
+RENAMED = {"12-sparse-and-low-rank": "12-sparse-gradients"}
+
+
 def test_the_packages_syllabus_is_the_projects():
     import yaml
 
@@ -606,7 +610,7 @@ def test_the_packages_syllabus_is_the_projects():
         for lesson, wanted in lessons.items():
             number = number_of(lesson)
             divided = [more for more in mine[part] if re.match(rf"{number}[a-z]?-", more)]
-            assert lesson in divided
+            assert RENAMED.get(lesson, lesson) in divided
             ours = {topic: text for one in divided for topic, text in mine[part][one].items()}
             assert wanted.items() <= ours.items(), lesson
 

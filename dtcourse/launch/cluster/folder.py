@@ -6,9 +6,8 @@ through the descriptor at which that was looked at: whoever puts another folder 
 nobody else may write to a folder above it (without the sticky bit), or they could do just that.
 
 A log is a file of frames, one pickled object each, written by one process and read by others while it grows. Network
-file systems promise that who opens a file after its writer closed it sees what was written (close-to-open
-consistency), and no more: so a frame is written between an open and a close, and a
-reader opens the file anew each time.
+file systems promise that who opens a file after its writer closed it sees what was written (close-to-open consistency),
+and no more: so a frame is written between an open and a close, and a reader opens the file anew each time.
 """
 
 from __future__ import annotations
@@ -78,9 +77,8 @@ def cannot_be_written(parent: Path, error: OSError) -> ValueError:
 def require_guarded(parent: Path) -> None:
     """ValueError where somebody else could exchange what lies in this folder, or the folder itself.
 
-    Who may write to a folder without the sticky bit may rename what is in it, whosever that is; and the owner of a
-    folder may always. Owners that are trusted: this user, root, and whoever owns the course's own files, which run as
-    this user anyway.
+    Who may write to a folder without the sticky bit may rename what is in it, and the owner of a folder may always.
+    Owners that are trusted: this user, root, and who owns the course's own files, which run as this user anyway.
     """
     # In a user namespace, root's folders belong to whom / belongs to.
     trusted = {os.geteuid(), 0, os.stat("/").st_uid, os.stat(__file__).st_uid}
@@ -101,9 +99,7 @@ def require_guarded(parent: Path) -> None:
 
 
 def _by_others_of_the_group(status: os.stat_result) -> bool:
-    """Whether the folder's group may write to it, and has members besides this user and root. A
-    user's private group has the user's name.
-    """
+    """Whether its group may write to it, and has others in it. A user's private group has the user's name."""
     if not status.st_mode & stat.S_IWGRP or status.st_gid == 0:
         return False
     try:
@@ -229,7 +225,7 @@ class Reader:
             yield _unpacker(stream, buffers)
 
     def frames(self) -> Iterator[tuple[bytes, list[bytearray]]]:
-        """The same, as the pickles and their buffers."""
+        """As `new`, packed."""
         with self._folder.open(self.path.name) as file:
             status = os.fstat(file.fileno())
             size = status.st_size

@@ -97,7 +97,7 @@ class RayJob:
         for rank, place in enumerate(places):
             beside = [places[other] for other in layout.ranks_of(layout.node_of(rank))]
             gpus = dict.fromkeys(gpu for other in beside for gpu in other.gpus)
-            visible = ",".join(gpus) if layout.kind == "cuda" else None
+            visible = ",".join(gpus) if layout.kind != "cpu" else None
             name = self.names.get(place.node, place.address)
             station = Station(rank, name, address=place.address)
             self.logs[rank].begin(self.actors[rank].start.remote(self._asked, station, visible))

@@ -25,6 +25,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -222,7 +223,7 @@ class Reader:
     def new(self) -> Iterator[Callable[[], Any]]:
         """What has been written, whole, since the last time. Each is unpacked by calling it."""
         for stream, buffers in self.frames():
-            yield _unpacker(stream, buffers)
+            yield partial(pickle.loads, stream, buffers=buffers)
 
     def frames(self) -> Iterator[tuple[bytes, list[bytearray]]]:
         """As `new`, packed."""
@@ -244,7 +245,3 @@ class Reader:
                     file.readinto(buffer)  # type: ignore[attr-defined]
                 self._offset = end + sum(sizes)
                 yield stream, buffers
-
-
-def _unpacker(stream: bytes, buffers: list[bytearray]) -> Callable[[], Any]:
-    return lambda: pickle.loads(stream, buffers=buffers)

@@ -25,6 +25,8 @@ from dtcourse.launch.cluster.station import Station
 
 LOOK = 0.02  # seconds between two looks into the agent's log
 ANSWERS = 0.5  # seconds after which it answers although nothing is new: a sign of life
+# Removes the folder when the actor has gone, however it went. Nobody's child: a worker of Ray's kills its own at its end.
+SWEEP = 'exec 3<&0; (trap "" TERM INT HUP; read -r word <&3; sleep 1; rm -rf -- "$1") < /dev/null &'
 WRITES = "agent.err"  # the file, in its folder
 GOES = 5.0  # seconds in which an agent must have gone
 
@@ -66,7 +68,7 @@ class RankActor:
 
     def __init__(self) -> None:
         self.agent: subprocess.Popen[bytes] | None = None
-        self.folder: Path | None = None  # the agent removes it where the actor cannot any more
+        self.folder: Path | None = None
         self.met: tuple[str, int] | None = None  # where the agent of rank 0 listens
         self._batch: list[Frame] = []  # what was given away last
         self._first = 0  # its first frame's number
@@ -83,6 +85,7 @@ class RankActor:
     def start(self, asked: bytes, station: Station, gpus: str | None) -> None:
         """Starts the agent. asked: the file `call`; gpus: those that all ranks of the node may see."""
         self.folder, self.station = Path(tempfile.mkdtemp(prefix="dtcourse-rank-")), station
+        self._sweeper = _sweep(self.folder)
         (self.folder / words.CALL).write_bytes(asked)
         log = self.folder / words.log_name(station.number)
         log.touch(mode=0o600)
@@ -158,6 +161,23 @@ class RankActor:
                     process.kill()
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> int:
+    """Has the folder removed when this process ends. Returns our end of the pipe that tells."""
+    theirs, ours = os.pipe()
+    try:
+        subprocess.run(
+            ["sh", "-c", SWEEP, "sh", str(folder)],
+            stdin=theirs,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            check=True,
+        )
+    finally:
+        os.close(theirs)
+    return ours
 
 
 def _is_ours(name: str) -> bool:

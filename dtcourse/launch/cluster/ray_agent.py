@@ -7,9 +7,7 @@ process (its signals, its output, its end) would happen to the worker.
 from __future__ import annotations
 
 import os
-import shutil
 import threading
-from functools import partial
 from pathlib import Path
 
 from dtcourse.launch.cluster import agent
@@ -18,17 +16,15 @@ from dtcourse.launch.cluster.station import Station
 
 def main(folder: str, station: Station) -> None:
     """Runs the rank that this station is asked for in its folder."""
-    path = Path(folder)
-    agent.run(path, station, started=partial(_end_with_actor, path))
+    agent.run(Path(folder), station, started=_end_with_actor)
 
 
-def _end_with_actor(folder: Path) -> None:
+def _end_with_actor() -> None:
     """Ends this process, and with it its rank, when the actor has gone, however it went: standard input ends then."""
 
     def watch() -> None:
         while os.read(0, 1):
             pass
-        shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, name="dtcourse-actor", daemon=True).start()

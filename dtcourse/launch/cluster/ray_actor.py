@@ -25,7 +25,7 @@ from dtcourse.launch.cluster.station import Station
 
 LOOK = 0.02  # seconds between two looks into the agent's log
 ANSWERS = 0.5  # seconds after which it answers although nothing is new: a sign of life
-# Removes the folder when the actor has gone, however it went. Nobody's child: a worker of Ray's kills its own at its end.
+# Removes the folder when the actor has gone, however. Nobody's child: a worker of Ray's kills its own at its end.
 SWEEP = 'exec 3<&0; (trap "" TERM INT HUP; read -r word <&3; sleep 1; rm -rf -- "$1") < /dev/null &'
 WRITES = "agent.err"  # the file, in its folder
 GOES = 5.0  # seconds in which an agent must have gone

@@ -27,7 +27,7 @@ def in_turns(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", map(in_turns, PYTORCH))
+@pytest.mark.parametrize("name", [*map(in_turns, PYTORCH)])
 def test_a_script_reaches_plain_pytorchs_losses(name, monkeypatch):
     monkeypatch.setenv("DTCOURSE_HOME", str(ROOT))
     framework = known()[name]

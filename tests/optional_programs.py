@@ -108,6 +108,15 @@ def _users() -> bool:
     return users.can_be_had()
 
 
+def _python_3_11() -> bool:
+    from dtcourse.course.frameworks import environment
+
+    try:
+        return bool(environment.find_python())
+    except ValueError:
+        return False
+
+
 def _shared() -> bool:
     return all((ROOT.parent / "shared" / name).exists() for name in ("published", "syllabus.yml"))
 
@@ -144,6 +153,7 @@ NEEDS = {
         Need("git", "git (apt-get install git)", _git, "git git-* scalar"),
         Need("clone", "a clone: this is no checkout of git's", (ROOT / ".git").exists),
         Need("gpu", "a GPU that torch can use", _gpu),
+        Need("python3.11", "Python 3.11, which the frameworks' versions are for", _python_3_11),
         Need("mlflow", "mlflow (pip install --group tracking)", _mlflow),
         Need("ray", 'Ray (pip install "ray==2.51.1")', _ray),
         Need("triton", "Triton (Linux: `make triton`)", _triton),

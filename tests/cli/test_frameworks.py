@@ -78,13 +78,6 @@ def command(*arguments):
     return result.exit_code, " ".join(result.output.split())
 
 
-def wants_python_3_11():
-    try:
-        environment.find_python()
-    except ValueError:
-        pytest.skip("needs Python 3.11, which the pins are for")
-
-
 def test_a_framework_without_pins_runs_in_this_environment_and_its_record_is_kept(folder):
     code, said = command("run", "toy")
     assert code == 0, said
@@ -110,8 +103,8 @@ def test_where_asked_the_record_is_the_repositorys(folder, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.needs("python3.11")
 def test_an_environment_is_made_once_and_anew_where_it_was_interrupted_or_its_pins_change(folder):
-    wants_python_3_11()
     toy = known()["toy-apart"]
     assert not environment.is_ready(toy)
     assert "to make: 20 MB and about 1 minute" in command("list")[1]
@@ -132,8 +125,8 @@ def test_an_environment_is_made_once_and_anew_where_it_was_interrupted_or_its_pi
 
 
 @pytest.mark.slow
+@pytest.mark.needs("python3.11")
 def test_what_does_not_install_is_said_with_its_record(folder):
-    wants_python_3_11()
     toy = known()["toy-lost"]
     code, said = command("run", "toy-lost", "--yes")
     assert code == 1
@@ -189,8 +182,8 @@ def test_what_cannot_be_done_is_said_in_a_sentence(folder, arguments, code, says
     assert (got, says in said) == (code, True), said
 
 
+@pytest.mark.needs("python3.11")
 def test_an_environment_is_not_made_unasked(folder):
-    wants_python_3_11()
     code, said = command("run", "toy-lost")
     assert code == 2 and "1,500 MB and about 2 minutes" in said and "give --yes" in said
     assert not environment.place(known()["toy-lost"]).exists()

@@ -1,4 +1,4 @@
-"""Megatron Core's DistributedDataParallel: gradients in one buffer, averaged in buckets, which lies on a CUDA device."""
+"""Megatron Core's DistributedDataParallel: gradients in one buffer on a CUDA device, averaged in buckets."""
 
 import torch
 import torch.distributed as dist

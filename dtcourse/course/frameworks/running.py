@@ -114,7 +114,15 @@ def _run(framework: Framework, timeout: float, folder: Path) -> Record:
         said += f"\nnot done after {plural(round(timeout), 'second')}"
     if code == 0:
         said += "\nthe script ended well and wrote no result: it never called job.Log.report"
-    raise NotEqual(code, "\n".join(said.strip().splitlines()[-25:]))
+    raise NotEqual(code, _shortened(said))
+
+
+def _shortened(said: str) -> str:
+    """The first lines, where the cause often is, and the last ones, where a launcher sums up."""
+    lines = said.strip().splitlines()
+    if len(lines) > 60:
+        lines = [*lines[:25], f"... ({len(lines) - 50} lines left out)", *lines[-25:]]
+    return "\n".join(lines)
 
 
 @cache

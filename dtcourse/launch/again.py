@@ -24,6 +24,8 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+from dtcourse.launch import rendezvous
+
 _SIGNALS = sorted(signal.valid_signals())
 _frozen = False
 _own: set[str] = set()  # open files
@@ -69,7 +71,8 @@ class Condition:
         space = vars(sys.modules["__main__"])
         for name in space.keys() - self._main:  # the function's own: see own_process.adopt_main
             del space[name]
-        gc.collect()  # groups and their threads go with the last who knows them
+        gc.collect()  # groups, their threads and their stores go with the last who knows them
+        rendezvous.leave()
         if _look() != self._seen or _has_children():
             return False
         torch.set_rng_state(self._generator)

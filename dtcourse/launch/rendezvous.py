@@ -74,9 +74,21 @@ def join(where: str, limit: timedelta) -> Any:
 
     where: the file's path; on several nodes tcp://address:port of a TCPStore
 
-    For a process that ends with the launch: it keeps the file open for as long as it lives. Others take a Visit.
+    For a process that ends with the launch: it keeps the file open until it ends, or says `leave`. Others take a Visit.
     """
-    return _joined(where, limit)[0]
+    store, file = _joined(where, limit)
+    if file is not None:
+        _files.append(file)
+    return store
+
+
+_files: list[int] = []  # of the stores that this process has joined
+
+
+def leave() -> None:
+    """In a rank that stays for another launch (again.py), when the stores of the last one have gone."""
+    while _files:
+        os.close(_files.pop())
 
 
 class Visit:

@@ -1,0 +1,98 @@
+"""One step of an MLP under each of PyTorch's wrappers, over the course's ring: the bytes that each rank sends.
+
+widths: of the layers, the first is that of the samples; a layer is a matrix without bias, with tanh between.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+Job = tuple[str, tuple[int, ...], int, int]  # wrapper, widths, samples of the whole batch, ranks
+WRAPPERS = ("ddp", "fully_shard", "fully_shard, not resharded", "tensor", "pipeline")
+
+
+def _model(widths: tuple[int, ...]) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Linear(n_in, n_out, bias=False) for n_in, n_out in pairwise(widths)]
+    return nn.Sequential(*(part for layer in layers for part in (layer, nn.Tanh())))
+
+
+def _sharded(model: nn.Sequential, reshard: bool) -> nn.Module:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model[::2]:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+    return fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+
+
+def _cut(model: nn.Sequential) -> nn.Module:
+    """Columns, rows, columns, rows."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    plan = {
+        str(i): ColwiseParallel() if i % 4 == 0 else RowwiseParallel()
+        for i in range(0, len(model), 2)
+    }
+    return parallelize_module(model, mesh, plan)
+
+
+def _pipeline_step(model: nn.Sequential, x: Tensor) -> None:
+    """A layer per stage, two micro-batches."""
+    import torch.distributed as dist
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    part = model[2 * rank : 2 * rank + 2]
+    stage = PipelineStage(part, rank, last + 1, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, _: y.square().mean())
+    for _ in range(2):  # the first one tells the stages what shapes come
+        if rank == 0:
+            schedule.step(x)
+        elif rank == last:
+            schedule.step(target=torch.zeros(len(x), part[0].out_features))
+        else:
+            schedule.step()
+
+
+def sent_by_this_rank(jobs: list[Job]) -> list[int]:
+    """On each rank: the bytes of one step, after another one that is not counted."""
+    import torch.distributed as dist
+
+    from dtcourse.collectives import traffic
+
+    found = []
+    for wrapper, widths, samples, ranks in jobs:
+        torch.manual_seed(1)
+        x = torch.randn(samples, widths[0])
+        if wrapper == "pipeline":
+            # Both steps are alike but for what is told of shapes, a few numbers.
+            with traffic.counting() as counted:
+                _pipeline_step(_model(widths), x)
+            found.append(counted.bytes_sent(operation="send") // 2)
+            continue
+        model: nn.Module = _model(widths)
+        if wrapper == "ddp":
+            model = nn.parallel.DistributedDataParallel(model)
+        elif wrapper == "tensor":
+            model = _cut(model)  # type: ignore[arg-type]
+        else:
+            model = _sharded(model, "not" not in wrapper)  # type: ignore[arg-type]
+        mine = x if wrapper == "tensor" else x.chunk(ranks)[dist.get_rank()]
+        model(mine).square().mean().backward()
+        with traffic.counting() as counted:
+            model(mine).square().mean().backward()
+        found.append(counted.bytes_sent())
+    return found

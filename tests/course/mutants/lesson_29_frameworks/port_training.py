@@ -35,7 +35,7 @@ _FSDP1 = """
 from contextlib import nullcontext
 
 import torch
-from torch import nn
+import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -49,7 +49,13 @@ def port_training(model, steps, lr, max_norm):
         for i, (x, target) in enumerate(micro_batches, 1):
             with nullcontext() if i == len(micro_batches) else model.no_sync():
                 ((model(x) - target).square().mean() / len(micro_batches)).backward()
-        norms.append(model.clip_grad_norm_(max_norm).item())
+        # Its own clip_grad_norm_ is in float32.
+        parts = [p.grad for p in model.parameters() if p.grad is not None]
+        square = sum(part.square().sum() for part in parts)
+        dist.all_reduce(square)
+        norms.append(square.sqrt().item())
+        for part in parts:
+            part *= min(1.0, max_norm / (norms[-1] + 1e-6))
         optimizer.step()
     return norms, get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
 """

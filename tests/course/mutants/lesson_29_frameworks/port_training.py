@@ -6,6 +6,9 @@ _MODEL = "    fully_shard(model, mesh=mesh)\n"
 _SYNC = "            model.set_requires_gradient_sync(i == len(micro_batches))\n"
 _NORM = "        norms.append(norm.full_tensor().item())\n"
 _CLIP = "        norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)\n"
+_LOCAL = (
+    "        local = torch.stack([p.grad.to_local().norm() for p in model.parameters()]).norm()\n"
+)
 _STATE = "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))"
 
 # Replicas in place of shards.
@@ -97,7 +100,7 @@ MUTANTS = [
         "Whose parameters does the optimizer hold",
         ((_MADE, ""), (_SHARD, _MADE + _SHARD)),
     ),
-    ("the norm of a rank's part", "Of which part of the gradients", ((_NORM, "        norms.append(norm.to_local().item())\n"),)),
+    ("the norm of a rank's part", "Of which part of the gradients", ((_CLIP, _LOCAL + _CLIP), (_NORM, "        norms.append(local.item())\n"))),
     ("not clipped", "Were the gradients scaled", ((_CLIP, "        norm = nn.utils.clip_grad_norm_(model.parameters(), float('inf'))\n"),)),
     ("the sum of the micro-batches", "By how many micro-batches", ((".square().mean() / len(micro_batches)", ".square().mean()"),)),
     ("never cleared", "Which gradients are still there", (("        optimizer.zero_grad()\n", ""),)),

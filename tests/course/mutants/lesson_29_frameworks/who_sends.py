@@ -24,7 +24,7 @@ MUTANTS = [
     (
         "counted by the course",
         "the answer uses dtcourse",
-        (("    others = (ranks - 1) / ranks\n", "    import dtcourse\n    others = (ranks - 1) / ranks\n"),),
+        (("    others = (ranks - 1) / ranks\n", "    from dtcourse.collectives import traffic\n    traffic.counting()\n    others = (ranks - 1) / ranks\n"),),
     ),
 ]  # fmt: skip
 

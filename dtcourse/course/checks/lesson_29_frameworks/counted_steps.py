@@ -6,6 +6,7 @@ widths: of the layers, the first is that of the samples; a layer is a matrix wit
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ def _model(widths: tuple[int, ...]) -> nn.Sequential:
     return nn.Sequential(*(part for layer in layers for part in (layer, nn.Tanh())))
 
 
-def _sharded(model: nn.Sequential, reshard: bool) -> nn.Module:
+def _sharded(model: Any, reshard: bool) -> Any:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -31,7 +32,7 @@ def _sharded(model: nn.Sequential, reshard: bool) -> nn.Module:
     return fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
 
 
-def _cut(model: nn.Sequential) -> nn.Module:
+def _cut(model: Any) -> nn.Module:
     """Columns, rows, columns, rows."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -42,14 +43,14 @@ def _cut(model: nn.Sequential) -> nn.Module:
     )
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    plan = {
+    plan: dict[str, Any] = {
         str(i): ColwiseParallel() if i % 4 == 0 else RowwiseParallel()
         for i in range(0, len(model), 2)
     }
     return parallelize_module(model, mesh, plan)
 
 
-def _pipeline_step(model: nn.Sequential, x: Tensor) -> None:
+def _pipeline_step(model: Any, x: Tensor) -> None:
     """A layer per stage, two micro-batches."""
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -83,13 +84,13 @@ def sent_by_this_rank(jobs: list[Job]) -> list[int]:
                 _pipeline_step(_model(widths), x)
             found.append(counted.bytes_sent(operation="send") // 2)
             continue
-        model: nn.Module = _model(widths)
+        model: Any = _model(widths)
         if wrapper == "ddp":
             model = nn.parallel.DistributedDataParallel(model)
         elif wrapper == "tensor":
-            model = _cut(model)  # type: ignore[arg-type]
+            model = _cut(model)
         else:
-            model = _sharded(model, "not" not in wrapper)  # type: ignore[arg-type]
+            model = _sharded(model, "not" not in wrapper)
         mine = x if wrapper == "tensor" else x.chunk(ranks)[dist.get_rank()]
         model(mine).square().mean().backward()
         with traffic.counting() as counted:

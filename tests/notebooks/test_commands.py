@@ -39,6 +39,7 @@ OF_TORCHRUN = [
 OF_STUDENTS = [text for text in PRINTED if re.fullmatch(r"dtcourse (start|check) \d\d[a-z]?", text)]
 OF_CLUSTER = [text for text in PRINTED if re.match(r"dtcourse (submit|jobs) ", text)]
 BENCH = "dtcourse bench collectives"
+LISTS = "dtcourse framework list"  # tests/cli/test_frameworks.py runs it
 NOT_HERE = dict.fromkeys(("nvidia-smi topo -m", "nvidia-smi topo -p2p r"), "nvidia-smi")
 
 # What a command prints when it has done its work, by the function or script that it runs. Once, whatever the nodes.
@@ -114,7 +115,16 @@ def finish(nodes: list[subprocess.Popen[str]]) -> str:
 @pytest.mark.parametrize("command", PRINTED)
 def test_something_here_runs_it(command):
     one = PRINTED[command]
-    known = [*OF_TORCHRUN, *OF_GALLERY, *OF_STUDIES, *OF_STUDENTS, *OF_CLUSTER, *NOT_HERE, BENCH]
+    known = [
+        *OF_TORCHRUN,
+        *OF_GALLERY,
+        *OF_STUDIES,
+        *OF_STUDENTS,
+        *OF_CLUSTER,
+        *NOT_HERE,
+        BENCH,
+        LISTS,
+    ]
     assert command in known, (
         f"{one.notebook.name}, cell {one.cell}, shows `{command}`, and nothing runs it"
     )

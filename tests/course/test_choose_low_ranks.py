@@ -1,4 +1,4 @@
-"""The best choices of exercise 12b-2, by running every one; and what they leave out is nearly the least possible."""
+"""The best choices of exercise 12c-1, by running every one; and what they leave out is nearly the least possible."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from dtcourse.course.checks.lesson_12b_low_rank_and_when_it_pays import choose_low_ranks as exercise
+from dtcourse.course.checks.lesson_12c_when_it_pays import choose_low_ranks as exercise
 from tests.course.searches import require_clear_best
 
-OWN = "dtcourse/course/checks/lesson_12b_low_rank_and_when_it_pays/choose_low_ranks.py"
+OWN = "dtcourse/course/checks/lesson_12c_when_it_pays/choose_low_ranks.py"
 ALL = exercise.SLOW | exercise.QUICK
 
 

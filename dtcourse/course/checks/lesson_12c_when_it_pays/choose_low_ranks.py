@@ -13,7 +13,7 @@ from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
 
 CHOOSE = Exercise(
     "choose_low_ranks",
-    lesson="12b",
+    lesson="12c",
     title="Choose the ranks",
     takes=("choose_low_ranks",),
     target="on 4 clusters at most the error that is allowed, in at most 1.01 times the best choice's time; at most 12 "

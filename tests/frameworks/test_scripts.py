@@ -38,3 +38,25 @@ def test_a_script_reaches_plain_pytorchs_losses(name, monkeypatch):
         assert found["step_bytes"] > 5_000  # the smallest message of a step, rows' sums, both ways
     else:
         assert found["step_bytes"] is None
+
+
+@pytest.mark.parametrize(
+    ("said", "failures", "runs"), [(running.TORN, 2, 3), (running.TORN, 9, 3), ("a mistake", 9, 1)]
+)
+def test_only_what_python_s_end_aborts_is_run_again(said, failures, runs, monkeypatch):
+    monkeypatch.setenv("DTCOURSE_HOME", str(ROOT))
+    begun = []
+
+    def aborts(*_):
+        begun.append(said)
+        if len(begun) <= failures:
+            raise running.NotEqual(-6, said)
+        return {"losses": []}
+
+    monkeypatch.setattr(running, "_run", aborts)
+    if failures < running.TRIES:
+        assert running.run(known()[ALWAYS], 1.0)["losses"] == []
+    else:
+        with pytest.raises(running.NotEqual):
+            running.run(known()[ALWAYS], 1.0)
+    assert len(begun) == runs

@@ -146,4 +146,9 @@ def test_nbval_compares_what_was_found_and_not_where(tmp_path, monkeypatch, caps
 @pytest.mark.parametrize("path", sorted(places.notebooks("lessons").values()))
 def test_what_is_committed_was_run(path):
     shown = [text_of(cell) for cell in nbfile.code_cells(nbfile.read(path))]
-    assert not [text for text in shown if "Not run: " in text]
+    not_run = [text for text in shown if "Not run: " in text]
+    if (
+        places.number_of(path.name) == "29"
+    ):  # other frameworks, whose environments nobody has unasked
+        not_run = [text for text in not_run if "has no environment here" not in text]
+    assert not not_run

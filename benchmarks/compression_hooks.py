@@ -68,13 +68,7 @@ def main() -> None:
     """Runs the comparisons and prints one line a quantity."""
     parser = training.parser(__doc__, RESULTS)
     options = parser.parse_args()
-    config = TransformerConfig(
-        vocab=256,
-        n_layers=options.layers,
-        d_model=options.width,
-        n_heads=6,
-        max_length=options.length,
-    )
+    config = training.config(options)
     report = pairs.begin(
         f"{parameter_count(Transformer(config)) / 1e6:.1f} million parameters on {options.ranks} ranks, SGD; our "
         f"hooks / PyTorch's, of rank {RANK} for PowerSGD, median and quartiles over pairs of steps"

@@ -115,13 +115,7 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="reshard_after_forward=False in both")
     parser.add_argument("--no-memory", action="store_true", help="time only")
     options = parser.parse_args()
-    config = TransformerConfig(
-        vocab=256,
-        n_layers=options.layers,
-        d_model=options.width,
-        n_heads=6,
-        max_length=options.length,
-    )
+    config = training.config(options)
     work = (config, options.batch, options.length, options.keep)
     parameters = parameter_count(Transformer(config))
     report = pairs.begin(

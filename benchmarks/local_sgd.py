@@ -56,13 +56,7 @@ def compare(
 def main() -> None:
     """Runs the comparison and prints one line a quantity."""
     options = training.parser(__doc__, RESULTS, count="--periods").parse_args()
-    config = TransformerConfig(
-        vocab=256,
-        n_layers=options.layers,
-        d_model=options.width,
-        n_heads=6,
-        max_length=options.length,
-    )
+    config = training.config(options)
     report = pairs.begin(
         f"{parameter_count(Transformer(config)) / 1e6:.1f} million parameters on {options.ranks} ranks, {PERIOD} steps "
         "of SGD and one average; ours / PyTorch's, median and quartiles over pairs of periods"

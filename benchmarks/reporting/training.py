@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from dtcourse.models import TransformerConfig
 from reporting import pairs
 
 Trained = tuple[nn.Module, torch.optim.Optimizer]
@@ -33,6 +34,17 @@ def parser(
     options.add_argument("--length", type=int, default=64)
     options.add_argument("--output", type=Path, default=output)
     return options
+
+
+def config(options: argparse.Namespace) -> TransformerConfig:
+    """The transformer that these options ask for."""
+    return TransformerConfig(
+        vocab=256,
+        n_layers=options.layers,
+        d_model=options.width,
+        n_heads=6,
+        max_length=options.length,
+    )
 
 
 def loss(model: nn.Module, tokens_BS: torch.Tensor) -> torch.Tensor:

@@ -118,7 +118,8 @@ def test_one_draw_tries_one_other_number_on_each_lesson_and_both_over_the_lesson
             if rotation.is_tried(files=(), paths=paths, drawn=draw, **one.marks[0].kwargs)
         ]
         assert sorted(path for path, _ in tried) == sorted(LESSONS.glob("*.ipynb"))
-        assert {size for _, size in tried} == {2, 3}
+        # Of each notebook's two, so that a lesson of two ranks, which is tried with 3 or 4, is as good as one of four.
+        assert {others(path).index(size) for path, size in tried} == {0, 1}
 
 
 def test_the_parameters_cell_is_read(tmp_path):

@@ -28,14 +28,15 @@ import json
 import os
 import platform
 import select
+import shutil
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -398,6 +399,80 @@ def time_starts(rounds: int, limit: float, other: Path) -> dict[str, Any]:
     }
 
 
+# What comes after the import, or the launch, is not measured.
+IMPORT_ALONE = """
+import os
+import torch
+
+os._exit(0)
+"""
+LAUNCH_FIRST = """
+import os
+from dtcourse import launch
+
+def reduce():
+    import torch
+    import torch.distributed as dist
+
+    total = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(total)
+    return total.item()
+
+assert list(launch(reduce, {ranks}, device="cpu")) == [{total}] * {ranks}
+os._exit(0)
+"""
+
+
+def time_first(rounds: int) -> dict[str, Any]:
+    """A script that launches, over one that only imports torch, both from the start of a process.
+
+    Once as it is and once with PYTHONDONTWRITEBYTECODE, as many containers have it; the course's own compiled files are
+    taken away before each launch of that second kind, since they could not have been written there.
+    """
+    launches = LAUNCH_FIRST.format(ranks=RANKS, total=float(sum(range(1, RANKS + 1))))
+
+    def seconds(text: str, **environment: str) -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", text], env=os.environ | environment, check=True)
+        return time.perf_counter() - start
+
+    found = {}
+    for name, environment in (
+        ("as_it_is", {}),
+        # Files that are to be written nowhere, and are looked for where there are none.
+        ("no_compiled_files_of_the_course", {"PYTHONDONTWRITEBYTECODE": "1"}),
+    ):
+        pairs = []
+        for _ in range(rounds):
+            alone = seconds(IMPORT_ALONE, **environment)
+            with without_compiled(ROOT / "dtcourse") if environment else nullcontext():
+                pairs.append((seconds(launches, **environment), alone))
+        found[name] = {
+            "launch": round(statistics.median(a for a, _ in pairs), 2),
+            "import_torch": round(statistics.median(b for _, b in pairs), 2),
+            "pairs": [round(a / b, 2) for a, b in pairs],
+            "median": round(statistics.median(a / b for a, b in pairs), 2),
+        }
+    return found
+
+
+@contextmanager
+def without_compiled(package: Path) -> Iterator[None]:
+    """`package` has no compiled files within; they come back."""
+    with tempfile.TemporaryDirectory(dir=package.parent, prefix=".compiled-") as aside:
+        moved = []
+        for number, folder in enumerate(package.rglob("__pycache__")):
+            moved.append((folder, Path(aside) / str(number)))
+            folder.rename(moved[-1][1])
+        try:
+            yield
+        finally:
+            for folder, kept in moved:
+                if folder.exists():
+                    shutil.rmtree(folder)
+                kept.rename(folder)
+
+
 def after_backward(names: list[str], tries: int, limit: float) -> dict[str, list[str]]:
     """{launcher: outcome of each try}: a fresh notebook, a backward pass in it, and a launch that trains."""
     outcomes: dict[str, list[str]] = {}
@@ -480,6 +555,12 @@ def main() -> None:
         f"and spawn takes {found['spawn']['median']} times as long; back to back "
         f"{found['seconds_back_to_back']:.3f} s, and {found['spawn_back_to_back']['median']} times"
     )
+    report["first"] = time_first(asked.rounds)
+    for name, row in report["first"].items():
+        print(
+            f"a script's first launch takes {row['median']} times as long as `import torch` in a process of its own "
+            f"({row['launch']:.2f} s and {row['import_torch']:.2f} s): {name.replace('_', ' ')}"
+        )
     if asked.against:
         report["starts"] = time_starts(asked.rounds, asked.limit, asked.against)
         for name, row in {**found, **report["starts"]}.items():

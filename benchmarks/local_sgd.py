@@ -70,7 +70,7 @@ def main() -> None:
         options.periods,
         timeout=600.0,
     )
-    report |= pairs.steps_compared(run)
+    report |= pairs.steps_compared(run, each_is=f"period of {PERIOD} steps")
     pairs.write(report, options.output)
 
 

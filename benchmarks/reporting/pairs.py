@@ -95,18 +95,22 @@ def milliseconds(seconds: Mapping[str, Sequence[float]], digits: int = 1) -> dic
     return {name: round(statistics.median(each) * 1e3, digits) for name, each in seconds.items()}
 
 
-def steps_compared(run: Iterable[Mapping[str, Sequence[Any]]]) -> dict[str, Any]:
+def steps_compared(
+    run: Iterable[Mapping[str, Sequence[Any]]], each_is: str = "step"
+) -> dict[str, Any]:
     """The report of a launch whose ranks return `in_turns` of `timed_step`s named "ours" and "torch";
     prints it as well.
+
+    each_is: what was timed, where it is more than a step
     """
     ranks = list(run)
     report: dict[str, Any] = {"milliseconds": milliseconds(slowest(ranks, PARTS["step"]))}
     for name, part in PARTS.items():
         seconds = slowest(ranks, part)
         report[name] = ratio(seconds["ours"], seconds["torch"])
-        print(f"{name:22s} {in_words(report[name])}")
+        print(f"{each_is if name == 'step' else name:22s} {in_words(report[name])}")
     for kind, each in report["milliseconds"].items():
-        print(f"{kind:22s} {each:.0f} ms a step")
+        print(f"{kind:22s} {each:.0f} ms per {each_is}")
     return report
 
 

@@ -40,12 +40,15 @@ class DataOrder:
     total: int
     of: list[list[list[int]]]
     in_step: bool = True
+    whole: bool = True
+    padding: int = 0
     _faults: list[str] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for epoch, by_rank in enumerate(self.of):
             where = f"in epoch {epoch}, " if len(self.of) > 1 else ""
-            self._faults.extend(where + fault for fault in _faults_of(by_rank, self.total))
+            found = _faults_of(by_rank, self.total, self.whole, self.padding)
+            self._faults.extend(where + fault for fault in found)
             if self.in_step:
                 self._faults.extend(where + fault for fault in _unequal(by_rank))
         for epoch in range(1, len(self.of)):
@@ -142,7 +145,9 @@ def _flat(values: Any) -> list[int]:
     return found
 
 
-def _faults_of(by_rank: Sequence[Sequence[int]], total: int) -> list[str]:
+def _faults_of(
+    by_rank: Sequence[Sequence[int]], total: int, whole: bool, padding: int
+) -> list[str]:
     readers: dict[int, list[int]] = {}
     for rank, mine in enumerate(by_rank):
         for sample in mine:
@@ -151,13 +156,15 @@ def _faults_of(by_rank: Sequence[Sequence[int]], total: int) -> list[str]:
     shared = [s for s, ranks in sorted(readers.items()) if len(set(ranks)) > 1]
     twice = [s for s, ranks in sorted(readers.items()) if len(ranks) > len(set(ranks))]
     missing = [s for s in range(total) if s not in readers]
+    if sum(map(len, by_rank)) - len(readers) <= padding:
+        shared, twice = [], []
     if shared:
         ranks = ranks_in_words(set(readers[shared[0]]))
         found.append(f"{_samples(shared)} read by several ranks, the first by {ranks}")
     if twice:
         one = next(r for r in readers[twice[0]] if readers[twice[0]].count(r) > 1)
         found.append(f"{_samples(twice)} read twice by one rank, the first by rank {one}")
-    if missing:
+    if missing and (whole or found):
         found.append(f"{_samples(missing)} read by nobody")
     return found
 

@@ -1,7 +1,7 @@
 """The samples that a program's loaders have read, epoch by epoch: which rank read which, as data_order judges them.
 
 A dataset's own __getitem__ is watched from when a DataLoader is made of it, in this process (workers of a loader are
-processes of their own, and what they read is not seen).
+processes of their own, and what they read is not seen: of such an epoch nothing is said).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from dtcourse.debugging.data_order import DataOrder
@@ -72,22 +73,25 @@ class Prepared:
 
 
 class Reads:
-    """Notes which samples this rank's loaders read: of each dataset its length, and of each epoch the indices."""
+    """Notes which samples this rank's loaders read: of each dataset its length, and of each epoch the indices, and
+    whether it may be one of training (gradients are on).
+    """
 
     name = "data order"
 
     def __init__(self) -> None:
         self._datasets: list[Any] = []  # kept, so that no identity is used again
         self._read: list[list[list[int]]] = []
+        self._trains: list[list[bool]] = []
         self._prepared = Prepared(self._prepares, self._begins)
 
     def begin(self) -> None:
         self._prepared.begin()
 
-    def end(self) -> list[tuple[int, list[list[int]]]]:
+    def end(self) -> list[tuple[int, list[list[int]], list[bool]]]:
         self._prepared.end()
         totals = [len(dataset) for dataset in self._datasets]
-        return list(zip(totals, self._read, strict=True))
+        return list(zip(totals, self._read, self._trains, strict=True))
 
     def _number(self, dataset: Any) -> int:
         for number, known in enumerate(self._datasets):
@@ -95,11 +99,14 @@ class Reads:
                 return number
         self._datasets.append(dataset)
         self._read.append([])
+        self._trains.append([])
         return len(self._datasets) - 1
 
     def _begins(self, dataset: Any) -> None:
         if hasattr(dataset, "__len__"):
-            self._read[self._number(dataset)].append([])
+            number = self._number(dataset)
+            self._read[number].append([])
+            self._trains[number].append(torch.is_grad_enabled())
 
     def _prepares(self, dataset: Any, index: Any, call: Any) -> Any:
         epochs = next(
@@ -115,12 +122,15 @@ def read_as_they_should(seen: list[Any], results: list[Any]) -> str | None:
     for number in range(min(map(len, seen))):
         totals = {mine[number][0] for mine in seen}
         epochs = min(len(mine[number][1]) for mine in seen)
-        if len(totals) != 1 or not epochs:
-            continue
         by_epoch = [[mine[number][1][epoch] for mine in seen] for epoch in range(epochs)]
+        if len(totals) != 1 or not epochs or not all(all(by_rank) for by_rank in by_epoch):
+            continue
         total = totals.pop()
-        # They have come to their end: nobody waits for a rank that reads more.
-        faults = DataOrder(total, by_epoch, in_step=False).faults
+        trains = all(all(mine[number][2]) for mine in seen)
+        # They have come to their end: nobody waits for a rank that reads more. What nobody reads is no mistake in
+        # itself: a program may train on a part of its data, or take a few steps of an epoch.
+        padding = len(seen) - 1 if trains else 0
+        faults = DataOrder(total, by_epoch, in_step=False, whole=False, padding=padding).faults
         if faults:
             return f"Of {plural(total, 'sample')}, {'; '.join(faults)}"
     return None

@@ -1,4 +1,8 @@
-"""The scripts that need no environment of their own do the job: PyTorch's six. One runs always, the others by turns."""
+"""The scripts do the job: PyTorch's DDP in each run, the others by turns, where one's files have changed surely.
+
+Those that need no environment of their own run everywhere, and the others where theirs is ready, which is so on the
+machine of whoever has changed one: test_records.py fails where a script is not the one that its record was made with.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +10,40 @@ from pathlib import Path
 
 import pytest
 
-from dtcourse.course.frameworks import known, running
+from dtcourse.course.frameworks import Framework, environment, known, running
+from tests import optional_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 ALWAYS = "pytorch-ddp"
-PYTORCH = [
-    "pytorch-ddp",
-    "pytorch-fsdp",
-    "pytorch-fully-shard",
-    "pytorch-rpc",
-    "pytorch-pipelining",
-    "pytorch-tensor-parallel",
-]
+SHARE = (
+    1,
+    8,
+)  # of those with environments of their own, where nothing has changed: some of them take minutes
 
 
-def in_turns(name):
-    script = f"frameworks/{name.replace('-', '_')}.py"
-    stands_on = pytest.mark.stands_on(script, "frameworks/job.py", "dtcourse/course/frameworks/")
-    return pytest.param(name, marks=[] if name == ALWAYS else stands_on)
+def to_try() -> list[Framework]:
+    """The frameworks that can run here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DTCOURSE_HOME", str(ROOT))
+        return [each for each in known().values() if environment.is_ready(each)]
+
+
+def in_turns(framework):
+    about = [f"frameworks/{framework.script}", "frameworks/job.py"]
+    if framework.pins:
+        files = f"frameworks/pins/{framework.pins}.txt", f"frameworks/{framework.prepare}"
+        marks = [pytest.mark.stands_on(*about, *files[: 1 + bool(framework.prepare)], share=SHARE)]
+    elif framework.name == ALWAYS:
+        marks = []
+    else:
+        marks = [pytest.mark.stands_on(*about, "dtcourse/course/frameworks/")]
+    if framework.needs in optional_programs.NEEDS:
+        marks.append(pytest.mark.needs(framework.needs))
+    return pytest.param(framework.name, marks=marks)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*map(in_turns, PYTORCH)])
+@pytest.mark.parametrize("name", [*map(in_turns, to_try())])
 def test_a_script_reaches_plain_pytorchs_losses(name, monkeypatch):
     monkeypatch.setenv("DTCOURSE_HOME", str(ROOT))
     framework = known()[name]
@@ -38,6 +54,17 @@ def test_a_script_reaches_plain_pytorchs_losses(name, monkeypatch):
         assert found["step_bytes"] > 5_000  # the smallest message of a step, rows' sums, both ways
     else:
         assert found["step_bytes"] is None
+
+
+def test_those_without_an_environment_of_their_own_are_tried_everywhere():
+    names = {framework.name for framework in to_try()}
+    assert names >= {
+        "course-ddp",
+        "mpi4py",
+        "pytorch-ddp",
+        "pytorch-rpc",
+        "pytorch-tensor-parallel",
+    }
 
 
 @pytest.mark.parametrize(

@@ -87,3 +87,14 @@ def test_only_what_python_s_end_aborts_is_run_again(said, failures, runs, monkey
         with pytest.raises(running.NotEqual):
             running.run(known()[ALWAYS], 1.0)
     assert len(begun) == runs
+
+
+def test_what_a_run_said_is_shortened_around_its_errors():
+    fifty = [f"warning {i}" for i in range(50)]
+    cause = "[rank0]: RuntimeError: no such device"
+    said = running._shortened(
+        "\n".join([*fifty, cause, "    RuntimeError: in a line of code", *fifty])
+    )
+    assert cause in said and "(51 lines left out)" in said
+    assert said.splitlines()[0] == "warning 0" and said.splitlines()[-1] == "warning 49"
+    assert running._shortened("one line") == "one line"

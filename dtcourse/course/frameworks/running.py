@@ -10,6 +10,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import signal
@@ -32,6 +33,9 @@ UP = 'ip link set lo up && exec "$@"'
 # PyTorch's words when a thread of its own asks for the interpreter's lock while Python shuts down: the process aborts
 # after its work is done. Seen in 2 of 24 runs of the plain DDP script on a busy machine (torch 2.13). It is run again.
 TORN, TRIES = "terminate called without an active exception", 3
+ERROR = re.compile(
+    r"(\[rank\d+\]: )?[\w.]+(Error|Exception): "
+)  # the end of a traceback, as torchrun shows it or Python
 
 
 class NotEqual(Exception):
@@ -127,11 +131,14 @@ def _run(framework: Framework, timeout: float, folder: Path) -> Record:
 
 
 def _shortened(said: str) -> str:
-    """The first lines, where the cause often is, and the last ones, where a launcher sums up."""
+    """The first lines, where the cause often is, the last ones, where a launcher sums up, and errors between them."""
     lines = said.strip().splitlines()
-    if len(lines) > 60:
-        lines = [*lines[:25], f"... ({len(lines) - 50} lines left out)", *lines[-25:]]
-    return "\n".join(lines)
+    if len(lines) <= 60:
+        return "\n".join(lines)
+    middle = lines[25:-25]
+    errors = [line for line in middle if ERROR.match(line)][-5:]
+    left_out = f"... ({plural(len(middle) - len(errors), 'line')} left out)"
+    return "\n".join([*lines[:25], left_out, *errors, *lines[-25:]])
 
 
 @cache

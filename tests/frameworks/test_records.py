@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 import subprocess
@@ -114,10 +115,17 @@ def test_a_record_is_of_these_files_and_reaches_the_losses(path, job):
     assert record["lines"] == records.lines_of_code(framework.script_file.read_text())
 
 
-def test_a_change_of_script_or_pins_makes_a_record_stale():
-    framework = next(each for each in known().values() if each.pins)
+def test_a_change_of_script_pins_or_command_makes_a_record_stale():
+    framework = next(each for each in known().values() if each.prepare)
     now = records.hashes(framework)
-    assert set(now) == {"job", "script", "pins"}
+    assert set(now) == {"job", "script", "pins", "command"}
+    for change in (
+        {"command": "python other.py"},
+        {"environment": {"A": "1"}},
+        {"prepare": "job.py"},
+    ):
+        other = records.hashes(dataclasses.replace(framework, **change))
+        assert records.stale({"hashes": other}, framework) == "command"
     for part in now:
         assert records.stale({"hashes": now | {part: "other"}}, framework) == part
     assert (

@@ -1,7 +1,7 @@
 """What a run found, as a file: frameworks/records/NAME.json is committed, build/frameworks/NAME.json is this machine's.
 
-A record belongs to the script, the job and the pins that it was made with: it has their hashes, and is stale where one
-of them has changed. A test fails on a committed record that is stale.
+A record belongs to the script, the job, the pins and the command that it was made with: it has their hashes, and is
+stale where one of them has changed. A test fails on a committed record that is stale.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ast
 import hashlib
 import io
 import json
+import shlex
 import tokenize
 from pathlib import Path
 from typing import Any
@@ -62,11 +63,19 @@ def write(record: Record, file: Path) -> None:
 
 
 def hashes(framework: Framework) -> dict[str, str]:
-    """Of what decides what a run finds: the job, the script, and the pins where it has some."""
+    """Of what decides what a run finds: the job, the script, the pins where it has some, and how it is run.
+
+    That is its command and its environment's variables; and what has been built before, with what builds it.
+    """
     files = {"job": frameworks.folder() / "job.py", "script": framework.script_file}
     if framework.pins_file:
         files["pins"] = framework.pins_file
-    return {part: hashlib.sha256(file.read_bytes()).hexdigest() for part, file in files.items()}
+    found = {part: hashlib.sha256(file.read_bytes()).hexdigest() for part, file in files.items()}
+    way = json.dumps([framework.command, framework.environment, framework.prepare], sort_keys=True)
+    builder = b""
+    if framework.prepare:
+        builder = (frameworks.folder() / shlex.split(framework.prepare)[0]).read_bytes()
+    return found | {"command": hashlib.sha256(way.encode() + builder).hexdigest()}
 
 
 def stale(record: Record, framework: Framework) -> str:

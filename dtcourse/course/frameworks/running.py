@@ -33,9 +33,8 @@ UP = 'ip link set lo up && exec "$@"'
 # PyTorch's words when a thread of its own asks for the interpreter's lock while Python shuts down: the process aborts
 # after its work is done. Seen in 2 of 24 runs of the plain DDP script on a busy machine (torch 2.13). It is run again.
 TORN, TRIES = "terminate called without an active exception", 3
-ERROR = re.compile(
-    r"(\[rank\d+\]: )?[\w.]+(Error|Exception): "
-)  # the end of a traceback, as torchrun shows it or Python
+# The end of a traceback, as Python shows it, or a rank under torchrun.
+ERROR = re.compile(r"(\[rank\d+\]: )?[\w.]+(Error|Exception): ")
 
 
 class NotEqual(Exception):

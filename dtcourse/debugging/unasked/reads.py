@@ -7,10 +7,14 @@ processes of their own, and what they read is not seen: of such an epoch nothing
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dtcourse.debugging.data_order import DataOrder
 from dtcourse.plural import plural
@@ -19,27 +23,49 @@ Heard = Callable[[Any, Any, Callable[[], Any]], Any]  # the dataset, an index, w
 
 
 class Prepared:
-    """Has `heard` prepare each sample that a dataset of a DataLoader is asked for; of one in another, the outer."""
+    """Has `heard` prepare each sample that a dataset of a DataLoader is asked for; of one in another, the outer.
 
-    def __init__(self, heard: Heard, begins: Callable[[Any], None] = lambda dataset: None) -> None:
+    begins: hears of each loader that begins an epoch, and of its number among these
+    """
+
+    def __init__(
+        self, heard: Heard, begins: Callable[[Any, int], None] = lambda loader, number: None
+    ) -> None:
         self._heard, self._begins = heard, begins
         self._originals: list[tuple[type, str, Any]] = []
         self._inside = False
+        self._number = 0
+        self.asking: int | None = (
+            None  # the number of the epoch whose loader asks; None for anybody else
+        )
 
     def begin(self) -> None:
         """From now on."""
         made, iterates = DataLoader.__init__, DataLoader.__iter__
+        goes_on = _BaseDataLoaderIter.__next__
+        numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
         def init(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
             self._watch(type(dataset))
             made(loader, dataset, *args, **kwargs)
 
         def iterate(loader: Any) -> Any:
-            self._begins(loader.dataset)
-            return iterates(loader)
+            self._begins(loader, self._number)
+            iterator = iterates(loader)
+            numbers[iterator] = self._number
+            self._number += 1
+            return iterator
+
+        def go_on(iterator: Any) -> Any:
+            outer, self.asking = self.asking, numbers.get(iterator)
+            try:
+                return goes_on(iterator)
+            finally:
+                self.asking = outer
 
         self._replace(DataLoader, "__init__", init)
         self._replace(DataLoader, "__iter__", iterate)
+        self._replace(_BaseDataLoaderIter, "__next__", go_on)
 
     def end(self) -> None:
         """As it was."""
@@ -48,8 +74,9 @@ class Prepared:
         self._originals.clear()
 
     def _replace(self, kind: type, name: str, by: Any) -> None:
-        self._originals.append((kind, name, vars(kind)[name]))
+        original = vars(kind)[name]
         setattr(kind, name, by)
+        self._originals.append((kind, name, original))
 
     def _watch(self, kind: type) -> None:
         known = {(one, name) for one, name, _ in self._originals}
@@ -57,7 +84,8 @@ class Prepared:
             owner = next((one for one in kind.__mro__ if name in vars(one)), None)
             if owner is None or owner.__module__ == "builtins" or (owner, name) in known:
                 continue
-            self._replace(owner, name, self._watched(vars(owner)[name]))
+            with suppress(TypeError):  # written in C, as a tensor is
+                self._replace(owner, name, self._watched(vars(owner)[name]))
 
     def _watched(self, original: Any) -> Any:
         def watched(dataset: Any, index: Any) -> Any:
@@ -72,64 +100,69 @@ class Prepared:
         return watched
 
 
-class Reads:
-    """Notes which samples this rank's loaders read: of each dataset its length, and of each epoch the indices, and
-    whether it may be one of training (gradients are on).
+@dataclass
+class Epochs:
+    """What one loader of a rank has read: of each of its epochs the indices, in order.
+
+    total: samples that its dataset has;  trains: whether gradients were on in all of them
     """
+
+    total: int
+    of: list[list[int]] = field(default_factory=list)
+    trains: bool = True
+
+
+class Reads:
+    """Notes which samples this rank's loaders read."""
 
     name = "data order"
 
     def __init__(self) -> None:
-        self._datasets: list[Any] = []  # kept, so that no identity is used again
-        self._read: list[list[list[int]]] = []
-        self._trains: list[list[bool]] = []
+        self._loaders: list[Any] = []  # kept, so that no identity is used again
+        self._epochs: list[Epochs] = []
+        self._by_number: dict[int, list[int]] = {}
         self._prepared = Prepared(self._prepares, self._begins)
 
     def begin(self) -> None:
         self._prepared.begin()
 
-    def end(self) -> list[tuple[int, list[list[int]], list[bool]]]:
+    def end(self) -> list[Epochs]:
         self._prepared.end()
-        totals = [len(dataset) for dataset in self._datasets]
-        return list(zip(totals, self._read, self._trains, strict=True))
+        return self._epochs
 
-    def _number(self, dataset: Any) -> int:
-        for number, known in enumerate(self._datasets):
-            if known is dataset:
-                return number
-        self._datasets.append(dataset)
-        self._read.append([])
-        self._trains.append([])
-        return len(self._datasets) - 1
-
-    def _begins(self, dataset: Any) -> None:
-        if hasattr(dataset, "__len__"):
-            number = self._number(dataset)
-            self._read[number].append([])
-            self._trains[number].append(torch.is_grad_enabled())
+    def _begins(self, loader: Any, number: int) -> None:
+        if not hasattr(loader.dataset, "__len__"):
+            return
+        place = next((i for i, known in enumerate(self._loaders) if known is loader), None)
+        if place is None:
+            place = len(self._loaders)
+            self._loaders.append(loader)
+            self._epochs.append(Epochs(len(loader.dataset)))
+        read: list[int] = []
+        self._by_number[number] = read
+        self._epochs[place].of.append(read)
+        self._epochs[place].trains &= torch.is_grad_enabled()
 
     def _prepares(self, dataset: Any, index: Any, call: Any) -> Any:
-        epochs = next(
-            (r for d, r in zip(self._datasets, self._read, strict=True) if d is dataset), []
-        )
-        if epochs:
-            epochs[-1].extend([index] if isinstance(index, int) else map(int, index))
+        if (number := self._prepared.asking) in self._by_number:
+            read = self._by_number[number]
+            read.extend([index] if isinstance(index, int) else map(int, index))
         return call()
 
 
-def read_as_they_should(seen: list[Any], results: list[Any]) -> str | None:
-    """What data_order finds fault with, in the first dataset that all ranks read."""
-    for number in range(min(map(len, seen))):
-        totals = {mine[number][0] for mine in seen}
-        epochs = min(len(mine[number][1]) for mine in seen)
-        by_epoch = [[mine[number][1][epoch] for mine in seen] for epoch in range(epochs)]
-        if len(totals) != 1 or not epochs or not all(all(by_rank) for by_rank in by_epoch):
+def read_as_they_should(seen: list[list[Epochs]], results: list[Any]) -> str | None:
+    """What data_order finds fault with, in the first loader that all ranks have."""
+    for by_rank in zip(*seen, strict=False):
+        epochs = min(len(mine.of) for mine in by_rank)
+        by_epoch = [[mine.of[epoch] for mine in by_rank] for epoch in range(epochs)]
+        if len({mine.total for mine in by_rank}) != 1 or not epochs:
             continue
-        total = totals.pop()
-        trains = all(all(mine[number][2]) for mine in seen)
+        if not all(map(all, by_epoch)):
+            continue
         # They have come to their end: nobody waits for a rank that reads more. What nobody reads is no mistake in
         # itself: a program may train on a part of its data, or take a few steps of an epoch.
-        padding = len(seen) - 1 if trains else 0
+        total = by_rank[0].total
+        padding = len(by_rank) - 1 if all(mine.trains for mine in by_rank) else 0
         faults = DataOrder(total, by_epoch, in_step=False, whole=False, padding=padding).faults
         if faults:
             return f"Of {plural(total, 'sample')}, {'; '.join(faults)}"

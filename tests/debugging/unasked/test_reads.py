@@ -13,21 +13,22 @@ from dtcourse.debugging.unasked.reads import Reads, read_as_they_should
 RANKS = 4
 
 
-def said(samplers, total=50, epochs=1, workers=0, steps=None, trains=True):
-    """Of ranks that read one after the other, each by its sampler."""
+def said(samplers, total=50, loaders=1, epochs=1, workers=0, steps=None, trains=True, beside=()):
+    """Of ranks that read one after the other, each by its sampler; and samples that are read beside it."""
     seen = []
     for sampler in samplers:
         watch, untouched = Reads(), DataLoader.__init__
         watch.begin()
         try:
-            loader = DataLoader(
-                TensorDataset(torch.arange(total)), 4, sampler=sampler, num_workers=workers
-            )
-            with nullcontext() if trains else torch.no_grad():
-                for _ in range(epochs):
-                    for step, _ in enumerate(loader, start=1):
-                        if step == steps:
-                            break
+            data = TensorDataset(torch.arange(total))
+            for _ in range(loaders):
+                loader = DataLoader(data, 4, sampler=sampler, num_workers=workers)
+                with nullcontext() if trains else torch.no_grad():
+                    for _ in range(epochs):
+                        for step, _ in enumerate(loader, start=1):
+                            _ = [data[sample] for sample in beside]
+                            if step == steps:
+                                break
         finally:
             seen.append(watch.end())
         assert DataLoader.__init__ is untouched
@@ -64,3 +65,18 @@ def test_a_part_of_the_data_or_of_an_epoch_and_what_workers_read():
     assert said(torchs(drop_last=True, shuffle=False), trains=False) is None
     assert said(torchs(), steps=2) is None
     assert said(torchs(shuffle=False), workers=1, trains=False) is None
+
+
+def test_a_checkpoints_note_of_the_data_and_a_run_that_is_resumed():
+    assert said(torchs(), beside=range(0, 50, 5)) is None
+    assert said(torchs(), loaders=2) is None  # the second reads again what the first has read
+
+
+def test_a_tensor_is_a_dataset_too():
+    watch = Reads()
+    watch.begin()
+    try:
+        assert len(list(DataLoader(torch.arange(8), 4))) == 2
+    finally:
+        seen = watch.end()
+    assert read_as_they_should([seen, seen], [None, None]) is None

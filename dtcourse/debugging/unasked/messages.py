@@ -76,10 +76,12 @@ class Sends:
 def more_than_needed(seen: list[Any], results: list[Any]) -> str | None:
     """The first tensor of which a sum was made by sending the whole of it around."""
     ranks = len(seen)
+    if ranks < 3:  # of two, each has to send the other the whole
+        return None
     rounds = [list(_rounds(sent, ranks - 1)) for sent, _ in seen]
     for together in zip(*rounds, strict=False):
         first = [sent[0].what for sent in together]
-        if ranks < 3 or len({tensor.shape for tensor in first}) > 1 or first[0].numel() < ranks:
+        if len({tensor.shape for tensor in first}) > 1 or first[0].numel() < ranks:
             continue
         total = sum(tensor.double() for tensor in first)
         if all(_has(total, ranks, [seen[rank][1], results[rank]]) for rank in range(ranks)):

@@ -17,4 +17,7 @@ DECLARED: dict[tuple[str, str], dict[str, str]] = {
     ("10b", "torch-levels"): {"replicas": "PyTorch's averager of two levels: local steps"},
     ("24", "flip"): {"replicas": "a bit of one weight flips on rank 1, for the replicas to find"},
     ("24b", "gallery"): {"seeds": "a script of the gallery runs there, with its mistake"},
+    ("25b", "watch-course-run"): {
+        "hang": "a rank is killed, and one reads without an end: for the watcher to name"
+    },
 }

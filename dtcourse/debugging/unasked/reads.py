@@ -13,10 +13,14 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dtcourse.debugging.data_order import DataOrder
+from dtcourse.debugging.unasked.watch import unseen
+from dtcourse.parameters.checksum import checksum
+from dtcourse.parameters.placement import local
 from dtcourse.plural import plural
 
 Heard = Callable[[Any, Any, Callable[[], Any]], Any]  # the dataset, an index, what prepares it
@@ -121,14 +125,24 @@ class Reads:
         self._loaders: list[Any] = []  # kept, so that no identity is used again
         self._epochs: list[Epochs] = []
         self._by_number: dict[int, list[int]] = {}
+        self._holds: list[tuple[int, float]] = []
         self._prepared = Prepared(self._prepares, self._begins)
 
     def begin(self) -> None:
         self._prepared.begin()
+        self._handle = register_optimizer_step_post_hook(self._has_stepped)
 
-    def end(self) -> list[Epochs]:
+    def end(self) -> tuple[list[Epochs], list[tuple[int, float]]]:
+        """What was read, and what this rank has of the model: of each parameter its size and the sum of its bits."""
+        self._handle.remove()
         self._prepared.end()
-        return self._epochs
+        return self._epochs, self._holds
+
+    @unseen
+    def _has_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._holds:
+            mine = [local(p.detach()) for g in optimizer.param_groups for p in g["params"]]
+            self._holds = [(one.numel(), checksum(one).item()) for one in mine]
 
     def _begins(self, loader: Any, number: int) -> None:
         if not hasattr(loader.dataset, "__len__"):
@@ -150,15 +164,22 @@ class Reads:
         return call()
 
 
-def read_as_they_should(seen: list[list[Epochs]], results: list[Any]) -> str | None:
-    """What data_order finds fault with, in the first loader that all ranks have."""
-    for by_rank in zip(*seen, strict=False):
+def read_as_they_should(seen: list[Any], results: list[Any]) -> str | None:
+    """What data_order finds fault with, in the first loader that all ranks have.
+
+    Ranks that hold different parameters and read the very same are parts of one model (layers, or slices of them), and
+    right. So are shards of FSDP by this rule, which are wrong then: of these nothing is said.
+    """
+    parts = len({tuple(holds) for _, holds in seen}) > 1
+    for by_rank in zip(*(loaders for loaders, _ in seen), strict=False):
         epochs = min(len(mine.of) for mine in by_rank)
         by_epoch = [[mine.of[epoch] for mine in by_rank] for epoch in range(epochs)]
         if len({mine.total for mine in by_rank}) != 1 or not epochs:
             continue
         if not all(map(all, by_epoch)):
             continue
+        if parts and all(mine == ranks[0] for ranks in by_epoch for mine in ranks):
+            by_epoch = [ranks[:1] for ranks in by_epoch]
         # They have come to their end: nobody waits for a rank that reads more. What nobody reads is no mistake in
         # itself: a program may train on a part of its data, or take a few steps of an epoch.
         total = by_rank[0].total

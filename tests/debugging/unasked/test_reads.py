@@ -13,10 +13,20 @@ from dtcourse.debugging.unasked.reads import Reads, read_as_they_should
 RANKS = 4
 
 
-def said(samplers, total=50, loaders=1, epochs=1, workers=0, steps=None, trains=True, beside=()):
+def said(
+    samplers,
+    total=50,
+    loaders=1,
+    epochs=1,
+    workers=0,
+    steps=None,
+    trains=True,
+    beside=(),
+    model=None,
+):
     """Of ranks that read one after the other, each by its sampler; and samples that are read beside it."""
     seen = []
-    for sampler in samplers:
+    for rank, sampler in enumerate(samplers):
         watch, untouched = Reads(), DataLoader.__init__
         watch.begin()
         try:
@@ -29,6 +39,8 @@ def said(samplers, total=50, loaders=1, epochs=1, workers=0, steps=None, trains=
                             _ = [data[sample] for sample in beside]
                             if step == steps:
                                 break
+            if model is not None:
+                torch.optim.SGD([model(rank).requires_grad_()], lr=0.1).step()
         finally:
             seen.append(watch.end())
         assert DataLoader.__init__ is untouched
@@ -70,6 +82,17 @@ def test_a_part_of_the_data_or_of_an_epoch_and_what_workers_read():
 def test_a_checkpoints_note_of_the_data_and_a_run_that_is_resumed():
     assert said(torchs(), beside=range(0, 50, 5)) is None
     assert said(torchs(), loaders=2) is None  # the second reads again what the first has read
+
+
+def test_parts_of_one_model_read_the_same_and_replicas_do_not():
+    everybody = [range(50)] * RANKS
+    assert said(everybody, model=lambda rank: torch.full((3,), float(rank))) is None
+    sentence = said(everybody, model=lambda rank: torch.ones(3))
+    assert (
+        sentence is not None and "50 samples (0, 1, 2, 3, 4, ...) are read by several" in sentence
+    )
+    again = said(everybody, epochs=2, model=lambda rank: torch.full((3,), float(rank)))
+    assert again is not None and "set_epoch was not called" in again
 
 
 def test_a_tensor_is_a_dataset_too():

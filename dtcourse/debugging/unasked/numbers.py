@@ -16,7 +16,7 @@ from dtcourse.callers import callers
 from dtcourse.debugging.sentences import line_in_words
 from dtcourse.debugging.unasked.watch import unseen
 from dtcourse.parameters.placement import local
-from dtcourse.torch_private import TorchDispatchMode, tree_leaves, without_modes
+from dtcourse.torch_private import TorchDispatchMode, is_fake, tree_leaves, without_modes
 
 _FILLS = ("full", "fill", "masked_fill", "where", "scalar_tensor", "empty", "new_empty", "_to_copy")
 
@@ -88,8 +88,8 @@ def _is_finite(value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
         return True
     value = local(value.detach())
-    if not value.is_floating_point() or value.is_meta:
-        return True
+    if not value.is_floating_point() or value.is_meta or is_fake(type(value)):
+        return True  # a FakeTensor is what DTensor asks for an operation's shape
     value = _stored(value)
     if value.numel() and not value.untyped_storage().nbytes():
         return True  # its memory has been given back, as a sharded model does between two uses

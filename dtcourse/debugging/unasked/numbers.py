@@ -71,6 +71,8 @@ class FirstNotFinite(TorchDispatchMode):
     def _note(self, name: str, tensor: torch.Tensor) -> None:
         tensor = _stored(tensor)
         wrong = tensor[~tensor.isfinite()]
+        if not wrong.numel():
+            return  # memory that a collective has filled meanwhile
         value = str(wrong.flatten()[0].item())
         where = line_in_words(callers())
         self._first = Born(name, where, wrong.numel(), tensor.numel(), value, False)

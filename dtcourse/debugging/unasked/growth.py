@@ -1,9 +1,10 @@
 """Memory of which more stays alive after each step: what is kept, and the line that made it.
 
 Storages are followed from birth to death as in profiling/memory_tracker.py, also those that only autograd holds (a loss
-that is summed up with its graph). Each optimizer step is a mark, at which those are added up that were made before the
-last one: what a step makes for itself may be more than the step before it made, as where a batch grows. Little is no
-leak: a list of losses grows too.
+that is summed up with its graph). Each optimizer step is a mark, at which those are added up that were made before this
+optimizer's last one: what a step makes for itself may be more than the step before it made, as where a batch grows, and
+models that are made one after the other, each with an optimizer, are no leak. Nor is a little: a list of losses grows
+too.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
+from itertools import pairwise
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from dtcourse.callers import Line, callers
 from dtcourse.debugging.sentences import line_in_words, ranks_in_words
@@ -40,10 +43,12 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        # bytes, the line, the step in which it was made
+        # bytes, the line, and how many marks there had been when it was made
         self._alive: dict[int, tuple[int, tuple[Line, ...], int]] = {}
         self._watch: dict[int, weakref.ref] = {}
-        self._totals: list[int] = []
+        self._marks = 0
+        # of each optimizer the marks there were after its last step, and its totals
+        self._of: WeakKeyDictionary[Optimizer, tuple[int, list[int]]] = WeakKeyDictionary()
         self._growth: Growth | None = None
         self._handle: Any = None
 
@@ -73,26 +78,28 @@ class LiveBytes(TorchDispatchMode):
         key = id(storage)
         if key in self._alive:
             return
-        self._alive[key] = (storage.nbytes(), callers(1), len(self._totals))
+        self._alive[key] = (storage.nbytes(), callers(1), self._marks)
         self._watch[key] = weakref.ref(storage, lambda _: self._died(key))
 
     def _died(self, key: int) -> None:
         self._watch.pop(key, None)
         self._alive.pop(key, None)
 
-    def _mark(self, *_: Any) -> None:
-        if len(self._totals) >= MOST:
+    def _mark(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._marks >= MOST:
             return
         gc.collect()
-        step = len(self._totals)
-        older = [one for one in self._alive.values() if one[2] < step]
-        self._totals.append(sum(size for size, *_ in older))
-        more = [b - a for a, b in zip(self._totals, self._totals[1:], strict=False)][-STEPS:]
+        last, totals = self._of.get(optimizer, (0, []))
+        older = [one for one in self._alive.values() if one[2] < last]
+        totals.append(sum(size for size, *_ in older))
+        self._marks += 1
+        self._of[optimizer] = self._marks, totals
+        more = [b - a for a, b in pairwise(totals)][-STEPS:]
         self._growth = None
         if len(more) == STEPS and min(more) >= LEAST:
             lines: Counter[tuple[Line, ...]] = Counter()
-            for size, line, step_of in older:
-                if step_of > 0:
+            for size, line, made_at in older:
+                if made_at > 0:
                     lines[line] += size
             self._growth = Growth(min(more), line_in_words(lines.most_common(1)[0][0]))
 

@@ -129,14 +129,17 @@ def _make(chosen: Framework, yes: bool) -> None:
     words = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f} of about "
         "{task.total:,.0f} MB"), TimeElapsedColumn()  # fmt: skip
     with Progress(*words, console=errors, transient=True) as bar:
-        task = bar.add_task("beginning", total=chosen.megabytes)
+        task = bar.add_task("beginning", total=environment.takes(chosen))
         environment.make(
             chosen, lambda step, done: bar.update(task, description=step, completed=done)
         )
 
 
 def _cost(chosen: Framework) -> str:
-    return f"{chosen.megabytes:,} MB and about {plural(chosen.minutes, 'minute')}"
+    from dtcourse.course.frameworks import environment
+
+    size = environment.takes(chosen)
+    return f"{size:,.0f} MB and about {plural(chosen.minutes, 'minute')}"
 
 
 def _failed(chosen: Framework, what: str, said: str) -> None:

@@ -189,6 +189,19 @@ def test_an_environment_is_not_made_unasked(folder):
     assert not environment.place(known()["toy-lost"]).exists()
 
 
+def test_what_is_said_to_be_made_has_cudas_libraries_where_this_torch_has(
+    folder, tmp_path, monkeypatch
+):
+    (tmp_path / "nvidia").mkdir()
+    (tmp_path / "nvidia" / "libcublas.so").write_bytes(bytes(3_000_000))
+    monkeypatch.setattr(environment.sysconfig, "get_paths", lambda: {"purelib": str(tmp_path)})
+    catalogue = CATALOGUE.replace('packages = ["pip"]', 'packages = ["torch"]')
+    (folder / "catalogue.toml").write_text(catalogue)
+    code, said = command("list")
+    assert code == 0 and "23 MB and about 1 minute" in said
+    assert "1,500 MB and about 2 minutes" in said  # which has no torch
+
+
 def test_without_python_3_11_the_command_says_so_before_any_question(folder, monkeypatch):
     monkeypatch.setattr(environment, "_version", lambda python: "3.13")
     code, said = command("run", "toy-lost", "--yes")

@@ -16,6 +16,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -131,6 +132,16 @@ def megabytes(folder: Path) -> float:
                     else:
                         total += entry.stat(follow_symlinks=False).st_size
     return total / 1e6
+
+
+def takes(framework: Framework) -> float:
+    """Megabytes that its environment will have: the catalogue's, which are with PyTorch for CPUs, and CUDA's libraries
+    where the course's own torch has brought them, as the same torch does there.
+    """
+    cuda = 0.0
+    if "torch" in framework.packages:
+        cuda = megabytes(Path(sysconfig.get_paths()["purelib"]) / "nvidia")
+    return framework.megabytes + cuda
 
 
 def variables(framework: Framework, folder: Path) -> dict[str, str]:

@@ -32,7 +32,7 @@ class Lane:
     time:     seconds on the emulated clock
     computed, waited, slept: seconds of it spent on operations, on waiting for messages, and in emulation.sleep
     flops, moved: FLOPs of those operations, and bytes that they moved
-    recomputed: seconds of `computed` in forwards that a checkpoint repeats
+    recomputed: seconds of `computed` in forwards that are repeated for their backward
     ports:    what its messages leave and arrive by; None where no network is emulated
     """
 
@@ -51,7 +51,7 @@ class Account:
     overrun: the part of `total` that the real machine added to what is emulated: 0 on the virtual clock
     flops, moved: what was computed, and bytes to and from memory for it: two ranks with the same in other times have
              unequal devices, and with other ones they have unequal work
-    recomputed: seconds of `computed` in forwards that a checkpoint repeated inside a backward
+    recomputed: seconds of `computed` in forwards that were repeated for their backward
     """
 
     total: float

@@ -12,7 +12,9 @@ one on this rank's shard.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +24,28 @@ from dtcourse.emulation import operations
 from dtcourse.emulation.clock import Clock, Lane
 from dtcourse.emulation.device import EmulatedDevice
 from dtcourse.torch_private import TorchDispatchMode
+
+_here = threading.local()
+
+
+@contextmanager
+def repeating() -> Iterator[None]:
+    """A context: what the calling thread computes inside is a forward that it has computed before."""
+    before = getattr(_here, "repeating", False)
+    _here.repeating = True
+    try:
+        yield
+    finally:
+        _here.repeating = before
+
+
+def repeated() -> bool:
+    """Whether what runs now was computed before: inside of `repeating`, or by a checkpoint.
+
+    Only what a checkpoint repeats runs inside a backward with gradients enabled.
+    """
+    in_checkpoint = torch.is_grad_enabled() and torch_private.in_backward()
+    return in_checkpoint or getattr(_here, "repeating", False)
 
 
 class EachOperation(TorchDispatchMode):
@@ -67,8 +91,7 @@ class CountOperations(EachOperation):
             seconds = self._device.seconds(work, moved)
             self._lane.flops += work
             self._lane.moved += moved
-            # Only what a checkpoint repeats runs inside a backward with gradients enabled.
-            if torch.is_grad_enabled() and torch_private.in_backward():
+            if repeated():
                 self._lane.recomputed += seconds
             self._clock.compute(seconds)
         return result

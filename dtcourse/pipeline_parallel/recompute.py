@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from dtcourse import device
+from dtcourse.emulation.counting import repeating
 
 
 class Before(NamedTuple):
@@ -55,7 +56,8 @@ class Recompute:
     def again(self, before: Before) -> Iterator[None]:
         """The second time. Afterwards random numbers and buffers are what they were before it.
 
-        It gets tensors of its own as buffers, since its backward may need them as they are.
+        It gets tensors of its own as buffers, since its backward may need them as they are. What it computes is counted
+        as recomputed.
         """
         random = device.random_state()
         now = {name: one for name, one in self._buffers() if name in before.buffers}
@@ -63,7 +65,8 @@ class Recompute:
         device.set_random_state(before.random)
         self._set({name: copies[id(one)] for name, one in now.items()})
         try:
-            yield
+            with repeating():
+                yield
         finally:
             self._set(now)
             device.set_random_state(random)

@@ -12,7 +12,8 @@ counted is what this rank runs, and it differs from torch.utils.flop_counter.Flo
                   defined, are without them (PaLM, Chowdhery et al. 2204.02311, appendix B)
 
 A checkpoint repeats its forward inside the backward pass, with gradients enabled, which a backward's own operations are
-not; that is how they are told apart. torch.utils.checkpoint stops a non-reentrant repetition once it has all that
+not; that is how they are told apart. A stage of a pipeline repeats its forward just before its backward, and says so
+(`emulation.counting.repeating`). torch.utils.checkpoint stops a non-reentrant repetition once it has all that
 backward asked for, so of two linear layers it repeats one (7 products, where a reentrant one takes 8): that is no
 mistake of any counter, but of the rule that recomputing costs one more forward. A fused kernel of attention repeats,
 in its backward, the scores: one product of five.
@@ -28,11 +29,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from dtcourse import device, events, torch_private
 from dtcourse.emulation import operations
-from dtcourse.emulation.counting import EachOperation, without_memory
+from dtcourse.emulation.counting import EachOperation, repeated, without_memory
 
 
 @dataclass(frozen=True)
@@ -131,8 +130,7 @@ class CountOperators(EachOperation):
         nbytes = operations.bytes_moved(func, args, kwargs, result)
         if not flops and not nbytes:  # a view, memory set aside, a message
             return result
-        repeated = torch_private.in_backward() and torch.is_grad_enabled()
-        again = flops if repeated else scores_again(func, args)
+        again = flops if repeated() else scores_again(func, args)
         shapes = tuple(tuple(each.shape) for value in args for each in operations.tensors(value))
         packet = torch_private.packet_of(func)
         key = (packet, shapes)

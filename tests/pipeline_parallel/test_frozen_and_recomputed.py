@@ -18,6 +18,7 @@ from dtcourse.pipeline_parallel.actions import Schedule
 from dtcourse.pipeline_parallel.engine import Pipeline, split
 from dtcourse.pipeline_parallel.layer_costs import layer_costs
 from dtcourse.pipeline_parallel.pipedream import PipeDream
+from dtcourse.profiling.operators import count
 from tests.pipeline_parallel.samples import MAKE
 
 WIDTH, VOCAB = 6, 9
@@ -167,6 +168,29 @@ def with_buffers(recompute: bool) -> list[torch.Tensor]:
         pipeline.step(x, x)
     assert buffers == {name: id(one) for name, one in stage.named_buffers()}
     return [*stage.state_dict().values(), *(p.grad for p in stage.parameters())]
+
+
+def stepped(recompute: bool) -> tuple[int, int]:
+    """A step of a pipeline: the FLOPs that its model needs, and those that are executed twice."""
+    stage = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    pipeline = Pipeline([stage], schedules.gpipe(2, 4), lambda y, _: y.sum(), recompute=recompute)
+    x = torch.ones(8, WIDTH)
+    counted = count(lambda: pipeline.step(x, x))
+    return counted.model_flops, counted.recomputed
+
+
+def test_recomputed_forwards_are_counted_apart():
+    """A product in forward, one in backward for the weights and, on the last stage, one for the input.
+
+    With recompute the forward's is executed once more.
+    """
+    forward = 2 * 8 * WIDTH * WIDTH
+    for recompute in (False, True):
+        run = launch(stepped, 2, recompute, device="cpu", devices=EmulatedDevice(flops=1e9))
+        for rank, account in enumerate(run.accounts):
+            assert run[rank] == ((2 + rank) * forward, recompute * forward)
+            assert account.flops == (2 + rank + recompute) * forward
+            assert account.recomputed == pytest.approx(recompute * forward / 1e9)
 
 
 def test_recomputed_forwards_count_once():

@@ -9,8 +9,9 @@ times the excess in it. Then another path may be the critical one, so this is a 
     small buckets     collectives one behind another on the path, of which each but the first pays its fixed cost again
     waiting for data  the main lane is in the loader on the path
     writing its log   the main lane writes its log on the path
-    recomputing       forwards that checkpoints repeat
-    synchronisation   ranks wait at collectives that carry next to nothing
+    recomputing       forwards that checkpoints, or the stages of a pipeline, repeat for their backward
+    synchronisation   ranks wait at collectives that carry next to nothing (here the path's part is only the last rank's
+                      wait; where it goes on with one that came earlier, all of that one's wait counts)
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import pairwise
 
 from dtcourse.plural import plural
-from dtcourse.profiling.diagnosis.critical_path import Segment
 from dtcourse.profiling.diagnosis.evidence import Evidence
 
 NEXT_TO_NOTHING = 1024  # bytes
@@ -145,26 +145,13 @@ def slow_link(evidence: Evidence) -> Iterator[Cause]:
     )
 
 
-def runs(evidence: Evidence) -> Iterator[dict[int, list[Segment]]]:
-    """The collectives on the path that follow one another with nothing between: of each, its segments."""
-    for is_collective, run in groupby(
-        evidence.path, key=lambda s: s.kind == "collective" or s.whole is not None
-    ):
-        found: dict[int, list[Segment]] = {}
-        for segment in run if is_collective else ():
-            same = evidence.matched.collectives[id(segment.whole or segment.event)]
-            found.setdefault(id(same), []).append(segment)
-        if found:
-            yield found
-
-
 def small_buckets(evidence: Evidence) -> Iterator[Cause]:
     """Runs of collectives on the path with nothing between them: one in their place would pay the fixed cost once."""
     alpha, _ = evidence.message_cost
     lost, most, sizes = 0.0, 0, []
-    for run in runs(evidence):
+    for run in evidence.runs:
         fixed = 0.0
-        for segments in run.values():
+        for segments in run:
             event = segments[0].whole or segments[0].event
             assert event is not None
             sizes.append(event.bytes)
@@ -225,19 +212,23 @@ def recomputing(evidence: Evidence) -> Iterator[Cause]:
 
 
 def synchronisation(evidence: Evidence) -> Iterator[Cause]:
-    """Ranks wait for one another where next to nothing is sent, between two pieces of their own work."""
-    lost, calls = 0.0, set()
-    for run in runs(evidence):
-        if len(run) == 1:
-            for same, segments in run.items():
-                event = segments[0].whole or segments[0].event
-                if event is not None and event.bytes <= NEXT_TO_NOTHING:
-                    lost += sum(s.seconds for s in segments)
-                    calls.add(same)
+    """Ranks wait for one another where next to nothing is sent, between two pieces of their own work.
+
+    Without the collective, a rank that came early would have gone on at once: all of its wait is lost, if the path goes
+    on with it.
+    """
+    lost, calls = 0.0, 0
+    after = {id(before): segment.rank for before, segment in pairwise(evidence.path)}
+    for run in evidence.runs:
+        event = run[0][0].whole or run[0][0].event
+        if len(run) == 1 and event is not None and event.bytes <= NEXT_TO_NOTHING:
+            waited = evidence.waited_in(event, after.get(id(run[0][-1])))
+            lost += max(waited, sum(s.seconds for s in run[0]))
+            calls += 1
     yield Cause(
         "synchronisation",
         lost,
-        f"{plural(len(calls), 'collective')} of next to nothing let all ranks wait for one another",
+        f"{plural(calls, 'collective')} of next to nothing let all ranks wait for one another",
     )
 
 

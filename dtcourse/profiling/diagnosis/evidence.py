@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 from dtcourse.events import Event, Timeline
@@ -89,10 +90,13 @@ class Evidence:
 
     def waited(self, rank: int) -> float:
         """Seconds of the window in which it waited for others."""
-        spans = Timeline(
-            Event("", "wait", rank, start, end) for start, end in waits(self.timeline)[rank]
-        )
+        spans = Timeline(Event("", "wait", rank, start, end) for start, end in self.waits[rank])
         return sum(self.inside(start, end) for start, end in spans._intervals(rank, "wait"))
+
+    @cached_property
+    def waits(self) -> dict[int, list[tuple[float, float]]]:
+        """By rank, when its main lane waited for others."""
+        return waits(self.timeline)
 
     def inside(self, start: float, end: float) -> float:
         """How much of a span lies in the window."""
@@ -140,6 +144,30 @@ class Evidence:
                 for start, end in standing
             )
         return found
+
+    @cached_property
+    def runs(self) -> list[list[list[Segment]]]:
+        """Collectives on the path that follow one another with nothing between: of each run, each one's segments."""
+        found = []
+        for is_collective, run in groupby(
+            self.path, key=lambda s: s.kind == "collective" or s.whole is not None
+        ):
+            one: dict[int, list[Segment]] = {}
+            for segment in run if is_collective else ():
+                same = self.matched.collectives[id(segment.whole or segment.event)]
+                one.setdefault(id(same), []).append(segment)
+            if one:
+                found.append(list(one.values()))
+        return found
+
+    def waited_in(self, collective: Event, rank: int | None) -> float:
+        """Seconds of the window in which a rank waited while it was in this collective; 0 if it was not."""
+        return sum(
+            self.inside(max(start, own.start), min(end, own.end))
+            for own in self.matched.collectives[id(collective)]
+            if own.rank == rank
+            for start, end in self.waits[rank]
+        )
 
     @cached_property
     def is_pipeline(self) -> bool:

@@ -3,6 +3,7 @@
 matching.py       the two ends of a message, the calls of a collective
 critical_path.py  the chain over all ranks that the run's length comes from
 evidence.py       window, path, links and counters of a recording
+without.py        how long the run would take without some collectives
 causes.py         what can cost time, and how it is told
 diagnose.py       all of it: `diagnose(run)`
 """

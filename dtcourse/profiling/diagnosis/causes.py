@@ -10,8 +10,8 @@ times the excess in it. Then another path may be the critical one, so this is a 
     waiting for data  the main lane is in the loader on the path
     writing its log   the main lane writes its log on the path
     recomputing       forwards that checkpoints, or the stages of a pipeline, repeat for their backward
-    synchronisation   ranks wait at collectives that carry next to nothing (here the path's part is only the last rank's
-                      wait; where it goes on with one that came earlier, all of that one's wait counts)
+    synchronisation   ranks wait at collectives that carry next to nothing; the seconds are those by which the run is
+                      shorter when it is played through without them, if that is more
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 from dtcourse.plural import plural
 from dtcourse.profiling.diagnosis.evidence import Evidence
+from dtcourse.profiling.diagnosis.without import end_without
 
 NEXT_TO_NOTHING = 1024  # bytes
 
@@ -214,21 +214,21 @@ def recomputing(evidence: Evidence) -> Iterator[Cause]:
 def synchronisation(evidence: Evidence) -> Iterator[Cause]:
     """Ranks wait for one another where next to nothing is sent, between two pieces of their own work.
 
-    Without the collective, a rank that came early would have gone on at once: all of its wait is lost, if the path goes
-    on with it.
+    The collective's own seconds may be the least of it: a rank that came early would have gone on, and what it did then
+    would have been beside what it waited for.
     """
-    lost, calls = 0.0, 0
-    after = {id(before): segment.rank for before, segment in pairwise(evidence.path)}
+    lost, calls = 0.0, set()
     for run in evidence.runs:
         event = run[0][0].whole or run[0][0].event
         if len(run) == 1 and event is not None and event.bytes <= NEXT_TO_NOTHING:
-            waited = evidence.waited_in(event, after.get(id(run[0][-1])))
-            lost += max(waited, sum(s.seconds for s in run[0]))
-            calls += 1
+            lost += sum(s.seconds for s in run[0])
+            calls.add(id(evidence.matched.collectives[id(event)]))
+    if calls:
+        lost = max(lost, end_without(evidence, ()) - end_without(evidence, calls))
     yield Cause(
         "synchronisation",
         lost,
-        f"{plural(calls, 'collective')} of next to nothing let all ranks wait for one another",
+        f"{plural(len(calls), 'collective')} of next to nothing let all ranks wait for one another",
     )
 
 

@@ -160,15 +160,6 @@ class Evidence:
                 found.append(list(one.values()))
         return found
 
-    def waited_in(self, collective: Event, rank: int | None) -> float:
-        """Seconds of the window in which a rank waited while it was in this collective; 0 if it was not."""
-        return sum(
-            self.inside(max(start, own.start), min(end, own.end))
-            for own in self.matched.collectives[id(collective)]
-            if own.rank == rank
-            for start, end in self.waits[rank]
-        )
-
     @cached_property
     def is_pipeline(self) -> bool:
         """Whether ranks hand their work on: the program's own messages carry more than its collectives are about."""

@@ -40,7 +40,7 @@ def load(path: Path, what: str, **fixed: Any) -> dict[str, Any]:
                 f"{path} was measured with {part} {found.get(part)}, and this run has {now}: "
                 "give the same ones to go on with it, or another --out"
             )
-    return found
+    return found | {"what": what}  # words, on which no run depends
 
 
 def save(results: dict[str, Any], path: Path, seeds: int) -> None:

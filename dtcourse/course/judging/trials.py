@@ -3,7 +3,7 @@
 A job is a function of a check: job(choice, *given) does a step on all ranks, under emulation, and returns what it
 measured, in numbers. The answer is called on rank 0 with `measure`, which runs the job for one choice on all ranks and
 returns the same numbers, each the largest of all ranks. The best choice is found by running them all. So neither the
-text nor the check holds a formula.
+text nor the check holds a formula. A choice is a tuple; an answer may name one of a single word by that word.
 """
 
 from __future__ import annotations
@@ -217,6 +217,8 @@ def _session(
 
     got = choose(measure, *told)
     choice = tuple(got) if isinstance(got, (list, tuple)) else got
+    if isinstance(got, str) and len(choices[0]) == 1:
+        choice = (got,)
     at = place(choice)
     measured = None if at is None else run(at)
     index.fill_(-1)

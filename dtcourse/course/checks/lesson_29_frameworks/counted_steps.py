@@ -15,13 +15,15 @@ Job = tuple[str, tuple[int, ...], int, int]  # wrapper, widths, samples of the w
 WRAPPERS = ("ddp", "fully_shard", "fully_shard, not resharded", "tensor", "pipeline")
 
 
-def _model(widths: tuple[int, ...]) -> nn.Sequential:
+def model_of(widths: tuple[int, ...]) -> nn.Sequential:
+    """The same on all ranks."""
     torch.manual_seed(0)
     layers = [nn.Linear(n_in, n_out, bias=False) for n_in, n_out in pairwise(widths)]
     return nn.Sequential(*(part for layer in layers for part in (layer, nn.Tanh())))
 
 
-def _sharded(model: Any, reshard: bool) -> Any:
+def sharded(model: Any, reshard: bool) -> Any:
+    """Each layer is a unit, and so is the model."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -32,7 +34,7 @@ def _sharded(model: Any, reshard: bool) -> Any:
     return fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
 
 
-def _cut(model: Any) -> nn.Module:
+def cut(model: Any) -> nn.Module:
     """Columns, rows, columns, rows."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -81,16 +83,16 @@ def sent_by_this_rank(jobs: list[Job]) -> list[int]:
         if wrapper == "pipeline":
             # Both steps are alike but for what is told of shapes, a few numbers.
             with traffic.counting() as counted:
-                _pipeline_step(_model(widths), x)
+                _pipeline_step(model_of(widths), x)
             found.append(counted.bytes_sent(operation="send") // 2)
             continue
-        model: Any = _model(widths)
+        model: Any = model_of(widths)
         if wrapper == "ddp":
             model = nn.parallel.DistributedDataParallel(model)
         elif wrapper == "tensor":
-            model = _cut(model)
+            model = cut(model)
         else:
-            model = _sharded(model, "not" not in wrapper)
+            model = sharded(model, "not" not in wrapper)
         mine = x if wrapper == "tensor" else x.chunk(ranks)[dist.get_rank()]
         model(mine).square().mean().backward()
         with traffic.counting() as counted:

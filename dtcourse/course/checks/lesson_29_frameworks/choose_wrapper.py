@@ -126,7 +126,7 @@ def _pipeline(
     stage = PipelineStage(part, rank, ranks, torch.device("cpu"))
     schedule = ScheduleGPipe(stage, MICRO_BATCHES, loss_fn=F.mse_loss)
     first = [x] if rank == 0 else []
-    last = {"target": y} if rank == ranks - 1 else {}
+    last: dict[str, Any] = {"target": y} if rank == ranks - 1 else {}
     return part, lambda: schedule.step(*first, **last), [*first, *last.values()]
 
 

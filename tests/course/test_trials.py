@@ -74,6 +74,22 @@ def test_what_is_no_choice_is_not_run():
             trials.require_possible("Here", found, CHOICES[0], "Take another.")
 
 
+def by_word(choice):
+    """A job whose choices are single words."""
+    return (float(len(choice[0])),)
+
+
+@pytest.mark.parametrize("said", ["three", ["three"], ("three",)])
+def test_a_choice_of_one_word_may_be_given_as_that_word(said):
+    words = [("one",), ("three",)]
+    one = trials.Case(by_word, 2, words, (), (), 1, {"devices": EmulatedDevice()})
+    found = one.tried(InKernel({"choose": lambda measure: measure("one") and said}))
+    assert (found.choice, found.measured) == (("three",), (5.0,))
+    assert found.seen == [(("one",), (3.0,))]
+    found = one.tried(InKernel({"choose": lambda measure: "two"}))
+    assert (found.choice, found.measured) == (("two",), None)
+
+
 def test_an_answer_that_changes_the_job_is_refused():
     def answer(measure, told):
         import sys

@@ -103,6 +103,21 @@ def test_pins_are_exact_and_have_the_courses_torch(path):
     assert any(line.startswith("scikit-learn==") for line in lines), "the digits come with it"
 
 
+def test_what_is_built_in_an_environment_has_its_tools_among_the_pins():
+    """`pip freeze` leaves them out; an environment that was made by hand has them all the same."""
+    builders = [each for each in known().values() if each.prepare]
+    here = [each for each in builders if "--no-build-isolation" in source_of(each.prepare)]
+    assert [each.name for each in here] == ["horovod"]
+    for each in here:
+        assert {"setuptools", "wheel"} <= set(
+            re.findall(r"^([\w.-]+)==", each.pins_file.read_text(), re.M)
+        )
+
+
+def source_of(script):
+    return (FOLDER / script).read_text()
+
+
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_a_record_is_of_these_files_and_reaches_the_losses(path, job):
     framework, record = known()[path.stem], records.read(path)

@@ -6,10 +6,12 @@ options.py        which device and backend; what a user may ask for
 processes.py      the ranks of one launch: started, watched, gone in the end
 server.py         the fork server that makes a rank start in milliseconds
 server_process.py how its process begins: as a new Python, or as a copy of this one
+parts.py          what of PyTorch only some ranks need, and whether a call does
 template.py       a process split off from it that has the course loaded, until a file of the course changes
 course_files.py   the course's own files, and whose a module is
 huge_pages.py     what ranks share with it in fewer, larger pages
 standby.py        spare ranks, split off from the template while the notebook is idle
+member.py         a rank as its launch sees it: its process, and our ends of its pipes
 memory.py         how much memory is left for these
 again.py          whether a rank may serve another launch, where launches share theirs (judging exercises)
 rank.py           what runs inside a rank

@@ -17,6 +17,7 @@ from dtcourse.launch import (
     failures,
     options,
     output,
+    parts,
     place,
     rank,
     rendezvous,
@@ -138,8 +139,13 @@ def launch(
     """
     try:
         began = time.monotonic()
-        _require_torch()
         options.check_arguments(function, launch, args, kwargs)
+        sent, env = around.wrapped(function, world_size, env)
+        serialized = sendable.serialize_call(sent, args, kwargs)
+        # A launch that goes on behind others would keep them waiting for what its own server lacks.
+        is_first = server.pid() is None and wait and not standby.keeps()
+        light = is_first and devices is None and parts.are_needless(serialized)
+        _require_torch(light)
         limit = around.time_limit(options.time_limit(timeout))
         goes_on = options.goes_on(on_failure)
         cluster = place.of(cluster, emulated=devices is not None or network is not None)
@@ -155,7 +161,6 @@ def launch(
             options.check_open_files(world_size)
         if verbose:
             print(layout)
-        sent, env = around.wrapped(function, world_size, env)
         for_all = rank.Settings(
             rank=0,
             environment={name: str(value) for name, value in env.items()},
@@ -172,14 +177,13 @@ def launch(
             again=cluster is None and not goes_on and standby.keeps(),
         )
 
-        serialized = sendable.serialize_call(sent, args, kwargs)
         name = getattr(function, "__name__", "function")
 
         def run_all(on_line: Callable[[int, str], None] | None, stop: Stop | None) -> Run[Any]:
             def run_once(emulated: EmulatedCluster | None) -> Run[Any]:
                 asked = replace(for_all, emulated=emulated)
                 if cluster is None:
-                    return _run_here(asked, layout, serialized, on_line, on_message, stop)
+                    return _run_here(asked, layout, serialized, light, on_line, on_message, stop)
                 return allocations.run_once(
                     settings, layout, name, asked, serialized, on_line, on_message, stop
                 )
@@ -206,6 +210,7 @@ def _run_here(
     asked: rank.Settings,
     layout: options.Layout,
     serialized: serialization.Serialized,
+    light: bool,
     on_line: Callable[[int, str], None] | None,
     on_message: Callable[[int, Any], None] | None,
     stop: Stop | None,
@@ -222,7 +227,7 @@ def _run_here(
         ]
         with (
             Interrupts(stop) as interrupts,
-            standby.launching(layout.world_size, interrupts),
+            standby.launching(layout.world_size, interrupts, light),
             Ranks(settings, payload, on_line, on_message, asked.together, interrupts) as ranks,
         ):
             if stop is not None:
@@ -232,11 +237,11 @@ def _run_here(
         return Run(answers, ranks.output.lines, layout, asked.record, slowdown)
 
 
-def _require_torch() -> None:
+def _require_torch(light: bool) -> None:
     if "torch" not in sys.modules:
-        server.start_early()  # which imports it as well: both at once, not one after the other
+        server.start_early(light)  # which imports it as well: both at once, not one after the other
     try:
-        with waiting.saying("importing PyTorch"):
+        with waiting.saying("importing PyTorch"), server.uncollected():
             import torch.distributed
     except ImportError:
         raise ImportError(options.wrong_python("PyTorch")) from None

@@ -8,6 +8,10 @@ process with threads deadlocks sooner or later.
 The server keeps the environment it was started with, so everything a rank needs from it (directory, sys.path,
 environment) is sent with each launch. dtcourse is not preloaded here, or an edit of it would stay invisible: that is
 the template's work (template.py).
+
+A script's first launch waits for its server, and may need little of what that imports (parts.py). Its ranks come from
+the light server then, a copy of the server that has imported the rest. It goes when the launch has ended, and the
+server imports the parts for the next one.
 """
 
 from __future__ import annotations
@@ -18,12 +22,13 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 from dtcourse.launch import server_process
+from dtcourse.launch.parts import PARTS
 
 # What nearly every rank imports. A module that fails to import here fails silently: the rank then imports it itself
 # and pays for it; tests/launch holds that these arrive loaded.
@@ -32,9 +37,7 @@ PRELOAD = [
     "torch.distributed",
     "torch.nn.parallel",
     "torch.distributed.device_mesh",
-    "torch.distributed.tensor",
-    "torch.distributed.fsdp",
-    "torch._dynamo",  # the first optimizer of a process imports it: half a second for each rank
+    *PARTS,  # half a second for each rank
     "numpy",
     "cloudpickle",
     # and what launch imports of the standard library, a millisecond or two in each rank
@@ -61,6 +64,7 @@ def _new_server() -> Any:  # its private attributes are no part of its type
 _server = _new_server()
 _asking = threading.Lock()
 _copy: int | None = None  # the process id of a server that began as a copy of this process
+_light: tuple[str, int] | None = None  # the light server's address, and what keeps it alive
 
 
 def connect(descriptors: list[int]) -> tuple[int, int]:
@@ -70,14 +74,45 @@ def connect(descriptors: list[int]) -> tuple[int, int]:
         return _server.connect_to_new_process(descriptors)
 
 
-def ensure_running() -> int:
-    """Starts the server where there is none, without waiting for it. Returns its process id."""
+def connect_to_light(descriptors: list[int]) -> tuple[int, int]:
+    """Asks the light server for a child. ConnectionError where there is none."""
     with _asking:
-        _ensure_running()
+        if _light is None:
+            raise ConnectionRefusedError("there is no light server")
+        # Its children keep the server alive, as the server's own do, and not the light one.
+        light = server_process.Client(_light[0], _server._forkserver_alive_fd)
+        try:
+            return light.connect_to_new_process(descriptors)
+        except OSError as error:
+            _end_light()
+            raise ConnectionRefusedError("the light server does not answer") from error
+
+
+def end_light() -> None:
+    """Lets the light server go. It tells nobody any more how its ranks end: they are to have ended."""
+    with _asking:
+        _end_light()
+
+
+def _end_light() -> None:
+    global _light
+    if _light is not None:
+        os.close(_light[1])
+        _light = None
+
+
+def ensure_running(light: bool = False) -> int:
+    """Starts the server where there is none, without waiting for it. Returns its process id.
+
+    light: with a light server; `end_light` is to follow
+    """
+    with _asking:
+        _ensure_running(light)
         return _server._forkserver_pid
 
 
-def _ensure_running() -> None:
+def _ensure_running(light: bool = False) -> None:
+    global _light
     # One thread while the server imports: OpenBLAS would start its own, and a process with threads should not fork.
     # The ranks get their own setting with the environment that is sent to them.
     quiet = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -92,7 +127,12 @@ def _ensure_running() -> None:
     os.environ.update(quiet)
     try:
         if not _is_running():
-            _start(server_process.anew([*PRELOAD, *_further]))
+            if light:
+                first = [name for name in [*PRELOAD, *_further] if name not in PARTS]
+                known, _light = server_process.with_light(first, list(PARTS))
+            else:
+                known = server_process.start(server_process.anew([*PRELOAD, *_further]))
+            _know(*known)
     finally:
         for name, value in before.items():
             if value is None:
@@ -112,11 +152,11 @@ def _is_running() -> bool:
         return True
     os.close(_server._forkserver_alive_fd)
     _server._forkserver_address = _server._forkserver_alive_fd = _server._forkserver_pid = None
+    _end_light()
     return False
 
 
-def _start(begin: Callable[[int, int], int]) -> None:
-    address, pid, alive = server_process.start(begin)
+def _know(address: str, pid: int, alive: int) -> None:
     _server._forkserver_address, _server._forkserver_pid = address, pid
     _server._forkserver_alive_fd = alive
 
@@ -135,7 +175,7 @@ def start_within(modules: list[str] = PRELOAD) -> None:
     load(modules)
     with _asking:
         if _server._forkserver_alive_fd is None and len(os.listdir("/proc/self/task")) == 1:
-            _start(server_process.as_copy)
+            _know(*server_process.start(server_process.as_copy))
             _copy = _server._forkserver_pid
             return
     start_early()
@@ -157,15 +197,25 @@ def preload(*modules: str) -> None:
 
 
 def load(modules: list[str] = PRELOAD) -> None:
-    """Imports what ranks do, without the garbage collector, which would find nothing in a quarter of the time."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    """Imports what ranks do."""
+    with uncollected():
         for name in modules + OF_RANKS:
             with suppress(ImportError):
                 importlib.import_module(name)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """For imports: the garbage collector would find nothing in a quarter of the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if collects:
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()  # what is new is among the oldest objects now, which the collector looks at last
             gc.enable()
 
 
@@ -179,16 +229,17 @@ def _forget() -> None:
     global _server, _asking, _copy
     if _server._forkserver_alive_fd is not None:
         os.close(_server._forkserver_alive_fd)
+    _end_light()
     _server, _asking, _copy = _new_server(), threading.Lock(), None
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
-def start_early() -> None:
+def start_early(light: bool = False) -> None:
     """Starts the server without waiting for it, so that it imports torch while the notebook still imports the rest."""
     with suppress(OSError):  # will be said at the first launch, to one who asked for it
-        ensure_running()
+        ensure_running(light)
 
 
 def pid() -> int | None:

@@ -2,6 +2,10 @@
 
 multiprocessing starts its own in the first way, but imports with the garbage collector at work. Its loop
 (forkserver.main) and its protocol are used as they are.
+
+A new one may have a light server: a copy of it from before it imports what only some ranks need (parts.py), which
+serves a first launch that needs none of these. It has an address and a pipe of its own. The server waits until it has
+ended, so that the processors are the ranks', and then for a request: of many scripts there will be none.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import connection, forkserver, spawn, util
+from typing import Any
 
 from dtcourse.launch import again
 
@@ -38,33 +43,83 @@ def start(begin: Callable[[int, int], int]) -> tuple[str, int, int]:
             os.close(theirs)
 
 
+class Client(forkserver.ForkServer):
+    """Our side of a server, of which `address` and `alive` are known."""
+
+    def __init__(self, address: str, alive: int) -> None:
+        super().__init__()
+        self._forkserver_address, self._forkserver_alive_fd = address, alive
+
+    def ensure_running(self) -> None:
+        """It is not ours to start: it is there, or the connection is refused."""
+
+
 # The collector would find nothing in a quarter of the time. What is loaded is put out of its sight, or a rank's first
 # full collection would write to every object, and so copy all pages that the ranks share.
 _SERVE = """
-import gc, importlib
-gc.disable()
-for name in {modules!r}:
-    try:
-        importlib.import_module(name)
-    except ImportError:
-        pass
-gc.freeze()
-gc.enable()
-from multiprocessing.forkserver import main
-main({listener}, {alive}, [])
+def serve(modules, listener, alive, parts=(), *light):
+    import gc, importlib, os
+    from multiprocessing import connection
+    from multiprocessing.forkserver import main
+
+    def load(names):
+        gc.disable()
+        for name in names:
+            if connection.wait([alive], 0):
+                break  # nobody is there any more whom we could serve
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                pass
+        gc.freeze()
+        gc.enable()
+
+    load(modules)
+    if light:
+        pid = os.fork()
+        for descriptor in (listener, alive) if pid == 0 else light:
+            os.close(descriptor)
+        if pid == 0:
+            main(*light, [])
+        os.waitpid(pid, 0)
+        connection.wait([listener, alive])
+        load(parts)
+    main(listener, alive, [])
+
 """
 
 
 def anew(modules: list[str]) -> Callable[[int, int], int]:
     """A new Python that imports `modules` first. One that it does not find is left to the ranks."""
+    return lambda listener, alive: _new_python([listener, alive], modules, listener, alive)
+
+
+def with_light(
+    modules: list[str], parts: list[str]
+) -> tuple[tuple[str, int, int], tuple[str, int]]:
+    """Starts such a one that imports `modules`, and `parts` when its light server has ended and it is asked itself.
+
+    Returns what `start` does, and the light server's address and the end of its pipe: when nobody holds that, it ends.
+    """
+    light: list[tuple[str, int]] = []
 
     def begin(listener: int, alive: int) -> int:
-        text = _SERVE.format(modules=modules, listener=listener, alive=alive)
-        flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        python = spawn.get_executable()
-        return util.spawnv_passfds(python, [python, *flags, "-c", text], [listener, alive])  # type: ignore
+        address, pid, ours = start(
+            lambda *ends: _new_python(
+                [listener, alive, *ends], modules, listener, alive, parts, *ends
+            )
+        )
+        light.append((address, ours))
+        return pid
 
-    return begin
+    return start(begin), light[0]
+
+
+def _new_python(descriptors: list[int], *arguments: Any) -> int:
+    flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    python = spawn.get_executable()
+    text = f"{_SERVE}serve{arguments!r}"
+    return util.spawnv_passfds(python, [python, *flags, "-c", text], descriptors)  # type: ignore
 
 
 def as_copy(listener: int, alive: int) -> int:

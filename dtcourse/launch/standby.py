@@ -14,17 +14,15 @@ Inside `keeping` the ranks of a launch are spares of the next one (again.py).
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import Pipe
-from typing import Any
 
-from dtcourse.launch import memory, rank, serialization, server, template
+from dtcourse.launch import memory, server, template
 from dtcourse.launch.interrupts import Interrupts
+from dtcourse.launch.member import Member
 from dtcourse.launch.rank_process import RankProcess, preparation
 
 MOST = 8
@@ -34,84 +32,16 @@ PATIENCE = 5.0  # seconds in which spares must answer, or others take their plac
 class _Rank(RankProcess):
     @staticmethod
     def connect(descriptors: list[int]) -> tuple[int, int]:
-        """From the template where there is one, else from the fork server."""
-        with suppress(ConnectionError):
-            return template.connect(descriptors)
+        """From the template where there is one, else from the light server, else from the fork server."""
+        for connect in (template.connect, server.connect_to_light):
+            with suppress(ConnectionError):
+                return connect(descriptors)
         return server.connect(descriptors)
 
 
 class _Spare(RankProcess):
     attempts, waits = 1, False
     connect = staticmethod(template.connect)
-
-
-class Member:
-    """A rank's process, and our ends of its pipes."""
-
-    def __init__(self, kind: type[RankProcess], name: str) -> None:
-        self.channel, channel = Pipe(duplex=True)
-        self.output, output = Pipe(duplex=False)
-        self.stacks, stacks = Pipe(duplex=False)
-        self.process = kind(target=rank.main, args=(channel, output, stacks), name=name)
-        try:
-            self.process.start()
-        except BaseException:
-            self._close_ours()
-            raise
-        finally:
-            for end in (channel, output, stacks):
-                end.close()
-
-    @property
-    def pid(self) -> int:
-        """Its process id: waits until there is a process."""
-        return self.process.arrived()
-
-    def adopt(self, preparation: dict[str, Any]) -> None:
-        """Tells a spare where it is. `has_taken` says whether it heard."""
-        with suppress(OSError):  # it died; there will be no answer either
-            # The key that lets multiprocessing's processes talk to each other is pickled in the open only as bytes.
-            key = bytes(preparation["authkey"])
-            serialization.send(self.channel, {**preparation, "authkey": key})
-
-    def has_taken(self, limit: float) -> bool:
-        """Whether this spare is there, and has become what `adopt` made it. Waits until `limit` for its answer."""
-        try:
-            self.process.arrived()
-            left = max(0.0, limit - time.monotonic())
-            answered = (
-                self.channel.poll(left) and serialization.receive(self.channel)()[0] == "taken"
-            )
-            # It has ended for us, too, where the template has: nobody would tell how it ends.
-            return bool(answered) and self.process.exitcode is None
-        except (EOFError, OSError):
-            return False
-
-    def discard(self) -> None:
-        """Ends a spare that nobody will use."""
-        # The number of one that has ended may be another process's by now. One of which we know none yet, or whose
-        # end nobody would tell, ends by itself when its pipe is closed.
-        if self.process.exitcode is None and self.process.pid is not None:
-            with suppress(OSError):
-                os.kill(self.process.pid, signal.SIGKILL)
-        self.process._popen.finalizer()  # type: ignore[attr-defined]
-        self._close_ours()
-
-    def discard_all(self) -> None:
-        """Ends one that has run a function, and whatever that has started."""
-        if self.process.exitcode is None:
-            with suppress(OSError):
-                os.killpg(self.pid, signal.SIGKILL)
-        self.discard()
-
-    def forget(self) -> None:
-        """In a process forked off this one."""
-        self.process.forget()
-        self._close_ours()
-
-    def _close_ours(self) -> None:
-        for end in (self.channel, self.output, self.stacks):
-            end.close()
 
 
 _spares: list[Member] = []
@@ -157,12 +87,19 @@ def keep(member: Member) -> None:
 
 
 @contextmanager
-def launching(world_size: int, interrupts: Interrupts) -> Iterator[None]:
-    """Around a launch. Afterwards, where no other one runs, spares are asked for."""
+def launching(world_size: int, interrupts: Interrupts, light: bool = False) -> Iterator[None]:
+    """Around a launch. Afterwards, where no other one runs, spares are asked for.
+
+    light: it may begin a server that has a light one (server.py)
+    """
     global _running, _launches
     counted = False
     try:
         with interrupts.put_off(), _lock:
+            if light:
+                server.start_early(light)
+            elif not _running:
+                server.end_light()
             _running, counted = _running + 1, True
             _launches += 1
             if not keeps() or len(_kept) < world_size:
@@ -177,6 +114,7 @@ def launching(world_size: int, interrupts: Interrupts) -> Iterator[None]:
             _running -= counted
             _recent.append(world_size)
             if not _running:
+                server.end_light()
                 _refill()
 
 

@@ -33,7 +33,7 @@ from multiprocessing import Pipe, connection, forkserver
 from multiprocessing.connection import Connection
 
 import dtcourse
-from dtcourse.launch import again, huge_pages, memory, server
+from dtcourse.launch import again, huge_pages, memory, server, server_process
 from dtcourse.launch.course_files import COURSE, is_system, sources, users_modules
 from dtcourse.launch.rank_process import RankProcess
 
@@ -90,11 +90,6 @@ class _Process(RankProcess):
     waits = False  # the server may still be importing torch
 
 
-class _Server(forkserver.ForkServer):
-    def ensure_running(self) -> None:
-        """It is not ours to start: it is there, or the connection is refused."""
-
-
 class _Template:
     """Our side of a template."""
 
@@ -102,15 +97,13 @@ class _Template:
         self.sources = sources()  # before it reads them
         self.server_pid = server.ensure_running()
         self.is_ready = self.has_failed = False
-        self.server = _Server()
         address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
             listener.listen()
             theirs, self.alive = Pipe(duplex=False)
             self.ready, says = Pipe(duplex=False)
-            self.server._forkserver_address = address  # type: ignore[attr-defined]
-            self.server._forkserver_alive_fd = self.alive.fileno()  # type: ignore[attr-defined]
+            self.server = server_process.Client(address, self.alive.fileno())
             # A server that is a copy of us has what we had loaded by then, which is what our ranks want.
             arguments = (listener, theirs, says, not server.is_copy())
             self.process = _Process(target=main, args=arguments, name="template")

@@ -15,14 +15,7 @@ from pathlib import Path
 from dtcourse.course.judging.framework import Exercise, modules
 from dtcourse.course.judging.taking import Piece
 from dtcourse.launch import server
-
-# The larger parts, with the names in code that uses them.
-PARTS = {
-    # imported by the first optimizer of a process, by DDP, and by the modes of the memory's tracker
-    "torch._dynamo": {"optim", "DistributedDataParallel", "MemoryTracker", "checkpoint"},
-    "torch.distributed.tensor": {"DTensor", "distribute_tensor", "parallelize_module"},
-    "torch.distributed.fsdp": {"fsdp", "fully_shard", "FullyShardedDataParallel"},
-}
+from dtcourse.launch.parts import PARTS
 
 
 def everything() -> list[str]:

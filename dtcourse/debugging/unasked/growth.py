@@ -105,8 +105,12 @@ class LiveBytes(TorchDispatchMode):
 
 
 def grows(seen: list[Any], results: list[Any]) -> str | None:
-    """Which ranks keep more after each step, from which line."""
-    ranks = [rank for rank, growth in enumerate(seen) if growth is not None]
+    """Which ranks keep more after each step, from which line, and do not return as much in the end."""
+    ranks = [
+        rank
+        for rank, (growth, result) in enumerate(zip(seen, results, strict=True))
+        if growth is not None and _bytes_of(result) < STEPS * growth.bytes
+    ]
     if not ranks:
         return None
     growth = seen[ranks[0]]
@@ -114,3 +118,8 @@ def grows(seen: list[Any], results: list[Any]) -> str | None:
         f"On {ranks_in_words(ranks)} each step leaves {growth.bytes:,} bytes or more alive, most of them made at "
         f"{growth.line}."
     )
+
+
+def _bytes_of(result: Any) -> int:
+    """Of a program's result: the tensors that it has kept for it."""
+    return sum(x.nbytes for x in tree_leaves(result) if isinstance(x, torch.Tensor))

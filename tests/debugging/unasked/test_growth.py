@@ -8,14 +8,15 @@ from torch import nn
 from dtcourse.debugging.unasked.growth import LiveBytes, grows
 
 
-def said(program):
+def said(program, returns=False):
+    """What is told of a program, which keeps what it returns."""
     watch = LiveBytes()
     watch.begin()
     try:
         kept = program()
     finally:
         seen = watch.end()
-    return grows([seen], [kept])
+    return grows([seen], [kept if returns else None])
 
 
 def step(model, optimizer):
@@ -59,3 +60,16 @@ def test_models_that_are_made_one_after_the_other_are_no_leak():
     pairs = [made() for _ in range(8)]
     assert said(lambda: [step(*pair).item() for pair in pairs]) is None
     assert said(lambda: [step(*pairs[0]).item() for _ in range(8)]) is None
+
+
+def test_what_a_program_returns_it_has_kept_for_that():
+    def gradients():
+        model, optimizer = made()
+        kept = []
+        for _ in range(8):
+            step(model, optimizer)
+            kept.append({"weight": model.weight.detach().clone()})
+        return kept
+
+    assert said(gradients) is not None
+    assert said(gradients, returns=True) is None

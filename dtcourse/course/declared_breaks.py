@@ -20,4 +20,6 @@ DECLARED: dict[tuple[str, str], dict[str, str]] = {
     ("25b", "watch-course-run"): {
         "hang": "a rank is killed, and one reads without an end: for the watcher to name"
     },
+    ("25c", "guard-run"): {"numbers": "a batch of NaN, which the guard is to keep out"},
+    ("25c", "jumps-run"): {"replicas": "a row of rank 1's weights is overwritten in memory"},
 }

@@ -7,8 +7,11 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import textwrap
 from datetime import timedelta
+from importlib.machinery import PathFinder
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -147,8 +150,17 @@ def compiles():
     return torch.compile(sums)
 
 
+@pytest.fixture
+def as_in_a_fresh_process(monkeypatch):
+    """Other tests have left modules, and folders with modules, that are called as a function's variables are."""
+    installed = [sysconfig.get_path("purelib")]
+    finder = SimpleNamespace(find_spec=lambda name: PathFinder.find_spec(name, installed))
+    monkeypatch.setattr(parts, "PathFinder", finder)
+    monkeypatch.setattr(parts, "sys", SimpleNamespace(modules={"__main__": None}))
+
+
 @pytest.mark.parametrize("function", [sums, learns, tells, functools.partial(sums)])
-def test_calls_that_need_no_part(function):
+def test_calls_that_need_no_part(function, as_in_a_fresh_process):
     made = (
         functools.partial(of_main(sums))
         if isinstance(function, functools.partial)

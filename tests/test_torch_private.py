@@ -214,3 +214,9 @@ def test_a_process_says_its_groups_and_how_long_they_wait():
         assert backend.options._timeout == timedelta(hours=1), MOVED.format("_set_pg_timeout")
     finally:
         dist.destroy_process_group()
+
+
+def test_each_iterator_of_a_loader_is_one_and_goes_on_by_its_next():
+    loader = torch.utils.data.DataLoader(torch.arange(4), 2)
+    assert isinstance(iter(loader), torch_private.LoaderIterator)
+    assert "__next__" in vars(torch_private.LoaderIterator)

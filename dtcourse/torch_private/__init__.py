@@ -7,6 +7,7 @@
     operations.py   what an operation is
     optimizers.py   what a GradScaler and an optimizer say to each other
     modules.py      what a module holds
+    loaders.py      what a DataLoader's iterators are
     backward.py     where in a forward or a backward we are
     process.py      what is set for a whole process
     watching.py     what all groups do, seen from outside
@@ -55,6 +56,10 @@ from dtcourse.torch_private.groups import (
     own_client,
     torch_group,
 )
+from dtcourse.torch_private.loaders import (
+    LoaderIterator,
+    stop_workers,
+)
 from dtcourse.torch_private.meshes import (
     axis_of_mesh,
 )
@@ -65,7 +70,6 @@ from dtcourse.torch_private.modules import (
     own_buffers,
     own_modules,
     own_parameters,
-    stop_workers,
 )
 from dtcourse.torch_private.operations import (
     ADDMM_ACTIVATION,
@@ -123,6 +127,7 @@ __all__ = [
     "FUSED_ATTENTION_BACKWARD",
     "OTHER_METHODS",
     "AsksBeforeConversion",
+    "LoaderIterator",
     "OpOverload",
     "TorchDispatchMode",
     "Watcher",

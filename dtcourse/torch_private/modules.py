@@ -31,11 +31,6 @@ def is_persistent(module: nn.Module, buffer: str) -> bool:
     return buffer not in module._non_persistent_buffers_set
 
 
-def stop_workers(batches: Any) -> None:
-    """Ends the worker processes of a DataLoader's iterator; AttributeError where it has none."""
-    batches._shutdown_workers()
-
-
 class AsksBeforeConversion:
     """Put before nn.Module among a class's bases: `before_conversion` hears of .to(), .half()
     and the like, and may refuse; `after_conversion` hears that it is over.

@@ -15,13 +15,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dtcourse.debugging.data_order import DataOrder
 from dtcourse.debugging.unasked.watch import unseen
 from dtcourse.parameters.checksum import checksum
 from dtcourse.parameters.placement import local
 from dtcourse.plural import plural
+from dtcourse.torch_private import LoaderIterator
 
 Heard = Callable[[Any, Any, Callable[[], Any]], Any]  # the dataset, an index, what prepares it
 
@@ -46,7 +46,7 @@ class Prepared:
     def begin(self) -> None:
         """From now on."""
         made, iterates = DataLoader.__init__, DataLoader.__iter__
-        goes_on = _BaseDataLoaderIter.__next__
+        goes_on = LoaderIterator.__next__
         numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
         def init(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
@@ -69,7 +69,7 @@ class Prepared:
 
         self._replace(DataLoader, "__init__", init)
         self._replace(DataLoader, "__iter__", iterate)
-        self._replace(_BaseDataLoaderIter, "__next__", go_on)
+        self._replace(LoaderIterator, "__next__", go_on)
 
     def end(self) -> None:
         """As it was."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -108,7 +108,7 @@ def grows(seen: list[Any], results: list[Any]) -> str | None:
     """Which ranks keep more after each step, from which line, and do not return as much in the end."""
     ranks = [
         rank
-        for rank, (growth, result) in enumerate(zip(seen, results, strict=True))
+        for rank, (growth, result) in enumerate(zip_longest(seen, results))
         if growth is not None and _bytes_of(result) < STEPS * growth.bytes
     ]
     if not ranks:

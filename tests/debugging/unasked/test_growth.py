@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dtcourse.debugging.unasked.growth import LiveBytes, grows
+from dtcourse.debugging.unasked.growth import Growth, LiveBytes, grows
 
 
 def said(program, returns=False):
@@ -73,3 +73,9 @@ def test_what_a_program_returns_it_has_kept_for_that():
 
     assert said(gradients) is not None
     assert said(gradients, returns=True) is None
+
+
+def test_a_program_that_fails_has_no_results():
+    assert grows([None, Growth(4096, "a.py:1")], []) == (
+        "On rank 1 each step leaves 4,096 bytes or more alive, most of them made at a.py:1."
+    )

@@ -152,7 +152,14 @@ def compiles():
 
 @pytest.fixture
 def as_in_a_fresh_process(monkeypatch):
-    """Other tests have left modules, and folders with modules, that are called as a function's variables are."""
+    """Other tests have left modules, and folders with modules, that are called as a function's variables are.
+
+    cloudpickle sends a package's module along where it is loaded and the code has its name, as that of torch.tensor.
+    """
+    for name in [
+        name for name in sys.modules if f"{name}.".startswith("torch.distributed.tensor.")
+    ]:
+        monkeypatch.delitem(sys.modules, name)
     installed = [sysconfig.get_path("purelib")]
     finder = SimpleNamespace(find_spec=lambda name: PathFinder.find_spec(name, installed))
     monkeypatch.setattr(parts, "PathFinder", finder)

@@ -388,14 +388,16 @@ def time_starts(rounds: int, limit: float, other: Path) -> dict[str, Any]:
                 notebook.close()
         seconds["first_launch"].append((found[0][0], found[1][0]))
         seconds["next_launches"].append((sum(found[0][1:]), sum(found[1][1:])))
+    return {name: compared(pairs, "ours", "other") for name, pairs in seconds.items()}
+
+
+def compared(pairs: list[tuple[float, float]], first: str, second: str) -> dict[str, Any]:
+    """The medians of what `first` and `second` took, in seconds; and the one over the other, by pair and the median."""
     return {
-        name: {
-            "ours": round(statistics.median(a for a, _ in pairs), 2),
-            "other": round(statistics.median(b for _, b in pairs), 2),
-            "pairs": [round(a / b, 2) for a, b in pairs],
-            "median": round(statistics.median(a / b for a, b in pairs), 2),
-        }
-        for name, pairs in seconds.items()
+        first: round(statistics.median(a for a, _ in pairs), 2),
+        second: round(statistics.median(b for _, b in pairs), 2),
+        "pairs": [round(a / b, 2) for a, b in pairs],
+        "median": round(statistics.median(a / b for a, b in pairs), 2),
     }
 
 
@@ -447,12 +449,7 @@ def time_first(rounds: int) -> dict[str, Any]:
             alone = seconds(IMPORT_ALONE, **environment)
             with without_compiled(ROOT / "dtcourse") if environment else nullcontext():
                 pairs.append((seconds(launches, **environment), alone))
-        found[name] = {
-            "launch": round(statistics.median(a for a, _ in pairs), 2),
-            "import_torch": round(statistics.median(b for _, b in pairs), 2),
-            "pairs": [round(a / b, 2) for a, b in pairs],
-            "median": round(statistics.median(a / b for a, b in pairs), 2),
-        }
+        found[name] = compared(pairs, "launch", "import_torch")
     return found
 
 

@@ -39,9 +39,8 @@ class Prepared:
         self._originals: list[tuple[type, str, Any]] = []
         self._inside = False
         self._number = 0
-        self.asking: int | None = (
-            None  # the number of the epoch whose loader asks; None for anybody else
-        )
+        # The number of the epoch whose loader asks; None for anybody else.
+        self.asking: int | None = None
 
     def begin(self) -> None:
         """From now on."""

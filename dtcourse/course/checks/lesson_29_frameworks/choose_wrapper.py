@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from dtcourse.course.checks.lesson_29_frameworks.counted_steps import (
     WRAPPERS,
-    cut,
     model_of,
-    sharded,
+    wrapped,
 )
 from dtcourse.course.judging import Answer, Exercise, require, trials
 from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
@@ -97,17 +96,11 @@ def made(
     import torch.distributed as dist
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    model: Any = model_of(widths)
     make = torch.Generator().manual_seed(1)
     x, y = (torch.randn(samples, width, generator=make) for width in (widths[0], widths[-1]))
     if wrapper == "pipeline":
-        return _pipeline(model, x, y)
-    if wrapper == "ddp":
-        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    elif wrapper == "tensor":
-        model = cut(model)
-    else:
-        model = sharded(model, "not" not in wrapper)
+        return _pipeline(model_of(widths), x, y)
+    model = wrapped(wrapper, widths, bucket_view=True)
     if wrapper != "tensor":
         x, y = (whole.chunk(ranks)[rank].clone() for whole in (x, y))
     return model, lambda: F.mse_loss(model(x), y).backward(), [x, y]

@@ -22,7 +22,15 @@ def model_of(widths: tuple[int, ...]) -> nn.Sequential:
     return nn.Sequential(*(part for layer in layers for part in (layer, nn.Tanh())))
 
 
-def sharded(model: Any, reshard: bool) -> Any:
+def wrapped(wrapper: str, widths: tuple[int, ...], bucket_view: bool = False) -> Any:
+    """The model as each of WRAPPERS but the pipeline has it. bucket_view: DDP's gradient_as_bucket_view"""
+    model = model_of(widths)
+    if wrapper == "ddp":
+        return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=bucket_view)
+    return _cut(model) if wrapper == "tensor" else _sharded(model, "not" not in wrapper)
+
+
+def _sharded(model: Any, reshard: bool) -> Any:
     """Each layer is a unit, and so is the model."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -34,7 +42,7 @@ def sharded(model: Any, reshard: bool) -> Any:
     return fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
 
 
-def cut(model: Any) -> nn.Module:
+def _cut(model: Any) -> nn.Module:
     """Columns, rows, columns, rows."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -86,13 +94,7 @@ def sent_by_this_rank(jobs: list[Job]) -> list[int]:
                 _pipeline_step(model_of(widths), x)
             found.append(counted.bytes_sent(operation="send") // 2)
             continue
-        model: Any = model_of(widths)
-        if wrapper == "ddp":
-            model = nn.parallel.DistributedDataParallel(model)
-        elif wrapper == "tensor":
-            model = cut(model)
-        else:
-            model = sharded(model, "not" not in wrapper)
+        model = wrapped(wrapper, widths)
         mine = x if wrapper == "tensor" else x.chunk(ranks)[dist.get_rank()]
         model(mine).square().mean().backward()
         with traffic.counting() as counted:

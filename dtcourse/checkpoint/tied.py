@@ -21,6 +21,7 @@ from dtcourse.parameters.naming import Entry
 from dtcourse.parameters.owners import ModelOwners
 from dtcourse.parameters.placement import local
 from dtcourse.parameters.whole import gathered
+from dtcourse.tensor_bytes import as_bytes
 
 
 def written_names(held: Held) -> list[tuple[Entry, list[str]]]:
@@ -105,8 +106,7 @@ def _held(names: Any, said: list[dict[str, Any]]) -> list[tuple[int, str, Any]]:
 
 
 def _digest(value: torch.Tensor) -> bytes:
-    bits = value.detach().cpu().contiguous().flatten().view(torch.uint8)
-    return hashlib.blake2b(bits.numpy().tobytes()).digest()
+    return hashlib.blake2b(as_bytes(value).cpu().numpy().tobytes()).digest()
 
 
 def _by(one: torch.Tensor, other: torch.Tensor) -> str:

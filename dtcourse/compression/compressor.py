@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dtcourse.parameters.replicas import Group
+from dtcourse.tensor_bytes import as_bytes
 
 # How the mean of all ranks' vectors is made (wire/averaging.py): what can be added travels as a sum; the rest is
 # decompressed where it is added, by the ranks of a part each, or by everyone, who may have to be told lengths first.
@@ -210,7 +211,7 @@ class Rounds(ABC):
 
 def to_bytes(payload: Payload) -> Tensor:
     """The payload as one message: (nbytes,), uint8."""
-    return torch.cat([tensor.contiguous().view(torch.uint8) for tensor in payload.wire])
+    return torch.cat([as_bytes(tensor) for tensor in payload.wire])
 
 
 def from_bytes(message: Tensor, compressor: Compressor, n: int) -> Payload:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dtcourse.tensor_bytes import as_bytes
+
 SAMPLES = 16
 
 
@@ -29,8 +31,7 @@ def fingerprint(dataset: Any) -> str:
 
 def _words(value: Any) -> bytes:
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        bits = value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        bits = as_bytes(value).cpu().numpy().tobytes()
         return repr((str(value.dtype), tuple(value.shape), digest(bits))).encode()
     if isinstance(value, np.ndarray):
         return repr((str(value.dtype), value.shape, digest(value.tobytes()))).encode()

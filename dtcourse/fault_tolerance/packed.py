@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from dtcourse import nested
 from dtcourse.parameters.replicas import Group
+from dtcourse.tensor_bytes import as_bytes
 
 
 def pack(state: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,9 +29,8 @@ def pack(state: Any) -> tuple[torch.Tensor, torch.Tensor]:
     shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
 
     def taken(tensor: torch.Tensor) -> torch.Tensor:
-        value = tensor.detach().to("cpu").contiguous()
-        pieces.append(value.reshape(-1).view(torch.uint8))
-        shapes.append((tuple(value.shape), value.dtype))
+        pieces.append(as_bytes(tensor).cpu())
+        shapes.append((tuple(tensor.shape), tensor.dtype))
         return places[len(pieces) - 1]  # in its place, its number
 
     places = torch.arange(

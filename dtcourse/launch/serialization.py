@@ -62,24 +62,37 @@ def _is_plain(tensor: Any) -> bool:
 def _reduce_tensor(tensor: Any) -> tuple[Any, ...]:
     import torch
 
-    # A GPU's tensor arrives on the CPU: the notebook must not open a CUDA context of its own.
+    from dtcourse.tensor_bytes import as_bytes
+
     # A tensor inside an autograd graph arrives as a plain one: the graph stays in the rank.
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    buffer = pickle.PickleBuffer(flat.view(torch.uint8).numpy()) if flat.numel() else None
+    own = tensor.detach().resolve_conj().resolve_neg()
+    # What expand() shows many times travels once: a dim of stride 0 has one element in memory.
+    seen = own[tuple(slice(None if stride else 1) for stride in own.stride())]
+    # In the order in which its dims lie in memory, so that a model in channels_last arrives in channels_last.
+    laid = seen.permute(sorted(range(own.dim()), key=lambda dim: -own.stride(dim)))
+    if not laid.is_contiguous():  # it has gaps, or overlaps itself
+        laid = own = own.contiguous()
+    # A GPU's tensor arrives on the CPU: the notebook must not open a CUDA context of its own.
+    buffer = pickle.PickleBuffer(as_bytes(laid).cpu().numpy()) if laid.numel() else None
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     requires_grad = tensor.requires_grad and tensor.is_leaf
-    return buffer, tensor.dtype, tuple(tensor.shape), requires_grad, is_parameter
+    return buffer, own.dtype, tuple(own.shape), own.stride(), requires_grad, is_parameter
 
 
 def _rebuild_tensor(
-    buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool, is_parameter: bool
+    buffer: Any,
+    dtype: Any,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    requires_grad: bool,
+    is_parameter: bool,
 ) -> Any:
     import torch
 
     if buffer is None:
         tensor = torch.empty(shape, dtype=dtype)
     else:
-        tensor = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).reshape(shape)
+        tensor = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).as_strided(shape, strides)
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
     return tensor.requires_grad_(requires_grad)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 
+from dtcourse.tensor_bytes import as_bytes
+
 _FACTOR = 0x1E3779B97F4A7C15  # odd, and without a pattern
 _LOW = 0xFFFFFFFF
 _PART = (
@@ -32,9 +34,7 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's bytes as int64, with zeros after the last one: a view where its memory begins at a multiple of 8."""
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    memory = tensor.detach().contiguous().flatten().view(torch.uint8)
+    memory = as_bytes(tensor)
     missing = -memory.numel() % 8
     if missing:
         memory = torch.cat([memory, memory.new_zeros(missing)])

@@ -15,6 +15,7 @@ from dtcourse.launch import (
     around,
     environment,
     failures,
+    log_settings,
     options,
     output,
     parts,
@@ -172,6 +173,7 @@ def launch(
             timeout=limit,
             sources=environment.typed_sources(),
             rendezvous="",
+            logs=log_settings.current(),
             together=goes_on,
             # A failure that was survived may have left anything.
             again=cluster is None and not goes_on and standby.keeps(),

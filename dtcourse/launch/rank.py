@@ -29,6 +29,7 @@ from dtcourse import events
 from dtcourse.launch import (
     again,
     deaths,
+    log_settings,
     own_process,
     recording,
     rendezvous,
@@ -61,6 +62,7 @@ class Settings:
     rendezvous: str  # where the store is: see rendezvous.join
     together: bool = False  # begin the function when all ranks can: one that fails at once breaks no group half made
     again: bool = False  # another launch may follow in this process
+    logs: log_settings.LogSettings | None = None  # the notebook's
 
 
 def main(channel: Connection, output: Connection, stacks: Connection) -> None:
@@ -158,6 +160,8 @@ def _prepare(settings: Settings) -> None:
         device.hide()
     for name, lines in settings.sources.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    if settings.logs is not None:
+        log_settings.adopt(settings.logs)
     builtins.input = own_process.no_input
     sys.breakpointhook = own_process.no_breakpoint
 

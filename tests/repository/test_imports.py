@@ -59,7 +59,7 @@ def built(folder: Path) -> Path:
         "cli course plots models data hybrid data_parallel sharding pipeline_parallel "
         "tensor_parallel sequence_parallel expert_parallel compression asynchronous communication_scheduling "
         "large_batch memory fault_tolerance federated heterogeneous debugging parameters checkpoint verify simulator "
-        "profiling launch collectives emulation events torch_private device nested plural attention "
+        "profiling launch collectives emulation events torch_private device nested plural tensor_bytes attention "
         "grouped_mm streams callers"
     )
     for room in rooms.split():

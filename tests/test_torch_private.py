@@ -6,6 +6,8 @@ to do; everything that uses the name is in dtcourse/torch_private, or named here
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import threading
 from datetime import timedelta
 
@@ -20,6 +22,11 @@ from dtcourse.collectives.backend.instrumented import InstrumentedGroup
 from dtcourse.collectives.backend.process_group import AlgorithmGroup
 
 MOVED = f"torch {torch.__version__}: {{}}. See dtcourse/torch_private."
+
+
+def test_the_function_that_makes_a_store_is_where_it_was():
+    made = importlib.import_module("torch.distributed.rendezvous")._create_c10d_store
+    assert list(inspect.signature(made).parameters)[:2] == ["hostname", "port"], MOVED.format("stores")
 
 
 def test_hooks_on_gradients_are_found():

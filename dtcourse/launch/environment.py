@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 import linecache
+import socket
 import sys
+from collections.abc import Mapping
 
 from dtcourse.launch import options
 
 
-def environments(layout: options.Layout, port: int, base: dict[str, str]) -> list[dict[str, str]]:
+def environments(
+    layout: options.Layout, address: str, port: int, base: dict[str, str]
+) -> list[dict[str, str]]:
     """The environment of each rank of this machine: torchrun's names, so that what runs here runs there."""
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
     for_ranks = []
     for index in range(layout.world_size):
         # All GPUs of the machine, whatever node the layout pretends to.
-        own = of_rank(layout, index, index, "127.0.0.1", port)
+        own = of_rank(layout, index, index, address, port)
         environment = {**base, **own}
         for name in INTERFACES[:2]:
-            environment.setdefault(name, loopback)
+            environment.setdefault(name, LOOPBACK)
         for_ranks.append(environment)
     return for_ranks
 
 
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 # Which network interface gloo, torch.distributed.rpc and NCCL use.
 INTERFACES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def check_interfaces(environment: Mapping[str, str]) -> None:
+    """Raises ValueError where gloo or rpc is told to use a network interface that this machine does not have.
+
+    gloo itself says "Unable to find address for: ib0", and not who has asked for ib0. NCCL takes beginnings of names,
+    and goes on without.
+    """
+    named = {name: environment[name] for name in INTERFACES[:2] if environment.get(name)}
+    there = {name for _, name in socket.if_nameindex()} if named else set()
+    for variable, value in named.items():
+        for name in value.split(","):
+            if name not in there:
+                raise ValueError(
+                    f"{variable}={value} names a network interface that this machine does not have (it has "
+                    f"{', '.join(sorted(there))}): take the variable out of the notebook's environment, or give "
+                    f'launch(..., env={{"{variable}": "{LOOPBACK}"}}), which ranks of one machine have in common'
+                )
 
 
 def of_rank(

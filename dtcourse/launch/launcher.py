@@ -157,16 +157,17 @@ def launch(
 
             settings = remote.find(cluster)
             layout = remote.layout_on(settings, world_size, backend, device, nodes, threads)
-        emulated = options.emulated_cluster(devices, network, clock, world_size)
+        emulated = options.emulated_cluster(devices, network, clock, layout.world_size)
         if cluster is None:
-            options.check_open_files(world_size)
+            options.check_open_files(layout.world_size)
+            environment.check_interfaces({**os.environ, **env})
         if verbose:
             print(layout)
         for_all = rank.Settings(
             rank=0,
             environment={name: str(value) for name, value in env.items()},
             backend=layout.backend,
-            threads=threads,
+            threads=layout.threads,
             init=init,
             record=record,
             emulated=emulated,
@@ -223,9 +224,10 @@ def _run_here(
         closing(rendezvous.Rendezvous()) as store,
     ):
         base = {**os.environ, **asked.environment}
+        of_ranks = environment.environments(layout, store.address, store.port, base)
         settings = [
             replace(asked, rank=index, environment=variables, rendezvous=store.path)
-            for index, variables in enumerate(environment.environments(layout, store.port, base))
+            for index, variables in enumerate(of_ranks)
         ]
         with (
             Interrupts(stop) as interrupts,

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import errno
 import inspect
+import operator
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from dtcourse.plural import plural
@@ -82,7 +84,7 @@ def choose(
         )
     from dtcourse import device as devices
 
-    check_numbers(world_size, nodes, threads)
+    world_size, nodes, threads = whole_numbers(world_size, nodes, threads)
     if world_size % nodes:
         raise ValueError(f"{world_size} ranks cannot be laid out as {nodes} nodes of equal size")
     gpus = devices.count()
@@ -102,11 +104,13 @@ def choose(
     )
 
 
-def check_numbers(world_size: Any, nodes: Any, threads: Any) -> None:
-    """Raises ValueError unless these are whole numbers of at least 1."""
-    whole_number("world_size", world_size, "the number of ranks to start")
-    whole_number("nodes", nodes, "the number of nodes to lay the ranks out as")
-    whole_number("threads", threads, "the number of threads a rank computes with")
+def whole_numbers(world_size: Any, nodes: Any, threads: Any) -> tuple[int, int, int]:
+    """These three as int. Raises ValueError unless they are whole numbers of at least 1."""
+    return (
+        whole_number("world_size", world_size, "the number of ranks to start"),
+        whole_number("nodes", nodes, "the number of nodes to lay the ranks out as"),
+        whole_number("threads", threads, "the number of threads a rank computes with"),
+    )
 
 
 def device_kind(device: Any, gpus: int, usual: str, none: str) -> str:
@@ -123,17 +127,22 @@ def device_kind(device: Any, gpus: int, usual: str, none: str) -> str:
     return device or usual
 
 
-def whole_number(name: str, value: Any, meaning: str) -> None:
-    """Raises ValueError unless `value` is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def whole_number(name: str, value: Any, meaning: str) -> int:
+    """`value`, a whole number of any kind (NumPy's too), as int. Raises ValueError unless it is one of at least 1."""
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
         raise ValueError(f"{name} is {meaning}: a whole number, 1 or more; got {value!r}")
+    return number
 
 
 def time_limit(timeout: Any) -> float | None:
     """The seconds that a launch may take, or None for no limit."""
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+    if isinstance(timeout, bool) or not isinstance(timeout, Real) or not timeout > 0:
         raise ValueError(
             f"timeout is in seconds, more than 0, or None for no limit; got {timeout!r}"
         )

@@ -168,6 +168,9 @@ def _prepare(settings: Settings) -> None:
 
 def _form_group(settings: Settings) -> None:
     if not settings.init:
+        from dtcourse import torch_private
+
+        torch_private.host_own_stores(int(os.environ["MASTER_PORT"]))
         if settings.emulated is not None:
             settings.emulated.start(settings.rank)
         return

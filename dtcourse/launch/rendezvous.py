@@ -20,18 +20,23 @@ from datetime import timedelta
 from multiprocessing import connection
 from typing import Any
 
+LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
+
 
 class Rendezvous:
     """One launch's store, in the notebook's process. `close()` when the ranks are gone.
 
-    path: for a rank's `join`
-    port: of the TCPStore on 127.0.0.1; the system picks one that is free, so nothing can be in the way
+    path:          for a rank's `join`
+    address, port: of the TCPStore, on this machine's loopback; the system picks a port that is free, so nothing can be
+                   in the way
     """
 
     def __init__(self) -> None:
+        self._door = _listening_on_loopback()
         self._file, self.path = _file_in_memory()
-        self._door = socket.create_server(("127.0.0.1", 0), backlog=socket.SOMAXCONN)
-        self.port: int = self._door.getsockname()[1]
+        self.address: str
+        self.port: int
+        self.address, self.port = self._door.getsockname()[:2]
         self._closed, self._close = os.pipe()
         self._doorkeeper = threading.Thread(
             target=self._serve, name="dtcourse-tcp-store", daemon=True
@@ -53,6 +58,24 @@ class Rendezvous:
         os.close(self._close)
         self._doorkeeper.join(1.0)
         self._file.close()
+
+
+def _listening_on_loopback() -> socket.socket:
+    """By IPv4; by IPv6 where loopback has no other address. OSError where it is down."""
+    failed: OSError | None = None
+    for family, address in LOOPBACKS:
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((address, 9))  # sends nothing, and fails where there is no way
+            return socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
+        except OSError as error:
+            failed = failed or error
+    assert failed is not None, "one of the two has failed"
+    raise OSError(
+        failed.errno,
+        f"this machine's loopback interface is down ({failed.strerror}), and ranks meet on it: start it with "
+        "`ip link set lo up`, or have the container started with a network",
+    )
 
 
 def serve(door: socket.socket) -> Any:

@@ -97,7 +97,7 @@ class _Template:
         self.sources = sources()  # before it reads them
         self.server_pid = server.ensure_running()
         self.is_ready = self.has_failed = False
-        address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
+        address = server_process.free_address()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
             listener.listen()

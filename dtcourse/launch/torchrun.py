@@ -36,8 +36,8 @@ def torchrun_command(
     """
     from dtcourse.launch import options, sendable
 
-    options.whole_number("world_size", world_size, "the number of ranks to start")
-    options.whole_number("nodes", nodes, "the number of nodes")
+    world_size = options.whole_number("world_size", world_size, "the number of ranks to start")
+    nodes = options.whole_number("nodes", nodes, "the number of nodes")
     if world_size % nodes:
         raise ValueError(f"{world_size} ranks cannot be laid out as {nodes} nodes of equal size")
     options.known_backend(backend)

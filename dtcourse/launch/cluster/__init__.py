@@ -71,8 +71,8 @@ def allocation(
 
     settings = remote.find(cluster)
     each = ranks_per_node or settings.ranks_per_node or 4
-    options.whole_number("nodes", nodes, "the number of nodes to hold")
-    options.whole_number("ranks_per_node", each, "the most ranks of one node")
+    nodes = options.whole_number("nodes", nodes, "the number of nodes to hold")
+    each = options.whole_number("ranks_per_node", each, "the most ranks of one node")
     idle = settings.idle_minutes if idle_minutes is None else idle_minutes
     if isinstance(idle, bool) or not isinstance(idle, int | float) or idle <= 0:
         raise ValueError(f"idle_minutes is a number above 0; got {idle!r}")

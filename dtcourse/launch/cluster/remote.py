@@ -38,7 +38,7 @@ def layout_on(
 
     NCCL where each rank has a GPU of its own, else gloo.
     """
-    options.check_numbers(world_size, nodes, threads)
+    world_size, nodes, threads = options.whole_numbers(world_size, nodes, threads)
     nodes = schedulers.of(settings).nodes_for(settings, world_size, nodes)
     gpus = settings.gpus_per_node
     usual, none = "cuda" if gpus else "cpu", f"{settings.source} has gpus_per_node = 0"

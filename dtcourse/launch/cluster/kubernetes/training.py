@@ -53,8 +53,8 @@ def plan(
     name:      of what is made in the cluster; None makes one of the function's, the user's and four digits
     """
     source, kubernetes = settings.source, settings.kubernetes
-    options.whole_number("world_size", world_size, "the number of ranks to start")
-    options.whole_number("nodes", nodes, "the number of nodes")
+    world_size = options.whole_number("world_size", world_size, "the number of ranks to start")
+    nodes = options.whole_number("nodes", nodes, "the number of nodes")
     nodes = settings.nodes_for(world_size, nodes, equal=True)
     options.known_backend(backend)
     kubernetes_table.check(kubernetes, source)

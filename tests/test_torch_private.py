@@ -14,6 +14,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 
 from dtcourse import launch, torch_private
@@ -57,6 +58,14 @@ def test_operations_are_hidden_from_the_modes_that_are_entered():
         assert mode.seen == 0
         torch.ones(1)
         assert mode.seen == 1
+
+
+def test_nests_of_a_checkpoint_are_made_again(tmp_path):
+    nest = {"a": [torch.ones(1), {"b": 2}], "c": {"d": "e"}}
+    dcp.save(nest, checkpoint_id=tmp_path, no_dist=True)
+    paths = dcp.FileSystemReader(tmp_path).read_metadata().planner_data
+    values = {"a.0": nest["a"][0], "a.1.b": 2, "c.d": "e"}
+    assert torch_private.nests_again(values, paths) == nest
 
 
 def test_process_group_has_the_methods_we_know_of():

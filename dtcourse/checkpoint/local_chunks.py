@@ -133,3 +133,13 @@ class LocalChunks(torch.Tensor):
             if index.offset is None or tuple(index.offset) == offsets:
                 return box
         raise KeyError(f"this rank keeps no part of the tensor at {index.offset}")
+
+
+def as_stored(placed: Placement, kept: torch.Tensor) -> torch.Tensor:
+    """`kept`, shaped as what this rank keeps of a parameter, as the checkpoint is to have it."""
+    return LocalChunks.of(placed, kept) if placed.over else kept
+
+
+def kept_in(stored: Any) -> Any:
+    """What `as_stored` was given."""
+    return stored.kept if isinstance(stored, LocalChunks) else stored

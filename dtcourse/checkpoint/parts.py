@@ -19,23 +19,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.tensor import DTensor
 
 from dtcourse import nested
 from dtcourse.checkpoint.coverage import check_covered
 from dtcourse.checkpoint.folder import open_whole, read, shapes_below, write
 from dtcourse.checkpoint.held import Held
-from dtcourse.checkpoint.local_chunks import LocalChunks
-from dtcourse.checkpoint.state import check_groups, groups_in, keeps_state, named_groups, paths
+from dtcourse.checkpoint.local_chunks import LocalChunks, as_stored, kept_in
+from dtcourse.checkpoint.state import (
+    all_groups,
+    check_groups,
+    give_state,
+    groups_in,
+    named_groups,
+    optimizer_state,
+    room_for_state,
+)
 from dtcourse.checkpoint.tied import check_copies, check_values, read_names, written_names
 from dtcourse.parameters.agreement import raise_on_all_ranks
 from dtcourse.parameters.naming import Entry, buffers, names_in
 from dtcourse.parameters.owners import ModelOwners
 from dtcourse.parameters.placement import local
 from dtcourse.parameters.whole import check_names
-from dtcourse.torch_private import dtensor_like
 
 
 def save(
@@ -43,8 +49,9 @@ def save(
 ) -> None:
     """Writes the model, and the optimizer's state, into a folder that all ranks share. Every rank must call it.
 
-    A parameter that nobody has cut is taken to be the same on all ranks: one of them writes it. Of a pipeline, whose
-    ranks own different ones, pass `pipeline.module`. Raises ValueError on all ranks, and writes nothing, where copies
+    A parameter that nobody has cut is taken to be the same on all ranks: one of them writes it. Buffers may differ
+    (statistics of batch normalisation): all are the lowest rank's that has them. Of a pipeline, whose ranks own
+    different parameters, pass `pipeline.module`. Raises ValueError on all ranks, and writes nothing, where copies
     of a tied parameter on two stages differ.
     """
     write(folder, _state(model, optimizer))
@@ -61,9 +68,10 @@ def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     held = Held.of(model)
     raise_on_all_ranks(lambda: check_copies(held))
-    state: dict[str, Any] = {"model": {**_parameters(held), **buffers(model)}}
+    state: dict[str, Any] = {"model": {**_parameters(held), **_buffers(model)}}
     if optimizer is not None:
-        state["optimizer"] = _optimizer_state(held, optimizer)
+        mine = raise_on_all_ranks(lambda: optimizer_state(held, optimizer))
+        state["optimizer"] = {**mine, "param_groups": all_groups(held, mine["param_groups"])}
     return state
 
 
@@ -91,8 +99,8 @@ def load(
     staged = {f"model.{n}": torch.empty_like(buffer) for n, buffer in buffers(model).items()}
     staged |= _room_for_parameters(held)
     if optimizer is not None:
-        staged |= raise_on_all_ranks(lambda: _room_for_state(held, optimizer, metadata, others))
-        groups = _groups(held, optimizer)
+        staged |= raise_on_all_ranks(lambda: room_for_state(held, optimizer, metadata, others))
+        groups = all_groups(held, named_groups(optimizer, held.state_names()))
     raise_on_all_ranks(lambda: check_covered(metadata, staged))
 
     def check() -> None:
@@ -109,71 +117,31 @@ def load(
         for name, buffer in buffers(model).items():
             buffer.copy_(staged[f"model.{name}"])
     if optimizer is not None:
-        _give_state(held, optimizer, staged, metadata)
+        give_state(held, optimizer, staged, metadata)
 
 
 # --- what is written -------------------------------------------------------------------------------------------
 
 
-def _as_stored(entry: Entry, kept: torch.Tensor) -> torch.Tensor:
-    """`kept`, shaped as what this rank keeps of a parameter, as the checkpoint is to have it."""
-    return LocalChunks.of(entry.placed, kept) if entry.placed.over else kept
-
-
-def _kept(stored: Any) -> Any:
-    return stored.kept if isinstance(stored, LocalChunks) else stored
-
-
 def _parameters(held: Held) -> dict[str, torch.Tensor]:
     """This rank's part of each parameter; a tied one under each of its names, as a plain model has it."""
     return {
-        name: _as_stored(entry, local(entry.parameter))
+        name: as_stored(entry.placed, local(entry.parameter))
         for entry, names in written_names(held)
         for name in names
         if entry.shape.numel()
     }
 
 
-def _optimizer_state(held: Held, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """In the shape of torch.distributed.checkpoint.state_dict: by parameters' names."""
-    state: dict[str, Any] = {}
-    names = held.state_names()
-    elsewhere = held.owners.later() if held.owners else ()
-    for entry in held.entries:
-        if entry.parameter in elsewhere:
-            continue
-        slots = optimizer.state.get(entry.parameter, {})
-        for slot, value in slots.items():
-            if isinstance(value, torch.Tensor) and value.dim() > 0:
-                if value.shape != entry.parameter.shape:
-                    raise ValueError(
-                        f"the optimizer's {slot} of {entry.names[0]} has shape {list(value.shape)}, its shard "
-                        f"{list(entry.parameter.shape)}: only states of a number per element, or of one number, are "
-                        "kept in parts"
-                    )
-                if not entry.shape.numel():
-                    continue
-                value = _as_stored(entry, local(value))
-            state.setdefault(names[entry.parameter], {})[slot] = value
-    return {"state": state, "param_groups": _groups(held, optimizer)}
-
-
-def _groups(held: Held, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The optimizer's groups, of all owners' parameters. Where there are owners, a collective.
-
-    Raises ValueError where owners have not as many groups.
+def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """This rank's buffers but for those that an earlier rank has: torch would take each from whom it likes, and mean
+    and variance of two ranks fit no batch. A collective, of names.
     """
-    groups = named_groups(optimizer, held.state_names())
-    if held.owners is None:
-        return groups
-    everyones = held.owners.said_by_all([group["params"] for group in groups])
-    if len({len(theirs) for theirs in everyones}) > 1:
-        raise ValueError(
-            f"the owners' optimizers have {[len(theirs) for theirs in everyones]} parameter groups: build them alike"
-        )
-    for group, params in zip(groups, zip(*everyones, strict=True), strict=True):
-        group["params"] = list(dict.fromkeys(name for theirs in params for name in theirs))
-    return groups
+    mine = buffers(model)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, list(mine))
+    earlier = {name for theirs in everyone[: dist.get_rank()] for name in theirs}
+    return {name: buffer for name, buffer in mine.items() if name not in earlier}
 
 
 # --- what is read ----------------------------------------------------------------------------------------------
@@ -182,7 +150,7 @@ def _groups(held: Held, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]
 def _room_for_parameters(held: Held) -> dict[str, Any]:
     """Zeros: where there is padding, nothing is read."""
     return {
-        f"model.{name}": _as_stored(entry, torch.zeros_like(local(entry.parameter)))
+        f"model.{name}": as_stored(entry.placed, torch.zeros_like(local(entry.parameter)))
         for entry in held.entries
         for name in read_names(entry, held.owners)
         if entry.shape.numel()
@@ -194,57 +162,4 @@ def _values_read(
 ) -> dict[str, torch.Tensor]:
     """What has come for a parameter, by each of its names."""
     names = read_names(entry, owners)
-    return {n: _kept(staged[f"model.{n}"]) for n in names if f"model.{n}" in staged}
-
-
-def _room_for_state(
-    held: Held, optimizer: torch.optim.Optimizer, metadata: Metadata, others: set[str]
-) -> dict[str, Any]:
-    if not any(paths(metadata, "param_groups")):
-        raise ValueError(
-            "the checkpoint holds no optimizer: call load without one, or save with it"
-        )
-    by_name = held.by_name()
-    room: dict[str, Any] = {}
-    for key, _, _ in paths(metadata, "param_groups"):
-        option = metadata.state_dict_metadata[key]
-        room[key] = None
-        if isinstance(option, TensorStorageMetadata):
-            room[key] = torch.empty(option.size, dtype=option.properties.dtype)
-    for key, name, slot in paths(metadata, "state"):
-        if name not in by_name and name in others:
-            continue
-        if name not in by_name:
-            raise ValueError(
-                f"the checkpoint's optimizer has a state for {name}, which this model has not"
-            )
-        entry, stored = by_name[name], metadata.state_dict_metadata[key]
-        if not keeps_state(optimizer, entry.parameter):
-            continue
-        if not isinstance(stored, TensorStorageMetadata):
-            room[key] = None
-        elif stored.size == entry.shape and (slot != "step" or stored.size):
-            kept = torch.zeros_like(local(entry.parameter), dtype=stored.properties.dtype)
-            room[key] = _as_stored(entry, kept)
-        else:
-            room[key] = torch.empty(stored.size, dtype=stored.properties.dtype)
-    return room
-
-
-def _give_state(
-    held: Held, optimizer: torch.optim.Optimizer, staged: Mapping[str, Any], metadata: Metadata
-) -> None:
-    by_name = held.by_name()
-    optimizer.state.clear()
-    for key, name, slot in paths(metadata, "state"):
-        if key not in staged:  # another rank has it
-            continue
-        parameter, value = by_name[name].parameter, _kept(staged[key])
-        of_an_element = isinstance(value, torch.Tensor) and value.shape == local(parameter).shape
-        if of_an_element and value.dim() and isinstance(parameter, DTensor):
-            value = dtensor_like(parameter, value)
-        optimizer.state[parameter][slot] = value
-    for group, stored in zip(optimizer.param_groups, groups_in(staged, metadata), strict=True):
-        group.update({k: v for k, v in stored.items() if k != "params"})
-    if hasattr(optimizer, "states_changed"):
-        optimizer.states_changed()
+    return {n: kept_in(staged[f"model.{n}"]) for n in names if f"model.{n}" in staged}

@@ -3,8 +3,7 @@
     state = RankState(model, optimizer, shared={"data": loader}, own={"random": RandomStates()}, layout="fully_shard")
     state.state_dict()            # of this rank alone: nothing is gathered, nothing is sent
 
-Buffers that differ from rank to rank (a batch norm's statistics under full sharding) stay each rank's own; a checkpoint
-keeps one rank's.
+Buffers that differ from rank to rank (a batch norm's statistics under full sharding) stay each rank's own.
 
 It goes back to where it was: to the same rank of as many ranks, cut alike, or to another process in its place. Another
 number of ranks needs other parts: that is what a checkpoint is for (checkpoint/).
@@ -13,17 +12,17 @@ number of ranks needs other parts: that is what a checkpoint is for (checkpoint/
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from dtcourse import nested
 from dtcourse.checkpoint.held import Held
+from dtcourse.checkpoint.state import as_parameter
 from dtcourse.parameters.naming import buffers
 from dtcourse.parameters.placement import local
-from dtcourse.torch_private import dtensor_like
 
 Tensors = dict[str, torch.Tensor]
 
@@ -79,9 +78,9 @@ class RankState:
                 buffer.copy_(state["buffers"][name])
         self.optimizer.state.clear()
         for name, slots in state["optimizer"].items():
-            self.optimizer.state[parameters[name]] = {
-                slot: _of_parameter(parameters[name], value) for slot, value in slots.items()
-            }
+            self.optimizer.state[parameters[name]] = nested.map_tensors(
+                partial(as_parameter, parameters[name]), slots
+            )
         for group, options in zip(self.optimizer.param_groups, state["options"], strict=True):
             group.update(options)
         if hasattr(self.optimizer, "states_changed"):
@@ -109,11 +108,3 @@ class RankState:
             raise ValueError(
                 f"the copy is of another run: {what} is {there} there and {here_now} here. Nothing was loaded"
             )
-
-
-def _of_parameter(parameter: torch.Tensor, value: Any) -> Any:
-    """An optimizer's state in the parameter's own form."""
-    if not (isinstance(value, torch.Tensor) and isinstance(parameter, DTensor)):
-        return value
-    of_an_element = value.dim() > 0 and value.shape == local(parameter).shape
-    return dtensor_like(parameter, value) if of_an_element else value

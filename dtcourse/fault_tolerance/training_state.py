@@ -12,9 +12,11 @@
     step = state.load(found) if found else 0
 
 What the ranks have together (weights, the optimizer's states) is written in parts by whoever knows how they are cut.
-The rest is small: what is the same on all ranks, of which one copy is kept, and what each rank has of its own. On as
-many ranks and the same layout a run that resumes is the same to the bit. On another number of ranks what is shared is
-as it was, and own states are made to fit by those that can: load_elsewhere(states of all ranks, rank).
+The rest is small: what is the same on all ranks, of which one copy is kept, and what each rank has of its own. Buffers
+are both: the parts have the lowest rank's, and each rank's own file its own, since statistics of batch normalisation
+differ where no wrapper sends them. On as many ranks and the same layout a run that resumes is the same to the bit. On
+another number of ranks what is shared is as it was, and own states are made to fit by those that can:
+load_elsewhere(states of all ranks, rank).
 
 Loading is all or nothing, and goes by weights_only: a checkpoint is data, and nothing in it is run.
 """
@@ -25,6 +27,7 @@ import copy
 import io
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,10 +40,12 @@ from dtcourse.checkpoint import folder as checkpoint_folder
 from dtcourse.fault_tolerance.checkpoints import Found, Write
 from dtcourse.fault_tolerance.fingerprints import digest
 from dtcourse.parameters.agreement import check_agreed, raise_on_all_ranks
+from dtcourse.parameters.naming import buffers
 from dtcourse.parameters.replicas import Group
 from dtcourse.plural import plural
 
 PARTS, SHARED = "parts", "shared.pt"
+BUFFERS = "the model's buffers"  # in each rank's own file, beside what is in `own`
 
 
 class Stateful(Protocol):
@@ -59,6 +64,7 @@ class TrainingState:
     own:      by name, what has another one on each
     same:     by name, plain values that a resumed run must have too: the model's shape, the optimizer, the data
     layout:   how the model is cut: own states are loaded as they are where this and the number of ranks are the same
+    buffers:  gives this rank's buffers by name; on the same layout each rank gets its own back, after the parts
     """
 
     def __init__(
@@ -70,8 +76,9 @@ class TrainingState:
         same: Mapping[str, Any] | None = None,
         layout: str = "",
         group: Group = None,
+        buffers: Callable[[], Mapping[str, torch.Tensor]] = dict,
     ) -> None:
-        self._snapshot, self._load = snapshot, load
+        self._snapshot, self._load, self._buffers = snapshot, load, buffers
         self.shared, self.own = dict(shared or {}), dict(own or {})
         self.same: dict[str, Any] = json.loads(
             json.dumps(dict(same or {}))
@@ -92,6 +99,7 @@ class TrainingState:
             snapshot,
             lambda folder: checkpoint.load(folder, model, optimizer),
             same=same,
+            buffers=partial(buffers, model),
             **keywords,
         )
 
@@ -109,7 +117,8 @@ class TrainingState:
         """Copies all of it now; what it returns writes the copy. ValueError where shared states are not the same."""
         write_parts = self._snapshot()
         shared = _serialized({n: part.state_dict() for n, part in self.shared.items()})
-        own = _serialized({n: part.state_dict() for n, part in self.own.items()})
+        states = {n: part.state_dict() for n, part in self.own.items()}
+        own = _serialized({**states, BUFFERS: dict(self._buffers())})
         check_agreed(
             {name: digest(part.state_dict()) for name, part in self.shared.items()},
             self.group,
@@ -139,12 +148,15 @@ class TrainingState:
         parts = {**self.shared, **self.own}
         before = {n: copy.deepcopy(part.state_dict()) for n, part in parts.items()}
         try:
-            raise_on_all_ranks(lambda: self._load_small(found), self.group)
+            of_rank = raise_on_all_ranks(lambda: self._load_small(found), self.group)
             self._load(found.folder / PARTS)
         except BaseException:
             for name, part in parts.items():
                 part.load_state_dict(before[name])
             raise
+        with torch.no_grad():
+            for name, buffer in self._buffers().items() if of_rank else ():
+                buffer.copy_(of_rank[name])
         return found.step
 
     def _check(self, found: Found) -> None:
@@ -167,15 +179,18 @@ class TrainingState:
                 f"{found.folder} belongs to another run: {'; '.join(wrong)}. Nothing was loaded"
             )
 
-    def _load_small(self, found: Found) -> None:
+    def _load_small(self, found: Found) -> Mapping[str, torch.Tensor]:
+        """Loads what is not in parts; returns this rank's buffers, {} where they are to be those of the parts."""
         for name, state in _read(found.folder / SHARED).items():
             self.shared[name].load_state_dict(state)
         rank, world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
         theirs = int(found.about["world_size"])
         if (theirs, found.about["layout"]) == (world_size, self.layout):
-            for name, state in _read(found.folder / own_name(rank)).items():
+            mine = _read(found.folder / own_name(rank))
+            of_rank: Mapping[str, torch.Tensor] = mine.pop(BUFFERS, {})  # older ones have none
+            for name, state in mine.items():
                 self.own[name].load_state_dict(state)
-            return
+            return of_rank
         states = [_read(found.folder / own_name(r)) for r in range(theirs)] if self.own else []
         for name, part in self.own.items():
             if not hasattr(part, "load_elsewhere"):
@@ -188,6 +203,7 @@ class TrainingState:
                     "compression has left out: reset()). Nothing was loaded"
                 )
             part.load_elsewhere([state[name] for state in states], rank)
+        return {}
 
 
 def own_name(rank: int) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dtcourse import nested
 from dtcourse.parameters.naming import Entry
 from dtcourse.parameters.placement import local, placement_of
 from dtcourse.parameters.whole import gathered
@@ -66,8 +67,14 @@ def whole_states(
 
 def _whole(value: Any, name: str, number: int, parameter: torch.Tensor) -> Any:
     placed = placement_of(parameter)
-    if not placed.over or not isinstance(value, torch.Tensor) or not value.dim():
+    if not placed.over or not any(tensor.dim() for tensor in nested.tensors(value)):
         return value
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(
+            f"{name} of parameter {number} is a {type(value).__name__} with tensors, of this rank's slice "
+            f"{list(parameter.shape)}: a whole state has tensors alone, so keep each under a name of its own, or write "
+            "a checkpoint (dtcourse.checkpoint), which has nests too"
+        )
     if value.shape != local(parameter).shape:
         raise ValueError(
             f"{name} of parameter {number} has shape {list(value.shape)}, and this rank's slice of the parameter "

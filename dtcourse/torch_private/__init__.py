@@ -2,6 +2,7 @@
 
     groups.py       what a process group has to answer
     meshes.py       what the groups of a mesh say of themselves
+    checkpoints.py  how a checkpoint lays out nests
     collectives.py  collectives by their newest names; a Future that can fail; the Work of a Future; ended connections
     tensors.py      what a tensor is
     operations.py   what an operation is
@@ -29,6 +30,7 @@ from dtcourse.torch_private.backward import (
     in_backward,
     saves_through_hooks,
 )
+from dtcourse.torch_private.checkpoints import nests_again
 from dtcourse.torch_private.collectives import (
     all_gather_single,
     close_connections,
@@ -169,6 +171,7 @@ __all__ = [
     "let_scaler_step",
     "make_subclass",
     "nccl_group",
+    "nests_again",
     "own_buffers",
     "own_client",
     "own_modules",

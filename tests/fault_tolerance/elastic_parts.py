@@ -15,15 +15,14 @@ WIDTH = 6
 
 
 class Sharded:
-    """Adam, dropout and a schedule, under a technique that cuts all, the optimizer's states, or nothing.
-
-    No batch norm: where each rank has statistics of its own, a file keeps one rank's, and a copy each rank's.
+    """Adam, dropout and a schedule, under a technique that cuts all, the optimizer's states, or nothing. Under full
+    sharding each rank has batch statistics of its own.
     """
 
     def __init__(self, technique, seed=0):
         torch.manual_seed(seed)
         model = nn.Sequential(
-            nn.Linear(4, WIDTH), nn.LayerNorm(WIDTH), nn.Dropout(0.3), nn.Linear(WIDTH, 1)
+            nn.Linear(4, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.3), nn.Linear(WIDTH, 1)
         )
         own = {"random": RandomStates()}
         if technique == "fully_shard":

@@ -38,15 +38,20 @@ SAMPLES, BATCH, SAVED, STEPS = (
 
 
 class Tangled(nn.Module):
-    """Used in another order than defined, with dropout: buckets are built anew after the first step."""
+    """Used in another order than defined, with dropout: buckets are built anew after the first step. Each
+    rank has its own statistics of the batch normalisation; a wrapper may send rank 0's before a forward.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(5))
+        self.norm = nn.BatchNorm1d(16, momentum=0.3)
 
     def forward(self, x):
         for place in (2, 0, 4, 1, 3):
             x = torch.tanh(nn.functional.dropout(self.layers[place](x), 0.1, self.training))
+            if place == 0:
+                x = self.norm(x)
         return x
 
 

@@ -112,3 +112,24 @@ def test_what_is_no_slice_of_a_parameter_is_refused():
             "row_var of parameter 0 has shape [16, 1], and this rank's slice of the parameter"
         )
         assert "of the whole [31, 16] is unknown" in words
+
+
+def lists(layout):
+    """A slot that is a list, whose tensors nobody would put together."""
+    training = Training(layout, GPT2, seed=0)
+    training.step(0)
+    optimizer = training.optimizer
+    for parameter in optimizer.owned():
+        optimizer.state[parameter] = {"gg": [torch.zeros(2)]}
+    if optimizer.rank != TO:
+        optimizer.consolidate_state_dict(TO)
+        return ""
+    with pytest.raises(ValueError) as caught:
+        optimizer.consolidate_state_dict(TO)
+    return str(caught.value)
+
+
+def test_a_nest_of_a_slices_tensors_is_refused():
+    _, _, *said = launch(lists, 4, Layout("ZeRO-1", "tensor", (2, 2)))
+    for words in said:
+        assert words.startswith("gg of parameter 0 is a list with tensors, of this rank's slice")

@@ -27,7 +27,9 @@ MOVED = f"torch {torch.__version__}: {{}}. See dtcourse/torch_private."
 
 def test_the_function_that_makes_a_store_is_where_it_was():
     made = importlib.import_module("torch.distributed.rendezvous")._create_c10d_store
-    assert list(inspect.signature(made).parameters)[:2] == ["hostname", "port"], MOVED.format("stores")
+    assert list(inspect.signature(made).parameters)[:2] == ["hostname", "port"], MOVED.format(
+        "stores"
+    )
 
 
 def test_hooks_on_gradients_are_found():

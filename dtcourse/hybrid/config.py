@@ -14,6 +14,7 @@ sends most, and while others wait, so it comes last by default. (Megatron-LM's a
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dtcourse import tensor_parallel
+from dtcourse.hybrid import model_fits
 from dtcourse.pipeline_parallel import Schedule, one_f_one_b
 from dtcourse.plural import plural
 
@@ -50,7 +52,8 @@ class HybridConfig:
     recompute:     stages keep their inputs only, and run forward once more before backward
     seed:          of dropout's random numbers
 
-    Raises ValueError, with the numbers, for degrees below 1, axes that are not these five, and an ep that does not fit.
+    Raises ValueError, with the numbers, for what is no whole number, degrees below 1, axes that are not these five, and
+    an ep that does not fit.
     """
 
     dp_replicate: int = 1
@@ -71,8 +74,25 @@ class HybridConfig:
 
     def __post_init__(self) -> None:
         for name in (*AXES, "ep", "micro_batches"):
+            self._set(name, _whole(name, getattr(self, name)))
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1; got {getattr(self, name)}")
+        if self.layers is not None:
+            self._set(
+                "layers",
+                tuple(_whole("each of layers", n) for n in _several("layers", self.layers)),
+            )
+        for name in ("sequence", "reduce_once", "recompute"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is True or False; got {getattr(self, name)!r}")
+        if not callable(self.schedule):
+            raise ValueError(
+                "schedule is a function of pp and micro_batches, such as pipeline_parallel.one_f_one_b; "
+                f"got {self.schedule!r}"
+            )
+        self._set(
+            "axes", tuple(_several("axes", self.axes))
+        )  # a list, as a JSON or YAML file has it
         twice = [name for name in dict.fromkeys(self.axes) if self.axes.count(name) > 1]
         if twice or {*self.axes} != {*AXES}:
             missing = [name for name in AXES if name not in self.axes]
@@ -89,6 +109,9 @@ class HybridConfig:
             )
         if self.context not in CONTEXTS:
             raise ValueError(f"context is {' or '.join(map(repr, CONTEXTS))}; got {self.context!r}")
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # frozen, but for what __post_init__ puts in order
 
     @property
     def degrees(self) -> dict[str, int]:
@@ -137,6 +160,7 @@ class HybridConfig:
 
     def check_model(self, model: Any) -> None:
         """Raises ValueError, before anything is changed, where the model's sizes do not divide."""
+        model_fits.check_kind(model)
         blocks, experts = len(model.blocks), getattr(model.config, "experts", 0)
         stages = self.make_schedule().num_stages
         layers = blocks + 2
@@ -162,12 +186,9 @@ class HybridConfig:
                 tensor_parallel.check_plan(model, tensor_parallel.transformer_plan(model), self.tp)
             except ValueError as error:
                 raise ValueError(f"tp({self.tp}): {error}") from None
-        heads = model.config.n_heads
-        if self.context == "ulysses" and heads % (self.tp * self.cp):
-            raise ValueError(
-                f"Ulysses gives heads out to the ranks of cp, and {heads} heads do not divide by "
-                f"tp({self.tp}) x cp({self.cp}) = {self.tp * self.cp}; context='ring' needs no such thing"
-            )
+        model_fits.check_heads(model, self.tp, self.cp, self.context, self.dp_shard)
+        if self.dp_shard > 1:
+            model_fits.check_ties(model, self.make_schedule(), self.dp_shard)
         if self.sequence and experts:
             raise ValueError(
                 f"sequence=True is for blocks with one MLP, and these have {plural(experts, 'expert')}: "
@@ -207,6 +228,20 @@ class HybridConfig:
     def make_schedule(self) -> Schedule:
         """The pipeline's; with pp = 1 one stage, and its micro-batches one after the other."""
         return self.schedule(self.pp, self.micro_batches)
+
+
+def _whole(name: str, value: Any) -> int:
+    """A whole number of any kind (NumPy's too), as int."""
+    try:
+        return operator.index(None if isinstance(value, bool) else value)
+    except TypeError:
+        raise ValueError(f"{name} is a whole number; got {value!r}") from None
+
+
+def _several(name: str, value: Any) -> Sequence[Any]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ValueError(f"{name} is a tuple or a list; got {value!r}")
+    return value
 
 
 def _listed(names: list[str]) -> str:

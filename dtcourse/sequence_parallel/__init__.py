@@ -14,11 +14,12 @@ In the order in which to read them:
 from dtcourse.sequence_parallel.megatron import parallelize_sequence
 from dtcourse.sequence_parallel.order import positions, shard, unshard
 from dtcourse.sequence_parallel.ring_attention import RingAttentionCore, ring_attention
-from dtcourse.sequence_parallel.ulysses import UlyssesCore, ulysses_attention
+from dtcourse.sequence_parallel.ulysses import UlyssesCore, check_heads, ulysses_attention
 
 __all__ = [
     "RingAttentionCore",
     "UlyssesCore",
+    "check_heads",
     "parallelize_sequence",
     "positions",
     "ring_attention",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -13,10 +14,12 @@ from dtcourse import launch
 from dtcourse.hybrid import HybridConfig, parallelize
 from dtcourse.hybrid.config import AXES
 from dtcourse.models import Transformer
-from dtcourse.pipeline_parallel import interleaved_1f1b
+from dtcourse.pipeline_parallel import interleaved_1f1b, zb_v
 from tests.hybrid.layouts import GROUPED, MIXTURE, TIED
 
 MANY_HEADS = replace(TIED, d_model=24, n_heads=12, n_kv_heads=6)
+THREE_KV_HEADS = replace(TIED, d_model=24, n_heads=12, n_kv_heads=3)
+ONE_KV_HEAD = replace(TIED, n_kv_heads=1)
 OTHER_ORDER = ("tp", "pp", "dp_replicate", "dp_shard", "cp")
 
 
@@ -40,6 +43,16 @@ def said(call, *args, **kwargs):
         ({"dp_shard": 2, "cp": 3, "ep": 4}, "dp_shard(2) x cp(3) = 6 is no multiple of ep(4)"),
         ({"dp_replicate": 4, "ep": 2}, "dp_shard(1) x cp(1) = 1 is no multiple of ep(2)"),
         ({"context": "rings"}, "context is 'ring' or 'ulysses'; got 'rings'"),
+        ({"tp": "2"}, "tp is a whole number; got '2'"),
+        ({"tp": 2.0}, "tp is a whole number; got 2.0"),
+        ({"tp": None}, "tp is a whole number; got None"),
+        ({"tp": True}, "tp is a whole number; got True"),
+        ({"micro_batches": 2.5}, "micro_batches is a whole number; got 2.5"),
+        ({"layers": (2.0, 2.0)}, "each of layers is a whole number; got 2.0"),
+        ({"layers": 4}, "layers is a tuple or a list; got 4"),
+        ({"axes": "tp"}, "axes is a tuple or a list; got 'tp'"),
+        ({"sequence": "ring"}, "sequence is True or False; got 'ring'"),
+        ({"schedule": "1F1B"}, "schedule is a function of pp and micro_batches"),
     ],
 )  # fmt: skip
 def test_degrees_and_axes(given, sentence):
@@ -60,6 +73,12 @@ def test_degrees_and_axes(given, sentence):
         ({"dp_shard": 3, "ep": 3}, MIXTURE, "4 experts do not divide by ep(3)"),
         ({"dp_shard": 2, "ep": 2}, TIED, "ep(2) gives out experts, and the model has none"),
         ({"tp": 2, "cp": 4, "context": "ulysses"}, GROUPED, "4 heads do not divide by tp(2) x cp(4) = 8"),
+        ({"cp": 2, "context": "ulysses"}, THREE_KV_HEADS,
+         "cp(2), with what tp(1) leaves on a rank: 12 query heads and 3 key-value heads cannot be given out to 2"),
+        ({"tp": 2, "dp_shard": 2}, ONE_KV_HEAD, "several ranks hold the same one of 1 key-value head"),
+        ({"dp_shard": 4, "schedule": lambda p, m: interleaved_1f1b(p, m, 2)}, TIED,
+         "puts the first and the last of 2 stages on one rank"),
+        ({"dp_shard": 2, "pp": 2, "micro_batches": 4, "schedule": zb_v}, TIED, "of 4 stages on one rank"),
         ({"tp": 2, "sequence": True}, MIXTURE, "sequence=True is for blocks with one MLP, and these have 4 experts"),
         ({"cp": 2, "sequence": True}, TIED, "sequence=True cuts tokens over the tp ranks, and tp is 1"),
     ],
@@ -83,6 +102,34 @@ def test_the_models_sizes(given, model, sentence):
 )  # fmt: skip
 def test_a_batch(given, shape, sentence):
     assert sentence in said(HybridConfig(**given).check_batch, *shape)
+
+
+@pytest.mark.parametrize("kind", ["Sequential", "Linear", "wrapped"])
+def test_another_kind_of_model(kind):
+    model = {
+        "Sequential": torch.nn.Sequential(torch.nn.Linear(2, 2)),
+        "Linear": torch.nn.Linear(2, 2),
+        "wrapped": torch.nn.DataParallel(Transformer(TIED)),
+    }[kind]
+    parts = f"Transformer (an embedding, blocks, a head, and their config); got {kind}"
+    sentence = "pass model.module" if kind == "wrapped" else parts
+    assert sentence in said(HybridConfig().check_model, model)
+
+
+def test_axes_and_numbers_as_a_file_or_numpy_has_them():
+    cut = HybridConfig(axes=list(OTHER_ORDER), tp=np.int64(2), layers=[2, np.int64(2)])
+    assert (cut.axes, cut.tp, cut.layers) == (OTHER_ORDER, 2, (2, 2))
+    assert (type(cut.tp), type(cut.layers[1])) == (int, int)
+
+
+def with_axes_as_a_list():
+    cut = HybridConfig(tp=2, axes=list(AXES))
+    cut.check_mesh(init_device_mesh("cpu", (1, 1, 1, 1, 2), mesh_dim_names=AXES))
+    return cut.mesh("cpu").mesh_dim_names
+
+
+def test_axes_given_as_a_list_fit_the_same_mesh():
+    assert list(launch(with_axes_as_a_list, 2)) == [AXES] * 2
 
 
 def test_what_divides_is_taken():

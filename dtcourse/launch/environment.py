@@ -13,7 +13,11 @@ from dtcourse.launch import options
 def environments(
     layout: options.Layout, address: str, port: int, base: dict[str, str]
 ) -> list[dict[str, str]]:
-    """The environment of each rank of this machine: torchrun's names, so that what runs here runs there."""
+    """The environment of each rank of this machine: torchrun's names, so that what runs here runs there.
+
+    Raises ValueError for an interface that is not there.
+    """
+    check_interfaces(base)
     for_ranks = []
     for index in range(layout.world_size):
         # All GPUs of the machine, whatever node the layout pretends to.

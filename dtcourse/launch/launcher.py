@@ -160,7 +160,6 @@ def launch(
         emulated = options.emulated_cluster(devices, network, clock, layout.world_size)
         if cluster is None:
             options.check_open_files(layout.world_size)
-            environment.check_interfaces({**os.environ, **env})
         if verbose:
             print(layout)
         for_all = rank.Settings(
@@ -224,11 +223,9 @@ def _run_here(
         closing(rendezvous.Rendezvous()) as store,
     ):
         base = {**os.environ, **asked.environment}
-        of_ranks = environment.environments(layout, store.address, store.port, base)
-        settings = [
-            replace(asked, rank=index, environment=variables, rendezvous=store.path)
-            for index, variables in enumerate(of_ranks)
-        ]
+        variables = environment.environments(layout, store.address, store.port, base)
+        asked = replace(asked, rendezvous=store.path)
+        settings = [replace(asked, rank=r, environment=own) for r, own in enumerate(variables)]
         with (
             Interrupts(stop) as interrupts,
             standby.launching(layout.world_size, interrupts, light),

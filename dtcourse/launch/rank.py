@@ -12,11 +12,9 @@ import builtins
 import importlib
 import linecache
 import os
-import pickle
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -123,7 +121,7 @@ def _serve(channel: Connection, say: Callable[[str, Any], None], lock: Any) -> b
         # BaseException: sys.exit() in a rank is a failure too, since no result will come.
         condition = None
         own_process.flush()  # before it is said: the launcher may end us at once
-        described = _describe(error)
+        described = reporting.describe(error, __file__)
         recording.leave(described["summary"].splitlines()[0])
         say("failure", described)
     else:
@@ -229,28 +227,3 @@ def _records(settings: Settings) -> dict[str, Any]:
 
         records |= {"events": events.stop_recording(), "traffic": traffic.collect()}
     return records
-
-
-def _describe(error: BaseException) -> dict[str, Any]:
-    """A failure as plain data. The exception itself comes along where it can be pickled."""
-    when = time.monotonic()
-    if isinstance(error, SystemExit):
-        summary = f"called sys.exit({error.code!r}) before it returned"
-    else:
-        try:
-            text = str(error)
-        except Exception:
-            text = ""
-        summary = f"raised {type(error).__name__}" + (f": {text}" if text else "")
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
-        frames = frames.tb_next  # the reader wants their own code, not ours
-    details = "".join(traceback.format_exception(type(error), error, frames))
-    carried: BaseException | None = error.with_traceback(None)
-    try:
-        # Many exceptions can be pickled but not built again: those whose __init__ takes other arguments than a text.
-        stream, buffers = serialization.serialize(carried)
-        pickle.loads(stream, buffers=buffers)
-    except Exception:
-        carried = None
-    return {"summary": summary, "details": details, "when": when, "exception": carried}

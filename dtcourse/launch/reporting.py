@@ -1,4 +1,4 @@
-"""What a rank tells the notebook while it runs: progress, and messages of any kind, on one channel.
+"""What a rank tells the notebook: progress, and messages of any kind, on one channel; and how it failed.
 
 Outside a launch (under torchrun, or in one process) send_message does nothing and progress draws its own bar, so a
 function that uses them runs anywhere.
@@ -7,10 +7,14 @@ function that uses them runs anywhere.
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
+
+from dtcourse.launch import serialization
 
 T = TypeVar("T")
 
@@ -120,3 +124,31 @@ def in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return shell is not None and hasattr(shell, "kernel")
+
+
+def describe(error: BaseException, ours: str) -> dict[str, Any]:
+    """A failure as plain data. The exception itself comes along where it can be pickled.
+
+    ours: the file that called the function, whose frames come first and say nothing to the reader
+    """
+    when = time.monotonic()
+    if isinstance(error, SystemExit):
+        summary = f"called sys.exit({error.code!r}) before it returned"
+    else:
+        try:
+            text = str(error)
+        except Exception:
+            text = ""
+        summary = f"raised {type(error).__name__}" + (f": {text}" if text else "")
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == ours:
+        frames = frames.tb_next
+    details = "".join(traceback.format_exception(type(error), error, frames))
+    carried: BaseException | None = error.with_traceback(None)
+    try:
+        # Many exceptions can be pickled but not built again: those whose __init__ takes other arguments than a text.
+        stream, buffers = serialization.serialize(carried)
+        pickle.loads(stream, buffers=buffers)
+    except Exception:
+        carried = None
+    return {"summary": summary, "details": details, "when": when, "exception": carried}

@@ -11,6 +11,7 @@
     loaders.py      what a DataLoader's iterators are
     backward.py     where in a forward or a backward we are
     process.py      what is set for a whole process
+    stores.py       who hosts the store at an address
     watching.py     what all groups do, seen from outside
     pipelines.py    the orders of torch.distributed.pipelining's schedules
 
@@ -51,7 +52,6 @@ from dtcourse.torch_private.groups import (
     factor_of,
     gloo_group,
     gpu_backend_of,
-    host_own_stores,
     joining,
     joins_first,
     let_monitored_barrier_through,
@@ -99,6 +99,7 @@ from dtcourse.torch_private.process import (
     set_timeout,
     settings_of_process,
 )
+from dtcourse.torch_private.stores import host_own_stores
 from dtcourse.torch_private.tensors import (
     as_plain_tensors,
     assert_later,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import os
 from datetime import timedelta
 from typing import Any, cast
 
@@ -14,8 +12,6 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.algorithms.join import Joinable
 
 from dtcourse import device
-
-AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 # Methods of dist.ProcessGroup that move data. A subclass that leaves one out does not fail: the call runs, silently,
 # on the inner group. The test compares this list with what the installed torch has.
@@ -105,28 +101,6 @@ CREATOR_FIELDS = (
     "group_id",
     "global_ranks_in_group",
 )
-
-
-def host_own_stores(port: int) -> None:
-    """From now on, in this process: rank 0 hosts the store at any address but `port`, as it does without torchrun.
-
-    Where TORCHELASTIC_USE_AGENT_STORE is set, torch assumes that somebody serves a store at MASTER_PORT. A function
-    that names a port of its own would wait for one there, to the time limit.
-    """
-    # By its name: torch.distributed has a function that is called like this module of it.
-    rendezvous = importlib.import_module("torch.distributed.rendezvous")
-    made = getattr(rendezvous._create_c10d_store, "__wrapped__", rendezvous._create_c10d_store)
-
-    @functools.wraps(made)
-    def create(hostname: Any, its_port: Any, *args: Any, **kwargs: Any) -> dist.Store:
-        served = os.environ.pop(AGENT_STORE, None) if int(its_port) != port else None
-        try:
-            return made(hostname, its_port, *args, **kwargs)
-        finally:
-            if served is not None:
-                os.environ[AGENT_STORE] = served
-
-    rendezvous._create_c10d_store = create  # type: ignore[attr-defined]
 
 
 def gloo_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:

@@ -56,7 +56,9 @@ def grade(
     """
     from dtcourse.course import grading, places
 
-    target = (out or folder / "graded").resolve()
+    # Not resolved to its end: a link that somebody has put there is refused.
+    chosen = out or folder / "graded"
+    target = chosen.parent.resolve() / chosen.name
     number = places.padded(lesson) if lesson else lesson
     with errors.status("reading") as status:
         grades = grading.grade(

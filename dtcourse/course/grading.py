@@ -11,16 +11,10 @@ finds the package on the disk and edits it changes no grade, and is told of at t
 
 from __future__ import annotations
 
-import csv
-import io
-import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,65 +22,9 @@ from dtcourse.course import notebook as nbfile
 from dtcourse.course import places
 from dtcourse.course.checking import LIMIT, check_in, check_notebook, exercises_of
 from dtcourse.course.handed_in import Submission, submissions
-from dtcourse.course.judging.framework import Report
+from dtcourse.course.marks import Grade, check_own, write
 from dtcourse.course.places import PACKAGE
 from dtcourse.course.workspace import number_in
-
-
-@dataclass
-class Grade:
-    """What one submission earned, with the reports; `refused` says why nothing could be graded.
-
-    possible: the points that its lesson's exercises give; None where nobody can say which lesson it is of
-    """
-
-    student: str
-    file: str
-    lesson: str = ""
-    reports: list[Report] = field(default_factory=list)
-    refused: str = ""
-    possible: int | None = None
-
-    @property
-    def points(self) -> int:
-        """Points earned."""
-        return 0 if self.refused else sum(report.points for report in self.reports)
-
-    @property
-    def note(self) -> str:
-        """One line for the instructor: what was refused and why, what was reached for, what was not attempted."""
-        if self.refused:
-            return self.refused
-        if self.reports and all(_unattempted(report) for report in self.reports):
-            return "not attempted"
-        said = []
-        for report in self.reports:
-            sentences = [report.refused, *report.attempts]
-            sentences += ["not attempted" if _unattempted(report) else report.unfinished]
-            if words := " ".join(filter(None, sentences)):
-                said.append(f"{report.exercise.name}: {words}".rstrip(".") + ".")
-        return " ".join(said)
-
-    @property
-    def tried(self) -> int:
-        """How many things the answers reached for that are none of their business."""
-        return sum(len(report.attempts) for report in self.reports)
-
-    def feedback(self) -> str:
-        """The student's feedback, as Markdown."""
-        lines = [f"# {self.file}", ""]
-        if self.refused:
-            lost = [f"0 of {self.possible} points.", ""] if self.possible is not None else []
-            return "\n".join([*lines, *lost, self.refused, ""])
-        lines += [f"{self.points} of {self.possible} points.", ""]
-        for report in self.reports:
-            lines += ["```text", str(report), "```", ""]
-        return "\n".join(lines)
-
-
-def _unattempted(report: Report) -> bool:
-    """Whether the exercise's cell is as it was handed out."""
-    return "not written yet" in report.unfinished
 
 
 def grade(
@@ -111,6 +49,7 @@ def grade(
     from dtcourse.course.judging.bubblewrap import why_not
     from dtcourse.course.judging.sandbox import MODULES
 
+    check_own(out)
     all_of_them = submissions(folder, out)
     if lesson is not None:
         exercises_of(lesson)
@@ -147,12 +86,14 @@ def grade(
 
 
 def _grade_one(submission: Submission, lesson: str | None, options: dict[str, Any]) -> Grade:
-    result = Grade(submission.student, submission.file)
+    result = Grade(submission.student, submission.file, owner=submission.owner)
     name = Path(submission.file).name
     try:
         result.lesson = lesson or number_in(name)
         wanted = exercises_of(result.lesson)
         result.possible = sum(exercise.points for exercise in wanted)
+        if submission.refused:
+            raise ValueError(submission.refused)
         result.reports = check_notebook(nbfile.parse(submission.data, name), wanted, **options)
     except ValueError as error:
         result.refused = f"{error}"
@@ -167,58 +108,6 @@ def _course() -> list[Path]:
     with suppress(ValueError):
         found.append(places.home())
     return found
-
-
-def write(grades: list[Grade], out: Path) -> None:
-    """points.csv (a line per submission, a column per exercise) and feedback/STUDENT.md.
-
-    They are for this user alone, also where `out` lies in a folder that a class shares.
-    """
-    out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    columns = list(
-        dict.fromkeys(report.exercise.name for grade in grades for report in grade.reports)
-    )
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["student", "file", "lesson", *columns, "points", "possible", "tried", "note"])
-    for grade in grades:
-        earned = {report.exercise.name: report.points for report in grade.reports}
-        cells = [earned.get(name, "") if not grade.refused else "" for name in columns]
-        row = [
-            grade.student,
-            grade.file,
-            grade.lesson,
-            *cells,
-            grade.points,
-            "" if grade.possible is None else grade.possible,
-            grade.tried,
-            grade.note,
-        ]
-        table.writerow([_cell(value) for value in row])
-    _write_private(out / "points.csv", text.getvalue())
-    feedback = out / "feedback"
-    feedback.mkdir(mode=0o700, exist_ok=True)
-    feedback.chmod(0o700)
-    pages: dict[str, list[str]] = {}
-    for grade in grades:
-        name = re.sub(r"[^\w.-]+", "_", grade.student).strip(".") or "student"
-        pages.setdefault(name, []).append(grade.feedback())
-    for name, parts in pages.items():
-        _write_private(feedback / f"{name}.md", "\n".join(parts))
-
-
-def _write_private(path: Path, text: str) -> None:
-    """A file that only this user can open, whatever it was before and whatever the umask is."""
-    with open(path, "w", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(text)
-
-
-def _cell(value: object) -> object:
-    """Text that a spreadsheet will not take for a formula."""
-    return (
-        f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value
-    )
 
 
 def contents() -> dict[str, bytes]:

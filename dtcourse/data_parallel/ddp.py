@@ -156,7 +156,8 @@ class DistributedDataParallel(Wrapper, Joinable):
         check_hook(hook)
         if self.reducer.hook is not None:
             raise RuntimeError(
-                "register_comm_hook was called before, and a model has one communication hook: combine the two in one"
+                "register_comm_hook or register_builtin_comm_hook can only be called once: a model has one "
+                "communication hook, so combine the two in one"
             )
         self.reducer.hook = CheckedHook(hook, state)
 

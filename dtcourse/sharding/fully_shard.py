@@ -31,6 +31,7 @@ from dtcourse.sharding.dtensor_parameters import DTensorParameters
 from dtcourse.sharding.policies import MixedPrecisionPolicy, OffloadPolicy
 from dtcourse.sharding.sharded_module import Sharded, ShardedModule, shard_module, units_of
 from dtcourse.sharding.unit import units_in
+from dtcourse.sharding.whole_model import give_memory_for
 
 
 def fully_shard(
@@ -58,8 +59,9 @@ def fully_shard(
 
     Other than PyTorch's: the first rank's values become everyone's, of parameters and buffers alike, and a model on the
     meta device is given memory here, unit by unit, by its modules' reset_parameters. A unit with a module that has none
-    stays there, for model.to_empty(device=...) and values of the caller's own. Parameters may be converted, frozen and
-    unfrozen later, alike on all ranks: changed.py.
+    stays there, for model.to_empty(device=...) and values of the caller's own; so does every unit where this is called
+    within `with torch.device("meta")`. Parameters may be converted, frozen and unfrozen later, alike on all ranks:
+    changed.py.
 
     Raises ValueError for what shard_module refuses, for a scalar, which has no rows, and for slices that several ranks
     hold (key-value heads), which a DTensor cannot say.
@@ -95,10 +97,15 @@ class FSDPModule(ShardedModule):
         return super().state_dict(*args, **keywords)  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Loads DTensors that are cut alike; sharding.load_full_state_dict takes whole tensors."""
-        if assign:
-            raise ValueError("a sharded model loads a state in place: assign=False")
+        """Loads DTensors that are cut alike; sharding.load_full_state_dict takes whole tensors.
+
+        assign: what is on the meta device gets memory where the state's tensor has its own. Parameters stay the objects
+                that they are, since optimizers hold them, and get the state's values, as without assign
+        Raises ValueError where assign would change a dtype.
+        """
         self._reshard_all()
+        if assign:
+            give_memory_for(self, state_dict)  # type: ignore[arg-type]
         return nn.Module.load_state_dict(self, state_dict, strict)  # type: ignore[arg-type]
 
     def _reshard_all(self) -> None:

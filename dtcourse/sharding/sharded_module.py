@@ -44,11 +44,13 @@ def shard_module(
     reshard_after_forward: bool | None,
     mp_policy: MixedPrecisionPolicy | None,
     offload_policy: OffloadPolicy | None,
+    waits: bool = False,
 ) -> Sharded:
     """Makes the parameters of `module` that no inner unit has into a unit, in place, and returns the module.
 
     methods: a class that the module's becomes a subclass of;  layout: how parameters are
              cut;  the others: fully_shard's
+    waits:   what is on the meta device stays there
 
     Raises ValueError for a module that is sharded already, is a container without forward (ModuleList) or holds a
     parameter of another unit, for models that differ between ranks, slices that do, a mesh of more than two axes, and
@@ -57,13 +59,23 @@ def shard_module(
     if not isinstance(module, nn.Module):
         raise ValueError(f"only a module can be sharded; got {type(module).__name__}")
     if isinstance(module, ShardedModule):
-        raise ShardedTwice(f"{type(module).__name__} is sharded already: shard a module once")
-    if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
-        raise ValueError(
-            f"{type(module).__name__} has no forward: parameters are gathered when "
-            "their module is called, and this one never is. Shard the modules in it, or the module whose forward "
-            "uses what is in it."
+        raise ShardedTwice(
+            f"{type(module).__name__} is sharded already: shard a module once. "
+            "(Each distinct composable distributed API can only be applied to a module once.)"
         )
+    containers = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
+    if isinstance(module, containers) and type(module).forward is nn.Module.forward:
+        raise ValueError(
+            f"{methods.made_by} does not support containers that do not implement forward: {type(module).__name__} has "
+            "none. Parameters are gathered when their module is called, and this one never is. Shard the modules in it, or "
+            "the module whose forward uses what is in it."
+        )
+    if (
+        torch.get_default_device().type == "meta"
+    ):  # within `with torch.device("meta")`, and so by the caller's word
+        given = layout, mesh, reshard_after_forward, mp_policy, offload_policy
+        with torch.device(device.current()):
+            return shard_module(module, methods, *given, waits=True)
     if reshard_after_forward not in (True, False, None):
         raise ValueError(
             f"reshard_after_forward is True, False or None; got {reshard_after_forward!r}"
@@ -81,7 +93,7 @@ def shard_module(
             copies=methods.made_by,
         )
     here, first = device.current(), _is_first(shard_groups)
-    on_meta = methods.may_change and must_wait(mine)
+    on_meta = methods.may_change and must_wait(mine, waits)
     originals = named if on_meta else materialise(named, mine, here, first)
     share_buffers(mine.values(), shard_groups, here)
     unit = Unit(

@@ -9,7 +9,8 @@ A model too large for one rank is built on the meta device, where parameters hav
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,15 +50,38 @@ def materialise(
     return [(name, made.get(p, p), holders) for name, p, holders in named]
 
 
-def must_wait(modules: dict[str, nn.Module]) -> bool:
-    """Whether all parameters are on the meta device, and a module has no reset_parameters to give its own values."""
+def must_wait(modules: dict[str, nn.Module], asked: bool) -> bool:
+    """Whether all parameters are on the meta device and stay there: it is asked for, or a module has no
+    reset_parameters to give its own values.
+    """
     own = {
         module: [p for p in own_parameters(module).values() if p is not None]
         for module in modules.values()
     }
-    return all(p.is_meta for held in own.values() for p in held) and any(
-        held and not hasattr(module, "reset_parameters") for module, held in own.items()
-    )
+    cannot = any(held and not hasattr(module, "reset_parameters") for module, held in own.items())
+    return all(p.is_meta for held in own.values() for p in held) and (asked or cannot)
+
+
+def give_memory_for(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """What is on the meta device and in a state gets memory on the state's device, with whatever values are in it.
+
+    Raises ValueError, before anything is changed, for a state of other dtypes.
+    """
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, tensor in held.items():
+        given = state.get(name)
+        if given is not None and given.dtype != tensor.dtype:
+            raise ValueError(
+                f"{name} is {tensor.dtype} here and {given.dtype} in the state: assign=True would change it for this "
+                "load alone. Convert the model first (model.to(dtype)), or load without assign"
+            )
+    for prefix, module in model.named_modules():
+        own = {**own_parameters(module), **own_buffers(module)}
+        for name, tensor in own.items():
+            given = state.get(f"{prefix}.{name}" if prefix else name)
+            if tensor is not None and tensor.is_meta and given is not None and not given.is_meta:
+                module.to_empty(device=given.device, recurse=False)
+                break
 
 
 def share_buffers(

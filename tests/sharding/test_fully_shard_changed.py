@@ -404,6 +404,69 @@ def test_to_empty_then_reset_parameters_or_a_state():
     assert [*launch(emptied, 2, "ours")] == [True] * 2
 
 
+def left_on_meta(which):
+    """PyTorch's other recipe: sharded under torch.device("meta"), and a state of DTensors assigned."""
+    with torch.device("meta"):
+        net = Net(tied=False)
+        WHICH[which](net.block)
+        WHICH[which](net)
+    assert all(p.is_meta for p in net.parameters())
+    before = dict(net.named_parameters())
+    whole = Net(tied=False).state_dict()
+    state = {
+        name: nn.Parameter(
+            torch.distributed.tensor.distribute_tensor(whole[name], p.device_mesh, p.placements)
+        )
+        for name, p in net.named_parameters()
+    }
+    named_later = [name for name in state if name.startswith("block")]
+    net.load_state_dict({name: state[name] for name in named_later}, strict=False, assign=True)
+    assert all(p.is_meta != name.startswith("block") for name, p in net.named_parameters())
+    net.load_state_dict(state, strict=False, assign=True)
+    if which == "ours":
+        assert all(p is before[name] for name, p in net.named_parameters()), (
+            "an optimizer may hold them"
+        )
+    for buffer in net.buffers():
+        assert not buffer.is_meta or which == "torch"
+    net(part()).sin().sum().backward()
+    return (
+        gradients(net, which),
+        {name: p.full_tensor().detach() for name, p in net.named_parameters()},
+        whole,
+    )
+
+
+def test_a_state_is_assigned_to_what_was_left_on_meta():
+    for (ours, held, whole), (theirs, *_) in zip(
+        launch(left_on_meta, 2, "ours"), launch(left_on_meta, 2, "torch"), strict=True
+    ):
+        compare(ours, theirs, 1e-6)
+        compare(held, {name: whole[name] for name in held}, 0.0)
+
+
+class Listed(nn.ModuleList):
+    def forward(self, x):
+        for module in self:
+            x = module(x)
+        return x
+
+
+def test_a_list_that_has_a_forward_is_a_module_as_any():
+    def step():
+        torch.manual_seed(0)
+        net = Listed([nn.Linear(3, 4), nn.Linear(4, 2)])
+        whole = deepcopy(net)
+        sharding.fully_shard(net)
+        x = torch.ones(2, 3)
+        net(x).sin().sum().backward()
+        whole(x).sin().sum().backward()
+        compare(full_gradients(net), gradients(whole, "plain"), 1e-6)
+        return True
+
+    assert [*launch(step, 2)] == [True] * 2
+
+
 def mixed():
     net = Scale()
     with torch.device("meta"):

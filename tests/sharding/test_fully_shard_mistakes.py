@@ -251,7 +251,8 @@ def sharded_twice(shard):
 
 def assigned(shard):
     built = sharded(shard)
-    built.load_state_dict(built.state_dict(), assign=True)
+    other = {name: value.bfloat16() for name, value in built.state_dict().items()}
+    built.load_state_dict(other, assign=True)
 
 
 MISTAKES = {
@@ -259,13 +260,14 @@ MISTAKES = {
     backward_of_a_forward_before: "as it was before it was sharded: this loss comes from a forward",
     whole_one_kept_and_used_later: r"weight \[4, 2\] of 0 is sharded",
     tied_across_units: "1.weight is the same parameter as weight of another unit",
-    twice: "sharded already: shard a module once",
+    twice: r"sharded already: shard a module once. \(Each distinct .* API can only be applied to a module once.\)",
     different_models: r"rank 0 has weight \[3, 2\] float32, rank 1 has weight \[3, 3\]",
     different_numbers: "rank 0 has 2 tensors, rank 1 has 4",
     three_axes: r"this one has 3: \(1, 1, 2\)",
     copied: "a sharded model is not copied",
-    module_list: "ModuleList has no forward: .* Shard the modules in it",
-    module_dict: "ModuleDict has no forward",
+    module_list: "(fully_shard|FullyShardedDataParallel) does not support containers that do not implement forward: "
+    "ModuleList has none.* Shard the modules in it",
+    module_dict: "ModuleDict has none",
     second_derivative: "create_graph=True: a second backward through Sequential",
     step_between_forward_and_backward: "have been changed between its forward and this backward",
     optimizer_while_gathered: "built while parameters were gathered: it holds 2 whole ones, the first weight",
@@ -303,7 +305,7 @@ OF_ROWS = {
     forward_around_the_hooks: "mixed torch.Tensor and DTensor",
     scalar: "scale is a scalar, and has no rows to cut",
     sharded_twice: "weight is a DTensor",
-    assigned: "assign=False",
+    assigned: "0.weight is torch.float32 here and torch.bfloat16 in the state: assign=True would change it",
 }
 
 

@@ -232,10 +232,9 @@ class HybridConfig:
 
 def _whole(name: str, value: Any) -> int:
     """A whole number of any kind (NumPy's too), as int."""
-    try:
-        return operator.index(None if isinstance(value, bool) else value)
-    except TypeError:
-        raise ValueError(f"{name} is a whole number; got {value!r}") from None
+    if not isinstance(value, bool) and hasattr(value, "__index__"):
+        return operator.index(value)
+    raise ValueError(f"{name} is a whole number; got {value!r}")
 
 
 def _several(name: str, value: Any) -> Sequence[Any]:

@@ -112,6 +112,7 @@ def _add(described: Handler) -> None:
 
 
 def _filters() -> list[Filter]:
+    filters: list[Any] = list(warnings.filters)
     return [
         (
             action,
@@ -120,7 +121,7 @@ def _filters() -> list[Filter]:
             _pattern(module),
             line,
         )
-        for action, message, category, module, line in warnings.filters
+        for action, message, category, module, line in filters
     ]
 
 

@@ -142,11 +142,11 @@ def time_limit(timeout: Any) -> float | None:
     """The seconds that a launch may take, or None for no limit."""
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, Real) or not timeout > 0:
+    if isinstance(timeout, bool) or not isinstance(timeout, Real) or not float(timeout) > 0:
         raise ValueError(
             f"timeout is in seconds, more than 0, or None for no limit; got {timeout!r}"
         )
-    return float(timeout) if timeout < NO_LIMIT else None
+    return float(timeout) if float(timeout) < NO_LIMIT else None
 
 
 def emulated_cluster(devices: Any, network: Any, clock: str | None, world_size: int) -> Any:

@@ -73,7 +73,8 @@ def _reduce_tensor(tensor: Any) -> tuple[Any, ...]:
     if not laid.is_contiguous():  # it has gaps, or overlaps itself
         laid = own = own.contiguous()
     # A GPU's tensor arrives on the CPU: the notebook must not open a CUDA context of its own.
-    buffer = pickle.PickleBuffer(as_bytes(laid).cpu().numpy()) if laid.numel() else None
+    memory: Any = as_bytes(laid).cpu().numpy()
+    buffer = pickle.PickleBuffer(memory) if laid.numel() else None
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     requires_grad = tensor.requires_grad and tensor.is_leaf
     return buffer, own.dtype, tuple(own.shape), own.stride(), requires_grad, is_parameter

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from torch import nn
+
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
 
 class ShardedTwice(ValueError, AssertionError):
     """A module was sharded a second time."""
@@ -9,3 +13,13 @@ class ShardedTwice(ValueError, AssertionError):
 
 class NotCopied(RuntimeError, AssertionError):
     """A sharded model was to be copied by copy.deepcopy."""
+
+
+def refuse_container(module: nn.Module, made_by: str) -> None:
+    """Raises ValueError for a list or a dict of modules that is never called. Its words begin as PyTorch's."""
+    if isinstance(module, CONTAINERS) and type(module).forward is nn.Module.forward:
+        raise ValueError(
+            f"{made_by} does not support containers that do not implement forward: {type(module).__name__} has none. "
+            "Parameters are gathered when their module is called, and this one never is. Shard the modules in it, or "
+            "the module whose forward uses what is in it."
+        )

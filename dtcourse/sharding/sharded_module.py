@@ -26,7 +26,7 @@ from dtcourse.sharding.policies import (
     ShardGroups,
     shard_groups_of,
 )
-from dtcourse.sharding.refusals import NotCopied, ShardedTwice
+from dtcourse.sharding.refusals import NotCopied, ShardedTwice, refuse_container
 from dtcourse.sharding.replaced import mark_replaced
 from dtcourse.sharding.sharded_parameter import ShardedParameter
 from dtcourse.sharding.unit import Unit, units_in
@@ -63,16 +63,10 @@ def shard_module(
             f"{type(module).__name__} is sharded already: shard a module once. "
             "(Each distinct composable distributed API can only be applied to a module once.)"
         )
-    containers = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
-    if isinstance(module, containers) and type(module).forward is nn.Module.forward:
-        raise ValueError(
-            f"{methods.made_by} does not support containers that do not implement forward: {type(module).__name__} has "
-            "none. Parameters are gathered when their module is called, and this one never is. Shard the modules in it, or "
-            "the module whose forward uses what is in it."
-        )
+    refuse_container(module, methods.made_by)
     if (
         torch.get_default_device().type == "meta"
-    ):  # within `with torch.device("meta")`, and so by the caller's word
+    ):  # within `with torch.device("meta")`: it stays there
         given = layout, mesh, reshard_after_forward, mp_policy, offload_policy
         with torch.device(device.current()):
             return shard_module(module, methods, *given, waits=True)

@@ -77,9 +77,9 @@ def give_memory_for(model: nn.Module, state: Mapping[str, Any]) -> None:
             )
     for prefix, module in model.named_modules():
         own = {**own_parameters(module), **own_buffers(module)}
-        for name, tensor in own.items():
+        for name, mine in own.items():
             given = state.get(f"{prefix}.{name}" if prefix else name)
-            if tensor is not None and tensor.is_meta and given is not None and not given.is_meta:
+            if mine is not None and mine.is_meta and given is not None and not given.is_meta:
                 module.to_empty(device=given.device, recurse=False)
                 break
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import pathlib
 import pickle
+from enum import Enum
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 
-OWN = (dcp_metadata.__name__, dcp_filesystem.__name__)
+OWN = {one.__name__: one for one in (dcp_metadata, dcp_filesystem)}
+# Python says pathlib._local from 3.13 on, which older ones do not have.
+MODULES = {**OWN, "torch": torch, "pathlib": pathlib, "pathlib._local": pathlib}
 VALUES = (torch.dtype, torch.layout, torch.memory_format)
 
 
@@ -27,18 +30,32 @@ class _Index(pickle.Unpickler):
     """Makes what an index consists of: PyTorch's descriptions of tensors and files, shapes, dtypes, paths."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Raises UnpicklingError for all else."""
+        """Raises UnpicklingError for all else, and imports nothing to find that out."""
         if "." not in name:
-            found = super().find_class(module, name)
+            if (module, name) == ("builtins", "getattr"):
+                return _member
+            if (module, name) == ("torch.serialization", "_get_layout"):
+                return super().find_class(module, name)
+            found = getattr(MODULES.get(module), name, None)
             own = module in OWN and isinstance(found, type) and found.__module__ == module
             path = isinstance(found, type) and issubclass(found, pathlib.PurePath)
             if own or path or found is torch.Size or isinstance(found, VALUES):
                 return found
-            if (module, name) == ("torch.serialization", "_get_layout"):
-                return found
-        raise pickle.UnpicklingError(
-            f"the index names {module}.{name}, which no index needs: reading it would run what somebody has put there"
-        )
+        raise _refused(f"{module}.{name}")
+
+
+def _member(*named: Any) -> Enum:
+    """The member of an enum: Python 3.11.0 to 3.11.3 pickle it as getattr(enum, its name)."""
+    match named:
+        case type() as enum, str() as name if issubclass(enum, Enum) and name in enum.__members__:
+            return enum.__members__[name]
+    raise _refused(f"getattr{named}")
+
+
+def _refused(what: str) -> pickle.UnpicklingError:
+    return pickle.UnpicklingError(
+        f"the index names {what}, which no index needs: reading it would run what somebody has put there"
+    )
 
 
 class DataReader(FileSystemReader):

@@ -18,6 +18,7 @@ rank.py           what runs inside a rank
 own_process.py    what makes a process that was split off a rank's own
 environment.py    what a rank finds around it: torchrun's variables, the notebook's own
 sendable.py       the call, serialized, and what is said of what cannot be sent
+by_value.py      what a notebook defines, for the processes that Python itself starts
 serialization.py  how functions, arguments and results travel (tensors out of band, through shared memory)
 deaths.py         who has died, told to the ranks that live, where these go on
 lost_peers.py     a rank that waits for one of those is woken
@@ -36,6 +37,7 @@ target.py         a function and its arguments, named on a command line
 cluster/          launch(..., cluster="slurm") or "ray": the same cell on the nodes of a cluster
 """
 
+from dtcourse.launch import by_value as by_value
 from dtcourse.launch import magic, reporting, server, template, waiting
 from dtcourse.launch.failures import RankFailure, RankTimeout
 from dtcourse.launch.handle import Cancelled, Handle

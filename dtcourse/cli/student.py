@@ -92,8 +92,10 @@ def check(
 ) -> None:
     """Check your answers; says what is right, and asks the question that leads on where something is not.
 
-    The checks take your functions with what those need; other cells of the notebook are not run. Where bubblewrap is
-    installed (Linux) they run in it; else as you, which is right for your own answers, and for a stranger's is not.
+    The checks take your functions with what makes the names that those use: definitions, imports, assignments, append
+    and the like. Other statements of the notebook are not run: no call of a function that sets a global name. Where
+    bubblewrap is installed (Linux) they run in it; else as you, which is right for your own answers, and for a
+    stranger's is not.
     Exit code: 0 where all checks pass, 1 where not, 2 where there is nothing to check.
 
     Examples: [bold]dtcourse check 02[/bold], [bold]dtcourse check 02 ring_shift[/bold],

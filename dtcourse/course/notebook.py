@@ -30,7 +30,7 @@ def parse(text: str | bytes, name: str = "this file") -> Notebook:
     """
     if isinstance(text, bytes):
         try:
-            text = text.decode("utf-8")
+            text = text.decode("utf-8-sig")
         except UnicodeDecodeError:
             raise NotebookError(
                 f"{name} is not a notebook: it is not text. Was it zipped, or saved by another program?"
@@ -49,9 +49,11 @@ def parse(text: str | bytes, name: str = "this file") -> Notebook:
             else ""
         )
         raise NotebookError(f"{name} is not a notebook: it is not JSON{where}.{hint}") from None
-    if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
+    version = notebook.get("nbformat", 4) if isinstance(notebook, dict) else 4
+    cells = notebook.get("cells") if isinstance(notebook, dict) else None
+    if not isinstance(cells, list) and version == 4:
         raise NotebookError(f"{name} is not a notebook: it is JSON, but holds no list of cells.")
-    if notebook.get("nbformat") != 4:
+    if version != 4:  # format 3 has its cells elsewhere
         raise NotebookError(
             f"{name} is in notebook format {notebook.get('nbformat')}, and 4 is needed: open and save it in JupyterLab."
         )

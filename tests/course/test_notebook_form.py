@@ -113,6 +113,7 @@ def test_of_the_same_code_the_fastest_run_counts():
         ("<<<<<<< HEAD\n{}", "git conflict marks"),
         ("[1, 2]", "holds no list of cells"),
         ('{"cells": [], "nbformat": 3}', "notebook format 3"),
+        ('{"worksheets": [], "nbformat": 3}', "notebook format 3, and 4 is needed"),
         ('{"cells": [1], "nbformat": 4}', "its cell 1 is no cell"),
         (
             '{"cells": [{"cell_type": "code", "source": 3}], "nbformat": 4}',
@@ -307,3 +308,8 @@ def test_what_else_jupyterlab_saves_is_left_alone(model):
     before = copy.deepcopy(model)
     lab.keep_form(model=model, path="x", contents_manager=None)
     assert model == before
+
+
+def test_a_notebook_that_begins_with_a_byte_order_mark_is_read():
+    text = '{"cells": [], "nbformat": 4, "nbformat_minor": 5, "metadata": {}}'
+    assert nbfile.parse(text.encode("utf-8-sig")) == nbfile.parse(text)

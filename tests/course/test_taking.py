@@ -138,3 +138,86 @@ def test_one_function_of_two_is_enough_to_run():
     assert take(notebook(code), ("f", "g"))
     with pytest.raises(Unfinished, match="`f`, `g` is not written yet"):
         take(notebook(code, f"def f():\n{STUB}"), ("f", "g"))
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("def f(a, b):\n    return (\n        a\n        % b\n    )", 3),
+        ("def f(a, b):\n    return 7 * a \\\n        % b", 1),
+        ('T = """\n% of\n!x\n?y\n"""\ndef f(a, b): return T', "\n% of\n!x\n?y\n"),
+        ('T = """\n% of\n"""\n%time 1\ndef f(a, b): return T', "\n% of\n"),
+        ("print?\nfiles = !ls\nx = %timeit -o 1\n?print\ndef f(a, b): return a", 3),
+        ("%%time\n%load_ext autoreload\n!ls\ndef f(a, b):\n    %time x = 1\n    return b", 5),
+        ("\n\n  %%capture out\n\ndef f(a, b):\n    !ls \\\n       -l\n    return b", 5),
+    ],
+)
+def test_a_line_that_begins_a_magic_is_none_elsewhere(code, found):
+    assert answer(code)(3, 5) == found
+
+
+def test_lines_keep_their_numbers_where_magics_are_left_out():
+    pieces = take(notebook("x = 1", "\n%%time\n\n%ls\n!ls\ndef f(): return 1"), ("f",))
+    assert [(piece.cell, piece.line) for piece in pieces] == [(2, 6)]
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ("T = []\nfor k in range(4):\n    T.append(k * k)", "def f(): return T[3]"),
+        ("T = {}", "T.update(a=9)", "def f(): return T['a']"),
+        ("T = {'a': 9, 'b': 8}", "del T['b']", "def f(): return sum(T.values())"),
+        ("launched = print(N := 9)", "def f(): return N"),
+        ("1 / 0 if (N := 9) < 0 else None", "def f(): return N"),
+        ("if (N := 9) > 3:\n    M = 0", "def f(): return M + N"),
+        ("any((N := k) == 9 for k in range(20))", "def f(): return N"),
+        ("class C: pass", "setattr(C, 'k', 9)", "def f(): return C.k"),
+        (
+            "R = {}\ndef register(g):\n    R[g.__name__] = g\n    return g",
+            "@register\ndef ring(): return 9",
+            "def f(): return R['ring']()",
+        ),
+        (
+            "R = []\ndef named(name):\n    def add(g):\n        R.append(g)\n        return g\n    return add",
+            "@named('ring')\ndef ring(): return 9",
+            "def f(): return R[0]()",
+        ),
+        (
+            "class Table(dict):\n    def register(self, g):\n        self[g.__name__] = g\n        return g",
+            "R = Table()",
+            "@R.register\ndef ring(): return 9",
+            "def f(): return R['ring']()",
+        ),
+    ],
+)
+def test_what_fills_a_name_that_the_answer_uses_comes_along(cells):
+    assert answer(*cells)() == 9
+
+
+def test_what_is_tried_in_other_cells_is_not_run():
+    f = answer(
+        "import sys\nT, tried = {}, []",
+        "def f():\n    T['calls'] = T.get('calls', 0) + 1\n    return T['calls']",
+        "f()",
+        "while True:\n    tried.append(f())",
+        "sys.path.append(1 / 0)",
+        "print(last := f())",
+        "print(f, T, sys)",
+        "del f",
+    )
+    assert f() == 1
+
+
+def test_a_decorators_own_names_are_no_ones_else():
+    cells = [
+        "def timed(f):\n    def f(*a): return 1\n    return f",
+        "@timed\ndef scratch(): pass\n1 / 0",
+        "def g(): return f",
+    ]
+    with pytest.raises(Unfinished, match="`f` is not in the notebook"):
+        take(notebook(*cells), ("f",))
+
+
+def test_a_name_that_no_taken_statement_makes_says_what_is_taken():
+    with pytest.raises(CheckFailed, match=r"NameError: .* runs no other statement"):
+        answer("def make():\n    global K\n    K = 3", "make()", "J = K + 1", "def f(): return J")

@@ -102,6 +102,13 @@ def _attempt(request: dict[str, Any], functions: dict[str, Any]) -> Results:
     return attempt(named(*request["step"]), functions, request["world_size"], tuple(args), options)
 
 
+# Of what may have been made in a cell that is not run.
+TAKEN = (
+    "A check takes your functions and what makes the names that these use (definitions, imports, assignments, "
+    "append and the like), and runs no other statement of the notebook: no call of a function that sets a global name"
+)
+
+
 def define(pieces: list[Piece], takes: tuple[str, ...]) -> dict[str, Any]:
     """Execute the statements of an answer and return the functions that the exercise takes.
 
@@ -155,6 +162,7 @@ def _file(cell: int) -> str:
 
 
 def _undefined(piece: Piece, error: BaseException) -> CheckFailed:
-    return CheckFailed(
-        f"Cell {piece.cell} of the notebook, line {piece.line}: {type(error).__name__}: {error}"
-    )
+    said = f"Cell {piece.cell} of the notebook, line {piece.line}: {type(error).__name__}: {error}"
+    if isinstance(error, LookupError | NameError):
+        said += f". {TAKEN}"
+    return CheckFailed(said)

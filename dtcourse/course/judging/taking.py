@@ -1,17 +1,20 @@
 """What an exercise takes from a student's notebook: the named functions and what those need, nothing else.
 
-So a loop for ever in a scratch cell does no harm, cells may stand in any order, and a deleted check cell is no
-loss. The code is taken as text and syntax; nothing of it is executed here.
+That is: definitions, imports and assignments of the names that they use, at any depth; what fills a table (append,
+update, item by item, by a decorator), setattr. Not taken is a call of the student's own functions (`fill()`): a trial
+looks the same. So a loop for ever in a scratch cell does no harm, cells may stand in any order, and a deleted check
+cell is no loss. The code is taken as text and syntax (statements.py); nothing of it is executed here.
 """
 
 from __future__ import annotations
 
 import ast
-import builtins
 import re
 from dataclasses import dataclass
 
+from dtcourse.course.judging import statements
 from dtcourse.course.judging.requirements import Refused, Unfinished, unwritten
+from dtcourse.course.judging.statements import Statement
 from dtcourse.course.notebook import Notebook
 
 # An answer has no business with these: they lead to the frames, modules and objects of what measures it.
@@ -61,24 +64,19 @@ def take(notebook: Notebook, names: tuple[str, ...]) -> list[Piece]:
     still stand as they were given out, so that there is nothing to run. Raises Refused if the code reaches for the
     checks or for what measures it.
     """
-    statements: list[tuple[int, ast.stmt, str, set[str], set[str]]] = []
+    found: list[Statement] = []
     unreadable = []
-    number = 0
     for number, cell in enumerate(notebook["cells"], 1):
         if cell["cell_type"] != "code":
             continue
-        source = re.sub(r"^(\s*)[%!?].*$", r"\1pass", cell["source"], flags=re.MULTILINE)
         try:
-            tree = ast.parse(source)
+            found += statements.read(number, cell["source"])
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             where = f" (line {error.lineno}: {error.msg})" if isinstance(error, SyntaxError) else ""
             unreadable.append(f"cell {number}{where}")
-            continue
-        for statement in tree.body:
-            bound, used = _bound(statement), _used(statement)
-            statements.append((number, statement, source, bound, used))
+    statements.changed_by_decorators(found)
 
-    known = set().union(*(bound for *_, bound, _ in statements)) if statements else set()
+    known = set().union(*(one.bound for one in found))
     missing = [name for name in names if name not in known]
     if missing:
         said = (
@@ -88,23 +86,25 @@ def take(notebook: Notebook, names: tuple[str, ...]) -> list[Piece]:
             said = f"`{missing[0]}` was not found, and Python cannot read {', '.join(unreadable)}."
         raise Unfinished(said + " `dtcourse start` shows where a fresh copy comes from.")
 
-    latest = {name: one for _, one, _, bound, _ in statements for name in bound & set(names)}
+    latest = {name: one.tree for one in found for name in one.bound & set(names)}
     if all(map(_is_unwritten, latest.values())):
         raise unwritten(", ".join(f"`{name}`" for name in names))
 
     needed = set(names)
     while True:
-        more = set().union(*(used for *_, bound, used in statements if bound & needed)) & known
+        more = set().union(*(one.used for one in found if one.bound & needed)) & known
         if more <= needed:
             break
         needed |= more
     pieces = []
-    imported = set().union(*(_imports(statement) for _, statement, *_ in statements))
-    for number, statement, source, bound, _ in statements:
-        future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
-        if bound & needed or "*" in bound or future:
-            _refuse(statement, imported)
-            pieces.append(Piece(number, statement.lineno, _segment(statement, source)))
+    imported = set().union(*(statements.imports(one.tree) for one in found))
+    for one in found:
+        future = isinstance(one.tree, ast.ImportFrom) and one.tree.module == "__future__"
+        if isinstance(one.tree, ast.Expr) and one.bound <= imported:
+            continue  # sys.path.append("..") changes what no answer has made
+        if one.bound & needed or "*" in one.bound or future:
+            _refuse(one.tree, imported)
+            pieces.append(Piece(one.cell, one.tree.lineno, one.code))
     return pieces
 
 
@@ -117,67 +117,6 @@ def _is_unwritten(statement: ast.stmt) -> bool:
         return False
     body = statement.body[1:] if ast.get_docstring(statement) is not None else statement.body
     return len(body) == 1 and ast.unparse(body[0]).startswith("raise NotImplementedError")
-
-
-def _segment(statement: ast.stmt, source: str) -> str:
-    first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", []))])
-    lines = source.split("\n")[first - 1 : statement.end_lineno]
-    whole = "\n".join(lines)
-    try:
-        ast.parse(whole)
-    except SyntaxError:
-        return ast.unparse(statement)
-    # Two statements on one line (a = 1; b = 2) would both come along; take this one alone.
-    return whole if len(ast.parse(whole).body) == 1 else ast.unparse(statement)
-
-
-def _bound(statement: ast.stmt) -> set[str]:
-    """The names that a top-level statement defines or changes."""
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return {statement.name}
-    if isinstance(statement, (ast.Import, ast.ImportFrom)):
-        return {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
-    if isinstance(statement, ast.Expr):
-        return set()
-    found: set[str] = set()
-    for node in ast.iter_child_nodes(statement):
-        if isinstance(node, ast.stmt):
-            found |= _bound(node)
-        elif isinstance(node, (ast.ExceptHandler, ast.match_case)):
-            for inner in node.body:
-                found |= _bound(inner)
-        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-            found |= _targets(node.optional_vars)
-    if isinstance(statement, ast.Assign):
-        for target in statement.targets:
-            found |= _targets(target)
-    elif isinstance(statement, (ast.AugAssign, ast.AnnAssign, ast.For)):
-        found |= _targets(statement.target)
-    return found
-
-
-def _targets(target: ast.expr) -> set[str]:
-    """The names in a target; `options["a"] = 1` changes options."""
-    if isinstance(target, (ast.Tuple, ast.List)):
-        return set().union(*map(_targets, target.elts)) if target.elts else set()
-    while isinstance(target, (ast.Attribute, ast.Subscript, ast.Starred)):
-        target = target.value
-    return {target.id} if isinstance(target, ast.Name) else set()
-
-
-def _used(statement: ast.stmt) -> set[str]:
-    names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-    return names - (set(dir(builtins)) - {"print"})
-
-
-def _imports(statement: ast.stmt) -> set[str]:
-    """The names that a statement imports, at any depth."""
-    return {
-        (alias.asname or alias.name).partition(".")[0]
-        for node in ast.walk(statement)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for alias in node.names
-    }
 
 
 def _refuse(statement: ast.stmt, imported: set[str]) -> None:

@@ -11,17 +11,14 @@ ended, so that the processors are the ranks', and then for a request: of many sc
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
-import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import connection, forkserver, spawn, util
+from multiprocessing import forkserver, spawn, util
 from typing import Any
 
-from dtcourse.launch import again
+from dtcourse.launch import again, sockets
 
 
 def start(begin: Callable[[int, int], int]) -> tuple[str, int, int]:
@@ -30,7 +27,7 @@ def start(begin: Callable[[int, int], int]) -> tuple[str, int, int]:
     Returns the server's address, its process id, and the pipe's other end: while a process holds that, the server
     stays.
     """
-    address = free_address()
+    address = sockets.free_address()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         if not util.is_abstract_socket_namespace(address):
@@ -44,36 +41,6 @@ def start(begin: Callable[[int, int], int]) -> tuple[str, int, int]:
             raise
         finally:
             os.close(theirs)
-
-
-# Bytes of a socket's path, by the system's own structure, with one for its end.
-LONGEST_PATH = 104 if sys.platform == "darwin" else 108
-_short_folders: dict[int, str] = {}  # by process
-
-
-def free_address() -> str:
-    """Where a socket of this user's processes may listen, in a folder of their own.
-
-    That is multiprocessing's, in TMPDIR. Where TMPDIR is too long for a socket's path, as clusters' often is, it is one
-    in /tmp, which goes when this process ends.
-    """
-    address: str = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
-    if len(os.fsencode(address)) < LONGEST_PATH:
-        return address
-    folder = _short_folders.get(os.getpid())
-    if folder is None:
-        try:
-            folder = tempfile.mkdtemp(prefix="pymp-", dir="/tmp")
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"the path of a socket has fewer than {LONGEST_PATH} bytes, and in TMPDIR ({tempfile.gettempdir()}) it "
-                f"would have {len(os.fsencode(address))}; in /tmp there is no room for it ({error.strerror}): set "
-                "TMPDIR to a folder with a shorter path before the notebook starts",
-            ) from None
-        _short_folders[os.getpid()] = folder
-        util.Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-100)  # type: ignore[attr-defined]
-    return tempfile.mktemp(prefix="listener-", dir=folder)
 
 
 class Client(forkserver.ForkServer):

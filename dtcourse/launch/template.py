@@ -33,7 +33,7 @@ from multiprocessing import Pipe, connection, forkserver
 from multiprocessing.connection import Connection
 
 import dtcourse
-from dtcourse.launch import again, huge_pages, memory, server, server_process
+from dtcourse.launch import again, huge_pages, memory, server, server_process, sockets
 from dtcourse.launch.course_files import COURSE, is_system, sources, users_modules
 from dtcourse.launch.rank_process import RankProcess
 
@@ -97,7 +97,7 @@ class _Template:
         self.sources = sources()  # before it reads them
         self.server_pid = server.ensure_running()
         self.is_ready = self.has_failed = False
-        address = server_process.free_address()
+        address = sockets.free_address()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
             listener.listen()

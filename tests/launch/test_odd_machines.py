@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import launch
-from dtcourse.launch import rendezvous, server_process
+from dtcourse.launch import rendezvous, sockets
 
 
 def total() -> float:
@@ -87,19 +86,70 @@ def test_a_long_tmpdir(tmp_path):
         capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     assert done.stdout == "[0, 0]\n", done.stderr
-    assert not list(long.glob("pymp-*")), "multiprocessing's own folder is gone"
+    assert not folders(long)
 
 
-def test_the_short_folder_goes_with_the_process(tmp_path):
+def folders(base: Path) -> list[Path]:
+    return list(base.glob("dtcourse-sock-*"))
+
+
+def test_the_folder_of_sockets_goes_with_its_process_or_with_the_next_one(tmp_path, monkeypatch):
+    """One that was killed leaves its folder to whoever makes the next; what lives, or is another's, stays."""
+    code = "import sys; from dtcourse.launch import sockets as s; print(s.free_address(), flush=True); sys.stdin.read()"
+    started = {
+        "env": {**os.environ, "TMPDIR": str(tmp_path)},
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+    }
+
+    def begin() -> tuple[subprocess.Popen, Path]:
+        process = subprocess.Popen([sys.executable, "-c", code], text=True, **started)
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip()).parent
+
+    killed, left = begin()
+    alive, held = begin()
+    killed.kill()
+    killed.wait()
+    assert {*folders(tmp_path)} == {left, held}
+    ended, own = begin()
+    assert left.exists(), "as young as this, it may not have its lock yet"
+    ended.communicate("")
+    assert not own.exists()
+    for folder in (left, held):
+        os.utime(folder, (0, 0))
+    next_one, _ = begin()
+    assert held.exists()
+    assert not left.exists()
+    for process in (alive, next_one):
+        process.communicate("")
+    assert not folders(tmp_path)
+
+
+def test_a_folder_of_somebody_elses_stays(tmp_path, monkeypatch):
+    (tmp_path / "dtcourse-sock-another").mkdir()
+    (tmp_path / "dtcourse-sock-another" / "lock").touch()
+    os.utime(tmp_path / "dtcourse-sock-another", (0, 0))
+    monkeypatch.setattr(sockets.os, "geteuid", lambda: 12_345)
+    sockets.sweep(tmp_path)
+    assert folders(tmp_path)
+    monkeypatch.undo()
+    sockets.sweep(tmp_path)
+    assert not folders(tmp_path)
+
+
+def test_all_sockets_of_a_process_are_in_one_short_folder(tmp_path):
     long = tmp_path / ("x" * 120)
     long.mkdir()
-    code = "from dtcourse.launch import server_process as s; print(s.free_address()); print(s.free_address())"
+    code = (
+        "from dtcourse.launch import sockets as s; print(s.free_address()); print(s.free_address())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(long)},
         capture_output=True, text=True, check=True, timeout=240,
     )  # fmt: skip
     first, second = map(Path, done.stdout.split())
-    assert len(os.fsencode(first)) < server_process.LONGEST_PATH
+    assert len(os.fsencode(first)) < sockets.LONGEST_PATH
     assert first.parent == second.parent
     assert first != second
     assert not first.parent.exists()
@@ -109,13 +159,13 @@ def test_where_not_even_tmp_can_be_written_the_sentence_names_tmpdir(monkeypatch
     def no_room(**_):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(server_process.connection, "arbitrary_address", lambda _: "/" + "x" * 200)
-    monkeypatch.setattr(tempfile, "mkdtemp", no_room)
-    monkeypatch.setattr(server_process, "_short_folders", {})
+    monkeypatch.setattr(sockets.tempfile, "gettempdir", lambda: "/" + "x" * 200)
+    monkeypatch.setattr(sockets.tempfile, "mkdtemp", no_room)
+    monkeypatch.setattr(sockets, "_folders", {})
     with pytest.raises(
-        OSError, match=r"fewer than \d+ bytes, and in TMPDIR .* would have 201.*shorter path"
+        OSError, match=r"fewer than \d+ bytes, and TMPDIR .* leaves no room .*shorter path"
     ):
-        server_process.free_address()
+        sockets.free_address()
 
 
 # --- interfaces --------------------------------------------------------------------------------------------------

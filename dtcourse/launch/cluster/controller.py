@@ -85,15 +85,16 @@ def never_starts(job: str, nodes: int, reason: str) -> str:
 
     A limit per job does not change while the job waits (MaxWallDurationPerJob); those per user and per account do.
     """
-    if reason == "PartitionNodeLimit":  # said of nodes that are down, too
+    # Slurm says PartitionNodeLimit of nodes that are down, too, and PartitionConfig of too many nodes as well.
+    if reason in ("PartitionNodeLimit", "PartitionConfig"):
         name = details("job", job).get("Partition", "")
         limits = details("partition", name)
         counts = [limits.get("TotalNodes", ""), limits.get("MaxNodes", "")]
         most = min((int(count) for count in counts if count.isdigit()), default=nodes)
         if nodes > most:
             return (
-                f"it asks for {nodes} nodes, and partition {name} gives a job at most {most}: launch fewer ranks, or "
-                "name another `partition` in cluster.toml"
+                f"it asks for {nodes} nodes, and partition {name} gives a job at most {most}: launch fewer ranks, "
+                "raise `ranks_per_node`, or name another `partition` in cluster.toml"
             )
     if re.fullmatch(r"(QOS|Assoc)Max\w+PerJob(Limit)?", reason):
         return "it asks for more than one job may have: lower `minutes` or `ranks_per_node`, or launch fewer ranks"

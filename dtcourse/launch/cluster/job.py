@@ -46,6 +46,7 @@ class Job(Ending):
         self.look = LOOK
         self.stop: Stop | None = None  # by which another thread may end it
         self.attempts: dict[int, int] = {}  # by node: how often the job had been restarted
+        self.newest = 0  # how often, as far as any node has said
         self.gone = False  # a node of it was lost
         self.reason = self.told = ""  # why it waits, as was said last; as was told last
         self._begin_again()
@@ -153,29 +154,34 @@ class Job(Ending):
 
     def read(self) -> bool:
         """Takes what the nodes have said since the last time; says whether there was anything."""
-        some = False
+        heard = []
         self.transport.advance()
         for node, log in enumerate(self.transport.logs):
             for deserialize in log.new():
-                some = True
                 try:
-                    word, content = deserialize()
+                    heard.append((node, *deserialize()))
                 except Exception as error:
                     raise self._broken(
                         f"sent something that cannot be rebuilt in the notebook: {error!r}"
                     ) from error
-                self._on_message(node, word, content)
+        # Where a job was started again, its earlier tries are not shown, whichever node's log is read first.
+        tries = [content["attempt"] for _, word, content in heard if word == words.HERE]
+        if max(tries, default=0) > self.newest:
+            self.newest = max(tries)
+            self._begin_again()
+        for node, word, content in heard:
+            self._on_message(node, word, content)
+        for node, log in enumerate(self.transport.logs):
             if node in self.beats and log.sign != self.signs.get(node):
                 self.signs[node], self.beats[node] = log.sign, time.monotonic()
-        return some
+        return bool(heard)
 
     def _on_message(self, node: int, word: str, content: Any) -> None:
         if word == words.HERE:
-            if content["attempt"] > max(self.attempts.values(), default=0):
-                self._begin_again()
             self.attempts[node] = content["attempt"]
-            self.names[node] = content["node"]
-        elif self.attempts.get(node, 0) < max(self.attempts.values(), default=0):
+            if content["attempt"] == self.newest:
+                self.names[node] = content["node"]
+        elif self.attempts.get(node, 0) < self.newest:
             return  # what is left of a try that was ended
         elif word == words.LINE:
             index, line = content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import dataclass
@@ -87,7 +88,15 @@ def _folders(parent: Path | None) -> list[Path]:
     parents = [parent] if parent else [Path(settings.folder) for settings in _clusters()]
     known = dict.fromkeys(folder.expanduser().resolve() for folder in parents)
     inside = [path for folder in known if folder.is_dir() for path in folder.iterdir()]
-    return sorted(inside, key=lambda path: path.name)
+    # A scratch folder may be everybody's: what others have put there is neither looked into nor listed.
+    return sorted(filter(_is_own, inside), key=lambda path: path.name)
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        return path.lstat().st_uid == os.geteuid()
+    except FileNotFoundError:  # removed meanwhile
+        return False
 
 
 def _clusters() -> list[clusters.Settings]:

@@ -49,7 +49,8 @@ def executor(
 
         @property
         def _submitit_command_str(self) -> str:
-            return f"{self.python} -u -m {ENTRY} {shlex.quote(str(self.folder))}"
+            # -P: the working folder, where others may write, is no place to import from.
+            return f"{self.python} -P -u -m {ENTRY} {shlex.quote(str(self.folder))}"
 
     executor = Executor(folder, python=shlex.quote(settings.python) if settings.python else None)
     setup = [*_loaded(settings.modules), *settings.setup, QUIET]

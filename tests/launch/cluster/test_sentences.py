@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -183,6 +184,34 @@ def test_a_job_that_was_sent_with_a_file_is_found_without_it(tmp_path, monkeypat
     assert jobs.known() == [] and len(jobs.known(tmp_path / "others")) == 1
 
 
+def test_a_file_that_somebody_has_laid_in_the_working_folder_is_not_run(tmp_path, monkeypatch):
+    """In a shared folder another user's `submitit.py` would run as whoever submits from there."""
+    laid = tmp_path / "shared"
+    laid.mkdir()
+    for name in ("submitit", "cloudpickle", "torch", "dtcourse"):
+        (laid / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})\n")
+    monkeypatch.chdir(laid)
+    assert list(launch(lambda: 5, 1, cluster="slurm")) == [5]
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.needs("users")
+def test_folders_of_other_users_are_neither_listed_nor_in_the_way(tmp_path):
+    """In a scratch folder that all share."""
+    assert list(launch(lambda: 5, 1, cluster="slurm")) == [5]
+    (mine,) = jobs.known()
+    for name in ("20200101-000000-theirs-0123abcd", "20990101-000000-theirs-0123abcd"):
+        theirs = mine.folder.parent / name
+        shutil.copytree(mine.folder, theirs)
+        os.utime(theirs, (0, 0))
+        subprocess.run(["chown", "-R", "nobody", theirs], check=True)
+    (found,) = jobs.known()
+    assert found.folder == mine.folder
+    assert jobs.find(mine.record.job).folder == mine.folder
+    assert jobs.clean() == "0 folders removed"
+    assert len(list(mine.folder.parent.iterdir())) == 3
+
+
 # --- what a node says --------------------------------------------------------------------------------------------
 
 
@@ -192,7 +221,7 @@ def test_a_python_without_the_course_is_named_with_what_it_said(settings, tmp_pa
     add(settings, f'python = "{bare}/bin/python"\n')
     with pytest.raises(JobFailed) as caught:
         launch(lambda: 1, 1, cluster="slurm")
-    assert f"Python ({bare}/bin/python) has no cloudpickle" in str(caught.value), caught.value
+    assert "No module named 'dtcourse'" in str(caught.value), caught.value
     assert "The Python on the nodes is not the course's own: `python` in cluster.toml" in str(
         caught.value
     )

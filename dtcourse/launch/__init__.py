@@ -6,6 +6,7 @@ options.py        which device and backend; what a user may ask for
 processes.py      the ranks of one launch: started, watched, gone in the end
 server.py         the fork server that makes a rank start in milliseconds
 server_process.py how its process begins: as a new Python, or as a copy of this one
+sockets.py        where its socket lies, and those of others
 parts.py          what of PyTorch only some ranks need, and whether a call does
 template.py       a process split off from it that has the course loaded, until a file of the course changes
 course_files.py   the course's own files, and whose a module is
@@ -17,8 +18,9 @@ again.py          whether a rank may serve another launch, where launches share 
 rank.py           what runs inside a rank
 own_process.py    what makes a process that was split off a rank's own
 environment.py    what a rank finds around it: torchrun's variables, the notebook's own
+log_settings.py   what the notebook has set of logging and warnings
 sendable.py       the call, serialized, and what is said of what cannot be sent
-by_value.py      what a notebook defines, for the processes that Python itself starts
+by_value.py       what a notebook defines, for the processes that Python itself starts
 serialization.py  how functions, arguments and results travel (tensors out of band, through shared memory)
 deaths.py         who has died, told to the ranks that live, where these go on
 lost_peers.py     a rank that waits for one of those is woken

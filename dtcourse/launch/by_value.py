@@ -16,7 +16,7 @@ from multiprocessing import context, reduction
 from types import FunctionType
 from typing import Any
 
-import cloudpickle
+from dtcourse.launch.serialization import cloudpickle
 
 
 def _reduce(pickler: Any, obj: Any) -> Any:

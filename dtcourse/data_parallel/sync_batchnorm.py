@@ -71,21 +71,24 @@ class _Normalise(torch.autograd.Function):
         others = [d for d in range(x.dim()) if d != 1]
         mean, variance, count = batch_statistics(x, group)
         check_more_than_one_value(x, count)
+        wide = torch.promote_types(x.dtype, torch.float32)
         inverse_std = (variance + eps).rsqrt()
+        mean, variance, inverse_std = (t.to(wide) for t in (mean, variance, inverse_std))
         shape = [1, x.shape[1]] + [1] * (x.dim() - 2)
-        mean, variance, inverse_std = (t.to(x.dtype) for t in (mean, variance, inverse_std))
-        x_hat = (x - mean.view(shape)).mul_(inverse_std.view(shape))
-        y = x_hat if weight is None else x_hat * weight.view(shape)
+        y = _normalised(x, mean, inverse_std, shape)
+        y = y if weight is None else y.mul_(weight.view(shape))
         y = y if bias is None else y.add_(bias.view(shape))
-        context.save_for_backward(x_hat, weight, inverse_std, count)
+        context.save_for_backward(x, weight, mean, inverse_std, count)
         context.group, context.others, context.shape = group, others, shape
         context.mark_non_differentiable(mean, variance, count)
-        return y, mean, variance, count
+        return y.to(x.dtype), mean, variance, count
 
     @staticmethod
     def backward(context: Any, g: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        x_hat, weight, inverse_std, count = context.saved_tensors
+        x, weight, mean, inverse_std, count = context.saved_tensors
         shape, others = context.shape, context.others
+        x_hat = _normalised(x, mean, inverse_std, shape)
+        g = g.to(x_hat.dtype)
         bias_gradient = g.sum(others)
         weight_gradient = (g * x_hat).sum(others)
         # The two sums over the batch of all ranks; local ones go to weight and bias.
@@ -94,9 +97,18 @@ class _Normalise(torch.autograd.Function):
         sum_g, sum_gx = (sums / count.to(sums.dtype)).chunk(2)
         scale = inverse_std if weight is None else inverse_std * weight
         x_gradient = scale.view(shape) * (g - sum_g.view(shape) - x_hat * sum_gx.view(shape))
+        x_gradient = x_gradient.to(x.dtype)
         if weight is None:
             return x_gradient, None, None, None, None
-        return x_gradient, weight_gradient, bias_gradient, None, None
+        of_weight, of_bias = (t.to(weight.dtype) for t in (weight_gradient, bias_gradient))
+        return x_gradient, of_weight, of_bias, None, None
+
+
+def _normalised(
+    x: torch.Tensor, mean: torch.Tensor, inverse_std: torch.Tensor, shape: list[int]
+) -> torch.Tensor:
+    """(x - mean) / std, in the statistics' dtype: in half precision the difference would be of rounded numbers."""
+    return (x - mean.view(shape)).mul_(inverse_std.view(shape))
 
 
 class SyncBatchNorm(BATCH_NORM):
@@ -143,5 +155,5 @@ class SyncBatchNorm(BATCH_NORM):
         self.num_batches_tracked += 1
         momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         unbiased = variance * (count / (count - 1)).to(variance.dtype)
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
+        for running, of_batch in ((self.running_mean, mean), (self.running_var, unbiased)):
+            running.copy_(running.to(of_batch.dtype).lerp(of_batch, momentum))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -116,3 +118,37 @@ def test_one_value_per_channel_has_no_variance_and_is_refused_on_all_ranks(sampl
 
 def test_one_value_on_each_of_two_ranks_is_a_batch_of_two():
     assert list(launch(one_value, 2, (1, 1))) == [("", True)] * 2
+
+
+def in_half_precision(dtype, offset, all_half):
+    """Errors against double precision, and dtypes: of SyncBatchNorm, and of nn.BatchNorm."""
+    x = (torch.randn(64, 4, 3, generator=torch.Generator().manual_seed(1)) + offset).to(dtype)
+    norm = nn.BatchNorm1d(4).to(dtype if all_half else torch.float32)
+    exact = normalised(nn.BatchNorm1d(4).double(), x.double())
+    found = []
+    for one in (SyncBatchNorm.convert(copy.deepcopy(norm)), norm):
+        got = normalised(one, x)
+        errors = [(a.double() - b).abs().max().item() for a, b in zip(got, exact, strict=True)]
+        found.append((errors, [t.dtype for t in got]))
+    return found
+
+
+def normalised(norm, x):
+    """Output, the input's gradient, the weight's, the running mean and variance."""
+    x = x.clone().requires_grad_()
+    y = norm(x)
+    (y * torch.arange(3.0, dtype=y.dtype)).sum().backward()
+    return [y.detach(), x.grad, norm.weight.grad, norm.running_mean, norm.running_var]
+
+
+@pytest.mark.parametrize("all_half", [False, True], ids=["float32 weights", "half weights"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("offset", [0.0, 20.0])
+def test_in_half_precision_it_is_as_exact_as_batchnorm(dtype, offset, all_half):
+    """A batch far from 0: nothing may be rounded before the mean is subtracted."""
+    (ours, our_types), (theirs, their_types) = launch(
+        in_half_precision, 1, dtype, offset, all_half
+    )[0]
+    assert our_types == their_types
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine <= 1.1 * other + 1e-6

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 
 from dtcourse import launch, torch_private
@@ -60,6 +61,26 @@ def test_operations_are_hidden_from_the_modes_that_are_entered():
         assert mode.seen == 0
         torch.ones(1)
         assert mode.seen == 1
+
+
+def around_and_hooked():
+    class Seen(torch.nn.Linear):
+        def forward(self, x):
+            self.inside = torch_private.forward_of_torchs_wrapper()
+            return super().forward(x)
+
+    module = Seen(1, 1)
+    wrapper = torch.nn.parallel.DistributedDataParallel(module)
+    assert torch_private.comm_hooks_of(wrapper) == []
+    wrapper.register_comm_hook(None, allreduce_hook)
+    wrapper(torch.ones(1, 1))
+    assert module.inside is wrapper
+    assert torch_private.forward_of_torchs_wrapper() is None
+    return len(torch_private.comm_hooks_of(wrapper))
+
+
+def test_torchs_wrapper_says_that_it_is_around_and_has_a_hook():
+    assert launch(around_and_hooked, 1)[0] == 1
 
 
 def test_nests_of_a_checkpoint_are_made_again(tmp_path):

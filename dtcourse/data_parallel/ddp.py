@@ -32,6 +32,7 @@ from dtcourse.data_parallel.join import DataParallelJoinHook, active_ranks
 from dtcourse.data_parallel.options import Device
 from dtcourse.parameters import buckets
 from dtcourse.parameters.backward import check_only_wrapper, check_same_parameters
+from dtcourse.parameters.plain_replica import require_all_here
 from dtcourse.parameters.reducer import Reducer
 from dtcourse.parameters.replicas import Group, broadcast_model, broadcast_tensors
 from dtcourse.parameters.slices import require_replicas
@@ -92,6 +93,8 @@ class DistributedDataParallel(Wrapper, Joinable):
         self.require_backward_grad_sync = True
         self.divide_by_initial_world_size = True  # Join may say otherwise
         self._bucket_bytes = int((25 if bucket_cap_mb is None else bucket_cap_mb) * (1 << 20))
+        instead = "Its own Pipeline(..., data_parallel=group) averages"
+        require_all_here(module, type(self).__name__, instead)
         require_replicas(module.named_parameters(), self.process_group, type(self).__name__)
         if init_sync:
             broadcast_model(module, group=self.process_group, buffers=broadcast_buffers)

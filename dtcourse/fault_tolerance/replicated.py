@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtcourse.parameters.plain_replica import require_whole_here
 from dtcourse.parameters.replicas import Group
-from dtcourse.parameters.slices import slices_of
 
 
 class Replicated:
@@ -68,14 +68,12 @@ class Replicated:
 
 
 def _require_replica(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    for name, parameter in model.named_parameters():
-        if cut := [one for one in slices_of(parameter) if one.over]:
-            raise ValueError(
-                f"{name} lies in parts on the ranks, by {cut[-1].technique}: one rank's state is not everybody's. Keep "
-                "copies of parts with PeerCopies, or take a checkpoint to another number of ranks"
-            )
+    instead = (
+        "One rank's state is not everybody's: keep copies of parts with PeerCopies, or take a checkpoint to another "
+        "number of ranks"
+    )
+    require_whole_here(model, "Replicated", instead)
     if hasattr(optimizer, "owners"):
         raise ValueError(
-            f"{type(optimizer).__name__} keeps each state on one rank alone, so no rank has everybody's. Keep copies "
-            "of parts with PeerCopies, or take a checkpoint to another number of ranks"
+            f"{type(optimizer).__name__} keeps each state on one rank alone, so no rank has everybody's. {instead}"
         )

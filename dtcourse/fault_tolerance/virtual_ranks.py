@@ -33,6 +33,11 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse import device
+from dtcourse.parameters.plain_replica import (
+    require_all_here,
+    require_outermost,
+    require_own_gradients,
+)
 from dtcourse.parameters.replicas import Group, broadcast_model
 from dtcourse.parameters.seeds import seed_of
 from dtcourse.parameters.slices import require_replicas
@@ -51,7 +56,8 @@ class VirtualRanks(Wrapper):
 
     Buffers (running statistics) are those of virtual rank 0, which all begin a step with, as DistributedDataParallel's
     are rank 0's. state_dict of `states` belongs into a TrainingState's `shared`: it is gathered from all.
-    Raises ValueError for fewer virtual ranks than ranks.
+    Raises ValueError for fewer virtual ranks than ranks, a model that is cut over the group, and one whose gradients a
+    wrapper averages.
     """
 
     def __init__(
@@ -66,7 +72,9 @@ class VirtualRanks(Wrapper):
                 f"{virtual_ranks} virtual ranks cannot be given to {world_size} ranks: each needs one at least. Start "
                 f"{virtual_ranks} ranks, or cut the step finer"
             )
+        require_all_here(module, type(self).__name__, "Pass it a model that is not cut")
         require_replicas(module.named_parameters(), group, type(self).__name__)
+        _require_own_gradients(module)
         broadcast_model(module, group=group)
         self.module, self.virtual_ranks, self.group = module, virtual_ranks, group
         self.holders = holders(virtual_ranks, world_size)
@@ -76,13 +84,17 @@ class VirtualRanks(Wrapper):
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """The wrapped module's."""
+        require_outermost(type(self).__name__)
         return self.module(*inputs, **keywords)
 
     def backward(self, loss_of: Callable[[int], torch.Tensor]) -> torch.Tensor:
         """Runs this rank's virtual ranks one after another; returns the mean of all losses, the same bits on all ranks.
 
         loss_of: the loss of a virtual rank's own samples, a mean over them; called once for each in `mine`
+
+        Raises ValueError where a wrapper averages the gradients as well.
         """
+        _require_own_gradients(self.module)
         trained = [p for p in self.module.parameters() if p.requires_grad]
         before = [buffer.clone() for buffer in self.module.buffers()]
         after_first = before
@@ -125,6 +137,12 @@ class VirtualRanks(Wrapper):
         for buffer, value in zip(self.module.buffers(), of_first, strict=True):
             buffer.data.copy_(value)
             dist.broadcast(buffer, group=self.group, group_src=self.holders[0])
+
+
+def _require_own_gradients(module: nn.Module) -> None:
+    """A wrapper may have come since: asked at each step."""
+    instead = "Pass the module without it, and let go of the wrapper first (del wrapper)"
+    require_own_gradients(module, "VirtualRanks", instead)
 
 
 def holders(virtual_ranks: int, world_size: int) -> list[int]:

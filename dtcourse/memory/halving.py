@@ -32,7 +32,11 @@ from torch import nn
 from dtcourse import device, events
 from dtcourse.memory.oom import is_out_of_memory
 from dtcourse.parameters.agreement import smallest
-from dtcourse.parameters.naming import entries
+from dtcourse.parameters.plain_replica import (
+    has_communication_hook,
+    require_own_gradients,
+    require_whole_here,
+)
 from dtcourse.parameters.replicas import average_gradients
 from dtcourse.plural import plural
 
@@ -64,7 +68,8 @@ def train_step_with_halving(
 ) -> HalvedStep:
     """One training step on this rank's samples that halves the micro-batch until it fits.
 
-    model:           plain, or wrapped in DDP: its own averaging is left out (no_sync), averages are taken here
+    model:           plain, or wrapped in DDP or ZeRO-2's ShardedDataParallel: its own averaging is left out (no_sync),
+                     averages are taken here
     loss_function:   (output, targets) -> mean over the samples
     inputs, targets: samples first, the same number
     micro_batch:     samples of the first attempt; None: all of them
@@ -75,7 +80,8 @@ def train_step_with_halving(
     Gradients are set, not added to. Batch statistics and random state are put back before another attempt; with batch
     normalisation or dropout, other micro-batches give other (as good) gradients. Raises torch.OutOfMemoryError on every
     rank if one sample is too much on one of them; then nothing has been updated. ValueError for parameters that are cut
-    over ranks, as their forward sends.
+    over ranks, as their forward sends, for a wrapper inside or round the model, and for one with a communication hook,
+    which would not be called.
     """
     samples = len(inputs)
     size = samples if micro_batch is None else min(micro_batch, samples)
@@ -84,7 +90,7 @@ def train_step_with_halving(
             "inputs and targets are the same samples, at least one, in micro-batches of at least one; got "
             f"{plural(samples, 'input')}, {plural(len(targets), 'target')}, micro_batch={micro_batch}"
         )
-    _check_whole(model)
+    _check(model)
     # a data-parallel wrapper's, so that attempts send nothing
     local: Any = getattr(model, "no_sync", None)
     if local is not None and group is None:
@@ -120,13 +126,25 @@ def train_step_with_halving(
     return HalvedStep(loss, size, attempts)
 
 
-def _check_whole(model: nn.Module) -> None:
-    cut = [entry for entry in entries(model) if entry.placed.over]
-    if cut:
+def _check(model: nn.Module) -> None:
+    who = "train_step_with_halving"
+    require_whole_here(
+        model,
+        who,
+        "Its forward waits for other ranks, and a rank that runs out of memory in it cannot be waited for: take a "
+        "smaller micro-batch on all ranks, and start again from a checkpoint",
+    )
+    require_own_gradients(
+        model,
+        who,
+        "Pass the wrapper itself, whose averaging is left out, or let go of it (del wrapper)",
+        model,
+    )
+    if has_communication_hook(model):
         raise ValueError(
-            f"{plural(len(cut), 'parameter')} of this model ({cut[0].names[0]}, ...) are cut over ranks: its forward "
-            "waits for other ranks, and a rank that runs out of memory in it cannot be waited for. Take a smaller "
-            "micro-batch on all ranks, and start again from a checkpoint"
+            f"{who} averages gradients itself, whole, so the communication hook of this wrapper would not be called, "
+            "and a compression would send everything without a word. Leave one of the two out: pass the wrapped "
+            "module, and let go of the wrapper (del wrapper)"
         )
 
 

@@ -62,11 +62,16 @@ def on_gradient(parameter: torch.Tensor, method: Callable[..., None]) -> None:
     parameter.register_post_accumulate_grad_hook(hook)
 
 
+def averaged_by(parameter: torch.Tensor) -> list[Any]:
+    """The Reducers, of wrappers that are alive, that wait for a parameter's gradient."""
+    waiting = [hook.of() for hook in gradient_hooks(parameter) if hasattr(hook, "of")]
+    return [one for one in waiting if one is not None]
+
+
 def check_only_wrapper(wrapper: object, names: Mapping[Any, str]) -> None:
     """Raises ValueError if another wrapper that is alive waits for the gradient of one of the same parameters."""
     for parameter, name in names.items():
-        others = [hook.of() for hook in gradient_hooks(parameter) if hasattr(hook, "of")]
-        if any(other is not None and other is not wrapper for other in others):
+        if any(other is not wrapper for other in averaged_by(parameter)):
             raise ValueError(
                 f"{name} has another wrapper already, and its gradient would be averaged twice. Modules that share a "
                 "parameter need one wrapper round both of them; for a new one, let go of the old one first (del model)"

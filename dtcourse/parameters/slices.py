@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtcourse.parameters.backward import averaged_by
 from dtcourse.parameters.cuts import EXPERT, FULL, OTHER, TENSOR, Sliced
 from dtcourse.parameters.owners import is_copied
 from dtcourse.parameters.placement import placement_of
 from dtcourse.plural import plural
-from dtcourse.torch_private import gradient_hooks
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
@@ -155,8 +155,7 @@ def require_unsharded(named: Named, who: str) -> None:
 def require_unwrapped(named: Named, who: str) -> None:
     """Raises ValueError where a wrapper that is alive averages the gradients which `who` will average by itself."""
     for name, parameter in named:
-        wrappers = [hook.of() for hook in gradient_hooks(parameter) if hasattr(hook, "of")]
-        if any(wrapper is not None for wrapper in wrappers):
+        if averaged_by(parameter):
             raise ValueError(
                 f"{who}: the gradient of {name} is averaged by a data-parallel wrapper already. One technique averages "
                 "over a data axis: pass the module without its wrapper, and let go of that first (del wrapper). For "

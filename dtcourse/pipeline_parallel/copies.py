@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse.collectives import p2p
+from dtcourse.parameters.backward import averaged_by
 from dtcourse.parameters.cuts import Owners, Run
 from dtcourse.parameters.naming import Entry, kept_of
 from dtcourse.parameters.placement import Placement, gradient_placement_of, local, placement_of
@@ -21,7 +22,6 @@ from dtcourse.parameters.whole import gathered
 from dtcourse.parameters.wrapper import unwrapped
 from dtcourse.pipeline_parallel.actions import Schedule
 from dtcourse.pipeline_parallel.stages import tied_in
-from dtcourse.torch_private import gradient_hooks
 
 Copies = Sequence[tuple[nn.Parameter, list[int]]]
 
@@ -88,8 +88,7 @@ def gradient_owner(parameter: nn.Parameter) -> Owners | None:
 
     Where reduce_gradients has done so in an earlier step, this step's are whole until it is called again.
     """
-    wrappers = [hook.of() for hook in gradient_hooks(parameter) if hasattr(hook, "of")]
-    if not any(hasattr(wrapper, "owners") for wrapper in wrappers):
+    if not any(hasattr(wrapper, "owners") for wrapper in averaged_by(parameter)):
         return None
     last = gradient_placement_of(parameter).cuts[-1:]
     return last[0] if last and isinstance(last[0], Owners) else None

@@ -13,19 +13,20 @@ from collections.abc import Sequence
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dtcourse.torch_private import gradient_hooks
+from dtcourse.parameters.backward import averaged_by
+from dtcourse.parameters.plain_replica import require_all_here
 
 
 def refuse_wrapped(stages: Sequence[nn.Module]) -> None:
     """Raises ValueError, naming wrapper or parameter, where a wrapper would average each micro-batch's gradients."""
     for stage in stages:
+        require_all_here(stage, "A stage", "Pass the stages that `split` has made, as a list")
         for name, module in stage.named_modules():
             if isinstance(module, DistributedDataParallel):
                 where = f"{name} of a stage" if name else "a stage"
                 raise ValueError(_refusal(f"PyTorch's DistributedDataParallel is round {where}"))
         for name, parameter in stage.named_parameters():
-            averaging = [hook.of() for hook in gradient_hooks(parameter) if hasattr(hook, "of")]
-            if any(one is not None and not hasattr(one, "owners") for one in averaging):
+            if any(not hasattr(one, "owners") for one in averaged_by(parameter)):
                 raise ValueError(_refusal(f"a wrapper averages the gradient of {name}"))
 
 

@@ -35,6 +35,7 @@ from dtcourse.parameters.backward import (
 from dtcourse.parameters.buckets import Bucket
 from dtcourse.parameters.cuts import Owners
 from dtcourse.parameters.placement import place_gradients
+from dtcourse.parameters.plain_replica import require_all_here, require_outermost
 from dtcourse.parameters.reducer import Reducer
 from dtcourse.parameters.replicas import broadcast_model, broadcast_tensors
 from dtcourse.parameters.slices import require_replicas
@@ -86,6 +87,9 @@ class ShardedDataParallel(Wrapper):
         self.find_unused_parameters = find_unused_parameters
         self.broadcast_buffers = broadcast_buffers
         self._check_parameters()
+        require_all_here(
+            module, type(self).__name__, "Wrap its stages, before the pipeline is made"
+        )
         require_replicas(module.named_parameters(), self.process_group, type(self).__name__)
         broadcast_model(module, group=self.process_group, buffers=broadcast_buffers)
         names: dict[torch.Tensor, str] = {
@@ -100,6 +104,7 @@ class ShardedDataParallel(Wrapper):
         """Runs the wrapped module."""
         reducer = self.reducer
         if torch.is_grad_enabled():
+            require_outermost(type(self).__name__)
             self._check_parameters()
             check_same_parameters(self.module, reducer.names)
             if not reducer.order:  # it has not had a backward yet

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 
 def in_backward() -> bool:
@@ -33,3 +34,13 @@ def saves_through_hooks() -> bool:
 def gradient_hooks(parameter: torch.Tensor) -> list[Callable[..., Any]]:
     """What register_post_accumulate_grad_hook has set on a parameter."""
     return list((parameter._post_accumulate_grad_hooks or {}).values())  # type: ignore[attr-defined]
+
+
+def comm_hooks_of(wrapper: DistributedDataParallel) -> list[Any]:
+    """What register_comm_hook has set on PyTorch's wrapper."""
+    return list(wrapper._comm_hooks)
+
+
+def forward_of_torchs_wrapper() -> DistributedDataParallel | None:
+    """PyTorch's wrapper whose forward is running; None outside of one."""
+    return DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-any-return]

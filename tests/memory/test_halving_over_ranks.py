@@ -187,5 +187,5 @@ def test_a_model_whose_forward_waits_for_others_is_refused():
             model, F.mse_loss, torch.optim.SGD(model.parameters(), lr=0.0), *batch()[0]
         )
 
-    with pytest.raises(RankFailure, match="cut over ranks: its forward waits for other ranks"):
+    with pytest.raises(RankFailure, match="lies in parts on the ranks, by full sharding"):
         launch(sharded, 2)

@@ -17,6 +17,10 @@ SCALED = "test_a_scaler_keeps_its_overflows_to_itself_and_is_not_told_of_a_loss_
 RECOVERED = "test_from_memory_and_from_the_file_a_run_goes_on_with_the_same_bits"
 REPLACED = "test_a_new_worker_takes_a_lost_one_s_place_and_gets_its_shard_from_the_neighbour"
 CHANGED = "test_workers_die_join_and_leave_and_nothing_of_the_training_changes"
+PARTS = "tests.pairs.test_around_parts"
+GUARDED = "test_a_batch_left_out_leaves_nothing_in_a_compression"
+LOST_STAGE = "test_a_lost_rank_of_a_pipeline_gets_its_stage_from_its_neighbour"
+LOST_RESIDUALS = "test_a_lost_rank_gets_what_its_compression_had_left_out"
 ONE_HAS_NOT_ALL = "no rank has all; no test in parts"
 
 
@@ -33,6 +37,9 @@ AROUND = (
     Pair("guard", DDP, f"{THERE}.test_guard_together.{SCALED}"),
     Pair("guard", "pipeline", f"{THERE}.test_guard_together.test_what_one_rank_sees_all_leave_out"),
     Pair("peer copies", DDP, f"{THERE}.test_peer_copies.{RECOVERED}"),
+    Pair("guard", "compression", f"{PARTS}.{GUARDED}", words="its state in touched"),
+    Pair("peer copies", "pipeline", f"{PARTS}.{LOST_STAGE}"),
+    Pair("peer copies", "compression", f"{PARTS}.{LOST_RESIDUALS}"),
     Pair("training state", DDP, f"{THERE}.test_exact_resume.{RESUMED}"),
     Pair("training state", "pipeline", f"{THERE}.test_exact_layouts.{RESUMED}"),
     Pair(
@@ -50,11 +57,19 @@ AROUND = (
     ),
     *(_refused("elastic", inner, ONE_HAS_NOT_ALL) for inner in (*ZERO, SHARDED[1], *CUT)),
     Pair("VirtualRanks", "ZeRO-1", WITH_ZERO),
+    *(
+        _refused("VirtualRanks", inner, "it averages already")
+        for inner in (DDP, ZERO[1], "compression")
+    ),
+    _refused("VirtualRanks", "pipeline", "no rank has all"),
+    _refused("elastic", "pipeline", ONE_HAS_NOT_ALL),
+    _refused("halving", "pipeline", "its forward waits for others"),
+    _refused("halving", "compression", "its hook would not be called"),
     *(_refused("VirtualRanks", inner, "its hooks reduce already") for inner in SHARDED),
     *(_refused("VirtualRanks", inner, "ranks hold different slices") for inner in CUT[:2]),
     _refused("VirtualRanks", "expert", "one mean is wrong for both"),
     Pair("halving", DDP, "tests.memory.test_oom.test_all_ranks_agree_and_average"),
-    Pair("halving", "ZeRO-1", WITH_ZERO),
+    *(Pair("halving", inner, WITH_ZERO) for inner in ZERO),
     *(_refused("halving", inner, "its forward waits for others") for inner in (*SHARDED, *CUT)),
 )
 

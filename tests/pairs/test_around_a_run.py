@@ -26,7 +26,7 @@ from dtcourse.memory.halving import train_step_with_halving
 from dtcourse.parameters.clipping import clip_grad_norm
 from dtcourse.parameters.placement import local
 from dtcourse.parameters.whole import full_state_dict
-from dtcourse.sharding import ZeroRedundancyOptimizer
+from dtcourse.sharding import ShardedDataParallel, ZeroRedundancyOptimizer
 from dtcourse.verify import compare
 from tests.pairs.layouts import EXPERTS, GPT2, MAX_NORM, Layout, Training, alone
 
@@ -126,7 +126,7 @@ def test_with_a_guard_copies_in_memory_and_a_checkpoint_it_ends_as_one_process(f
             assert all(torch.equal(end[n], ends[0][n]) for n in end), "to the bit"
 
 
-# --- virtual ranks and halving with ZeRO-1 --------------------------------------------------------------------------
+# --- virtual ranks and halving with ZeRO --------------------------------------------------------------------------
 
 
 def mlp():
@@ -148,18 +148,22 @@ def zero1(model):
 
 
 def with_zero1():
-    """Two steps of virtual ranks, and two of halving."""
+    """Two steps of virtual ranks, and two of halving, the second time in ZeRO-2's wrapper."""
     virtual = VirtualRanks(mlp(), 4)
     optimizer = zero1(virtual.module)
     halved, group = mlp(), dist.group.WORLD
     other = zero1(halved)
+    of_zero2 = mlp()
+    third = zero1(of_zero2)
+    wrapped = ShardedDataParallel(of_zero2, third)
     for number in range(2):
         x, y = samples(number)
         virtual.backward(lambda v, x=x, y=y: mean_loss(virtual(x[v::4]), y[v::4]))
         optimizer.step()
         mine = [t.chunk(RANKS)[dist.get_rank()] for t in (x, y)]
         train_step_with_halving(halved, mean_loss, other, *mine, micro_batch=2, group=group)
-    return [model.state_dict() for model in (virtual.module, halved)]
+        train_step_with_halving(wrapped, mean_loss, third, *mine, micro_batch=2)
+    return [model.state_dict() for model in (virtual.module, halved, of_zero2)]
 
 
 def test_virtual_ranks_and_halving_with_states_on_their_owners_are_one_process():
@@ -194,7 +198,7 @@ def halving(training):
 SLICES = "slice, of (tensor|expert) parallelism"
 REFUSED = {
     **{
-        f"elastic over {n}": (n, replica, "one rank's state is not everybody's")
+        f"elastic over {n}": (n, replica, "lies in parts.*One rank's state is not everybody's")
         for n in (*CUT, "FullyShardedDataParallel")
     },
     **{
@@ -210,7 +214,11 @@ REFUSED = {
         for n in SHARDED[:2]
     },
     **{
-        f"halving over {n}": (n, halving, "cut over ranks: its forward waits")
+        f"halving over {n}": (
+            n,
+            halving,
+            "^train_step_with_halving.*lies in parts.*Its forward waits",
+        )
         for n in (*SHARDED[:2], *CUT)
     },
 }

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from dtcourse.parameters.buckets import Bucket
+from dtcourse.parameters.hook_states import note_called
 
 CommHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 
@@ -60,6 +61,7 @@ class CheckedHook:
 
     def __call__(self, bucket: Bucket) -> CheckedFuture:
         """Raises RuntimeError for what is no Future."""
+        note_called(self.state)
         returned: Any = self.hook(self.state, bucket)
         if isinstance(returned, dist.Work):
             raise RuntimeError(

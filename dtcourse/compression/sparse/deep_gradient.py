@@ -53,6 +53,7 @@ from dtcourse.compression.sparse.top_k import checked_ratio, kept
 from dtcourse.compression.wire.background import group_beside, in_background
 from dtcourse.compression.wire.exchange import all_gather
 from dtcourse.compression.wire.of_model import ModelParameters, WholeStep, check_whose, whose
+from dtcourse.parameters.hook_states import note_called
 from dtcourse.parameters.replicas import Group
 
 
@@ -225,4 +226,5 @@ def deep_gradient_hook(
             "deep_gradient_hook is registered with its own state: register_comm_hook(DeepGradientState(optimizer), "
             f"deep_gradient_hook); got {type(state).__name__}"
         )
+    note_called(state)
     return state.send(bucket)

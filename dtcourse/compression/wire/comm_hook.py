@@ -40,6 +40,7 @@ from dtcourse.compression.wire.of_model import (
     check_whose,
     whose,
 )
+from dtcourse.parameters.hook_states import note_called
 from dtcourse.parameters.replicas import Group
 
 
@@ -181,4 +182,5 @@ def compression_hook(
             f"register_comm_hook(CompressionState(TopK(0.01)), compression_hook), or with PowerSGDState, TopRows, "
             f"TernGradState or MajorityVote; got {got}"
         )
+    note_called(state)
     return in_background(state.begin(bucket), bucket.buffer(), state.group)

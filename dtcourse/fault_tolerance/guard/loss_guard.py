@@ -18,8 +18,9 @@ all-gather of 4 more, which says whose it was. It is the only wait for the devic
 
 What is done then:
 
-    "skip"      the step is left out. What the forward has changed (`touched`) is put back, so that all is, to the bit,
-                as if there had never been such a batch
+    "skip"      the step is left out. What forward and backward have changed (`touched`: batch statistics, random
+                states, what a compression has left out) is put back, so that all is, to the bit, as if there had never
+                been such a batch
     "roll back" the last copy is put back, and training goes on with the batches that come: those from the copy to the
                 spike are never seen again. So was PaLM trained (Chowdhery et al., "PaLM: Scaling Language Modeling with
                 Pathways"), from checkpoints: the spikes did not come back with other batches
@@ -45,6 +46,7 @@ from torch import Tensor
 from dtcourse.fault_tolerance.guard.copies import Copies, Stateful
 from dtcourse.fault_tolerance.guard.seen import all_finite, summed, whose
 from dtcourse.fault_tolerance.guard.spikes import Spikes
+from dtcourse.parameters.hook_states import CalledHooks, called_hooks
 from dtcourse.parameters.replicas import Group
 
 ACTIONS = ("skip", "roll back", "lower lr")
@@ -86,7 +88,8 @@ class _Copy:
 class LossGuard:
     """Looks at each step on all ranks.
 
-    touched:      what a forward changes: buffers (Tensors(model, parameters=False)), RandomStates
+    touched:      what forward and backward change: buffers (Tensors(model, parameters=False)), RandomStates, and what
+                  a communication hook keeps (CompressionState, PowerSGDState), which the guard asks for
     spikes:       how a jump is told; default: Spikes()
     on_nonfinite: what is done where something is not finite; on_spike: where the loss jumps. () of a spike: nothing
     copies:       for "roll back": what is copied every `every` steps. Two copies are kept: where the newer does not
@@ -138,10 +141,11 @@ class LossGuard:
         self._kept: deque[_Copy] = deque(maxlen=2)
         self._went_back_to: _Copy | None = None
         self._before: list[Any] | None = None
+        self._hooks: CalledHooks | None = None
 
     def begin(self) -> None:
         """Before each forward: copies what it changes, and every `every` steps all that `copies` has."""
-        self._before = self._touched.save()
+        self._before, self._hooks = self._touched.save(), called_hooks()
         if self._copies is None or (self._kept and self.steps % self.every):
             return
         if not self._kept or self._kept[-1].steps != self.steps:
@@ -160,12 +164,14 @@ class LossGuard:
         gradients: that this rank holds, whole or shards
         weight:    of its loss in the mean: how many samples it is of
 
-        Raises Unstable, on all ranks, where too many were bad in a row; RuntimeError without `begin` before.
+        Raises Unstable, on all ranks, where too many were bad in a row; RuntimeError without `begin` before;
+        ValueError, in the first step, for a communication hook whose state is not in `touched`.
         """
         if self._before is None:
             raise RuntimeError(
                 "look without begin: call begin before each forward, which it copies for"
             )
+        self._check_hooks()
         mine = loss.item() if isinstance(loss, Tensor) else math.nan if loss is None else loss
         bad_loss = loss is not None and not math.isfinite(mine)
         bad_gradients = not all_finite(gradients)
@@ -194,6 +200,16 @@ class LossGuard:
                 self.spikes.add(mean)
         self._before = None
         return verdict
+
+    def _check_hooks(self) -> None:
+        assert self._hooks is not None, "begin was called"
+        for state in self._hooks.states:
+            if not any(part is state for part in self._touched.parts):
+                raise ValueError(
+                    f"the communication hook of this model keeps a {type(state).__name__} from step to step, which a "
+                    "batch that is left out would have changed: pass it, LossGuard(touched=[..., state])"
+                )
+        self._hooks = None
 
     def _answer(self, do: Sequence[str], take: bool, why: str) -> None:
         self.in_a_row += 1

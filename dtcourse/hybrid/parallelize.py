@@ -69,7 +69,8 @@ def parallelize(model: Any, mesh: DeviceMesh, config: HybridConfig) -> HybridTra
     if config.dp_shard > 1:
         shard_stages(stages, axes, groups_of_experts)
     seed_ranks(axes)
-    return HybridTraining(stages, schedule, axes, groups_of_experts, model.config.vocab)
+    shape = model.config
+    return HybridTraining(stages, schedule, axes, groups_of_experts, shape.vocab, shape.max_length)
 
 
 # --- one technique each ------------------------------------------------------------------------------------------

@@ -22,10 +22,13 @@ from torch import Tensor
 from dtcourse import sequence_parallel, tensor_parallel
 from dtcourse.hybrid.axes import DATA, TOKENS, Axes
 from dtcourse.hybrid.layout import Layout
+from dtcourse.hybrid.same_batch import check_same_batch
+from dtcourse.parameters.agreement import raise_on_all_ranks
 from dtcourse.parameters.averaging import average
 from dtcourse.parameters.clipping import clip_grad_norm
 from dtcourse.parameters.replicas import Group
 from dtcourse.pipeline_parallel import Pipeline, Schedule, Stage
+from dtcourse.pipeline_parallel.layers import check_length
 
 IGNORED = -100
 
@@ -47,9 +50,11 @@ class HybridTraining:
         axes: Axes,
         groups_of_experts: tuple[Group, Group] | None,
         vocab: int,
+        max_length: int,
     ) -> None:
         config = axes.config
-        self.axes, self.config, self.vocab = axes, config, vocab
+        self.axes, self.config, self.vocab, self.max_length = axes, config, vocab, max_length
+        self._first = True  # no step was begun yet
         # Each micro-batch's loss counts 1 / m there, and is a part of a sum here.
         self.pipeline = Pipeline(
             stages,
@@ -87,14 +92,24 @@ class HybridTraining:
 
         Returns the mean loss per token over all ranks where the last stage is, with the gates' losses; None elsewhere.
         It is a tensor: the host waits for its value where somebody asks for it, and not here.
-        Raises ValueError where the batch does not divide. Gradients of a step before are still there: zero_grad first.
+        Raises ValueError where the batch does not divide, or a sequence is longer than the model's max_length; and in
+        the first step, on all ranks, where ranks of one part of the data have other samples. Gradients of a step before
+        are still there: zero_grad first.
         """
-        self.config.check_batch(*tokens_BS.shape)
+        if self._first:  # all ranks begin their first step, and raise together or not at all
+            raise_on_all_ranks(lambda: self._check_batch(tokens_BS))
+            check_same_batch(self.axes, tokens_BS, targets_BS)
+            self._first = False
+        self._check_batch(tokens_BS)
         tokens_BS, targets_BS, positions_BS = self.own_tokens(tokens_BS, targets_BS)
         self._mean_count = self.mean_over_ranks((targets_BS != IGNORED).sum().double())
         loss = self.pipeline.step((tokens_BS, positions_BS), targets_BS, scale)
         average(self.module, self.token_groups)
         return None if loss is None else self.mean_over_ranks(loss.double())
+
+    def _check_batch(self, tokens_BS: Tensor) -> None:
+        self.config.check_batch(*tokens_BS.shape)
+        check_length(tokens_BS, self.max_length)
 
     def own_tokens(self, tokens_BS: Tensor, targets_BS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """This cp rank's part of each sequence, and where it is in the whole one."""

@@ -20,6 +20,14 @@ from dtcourse.pipeline_parallel.actions import Schedule
 from dtcourse.pipeline_parallel.stages import names_of, tied_parameters
 
 
+def check_length(tokens_BS: torch.Tensor, max_length: int) -> None:
+    """Raises ValueError for sequences that are longer than a model's longest, as the whole Transformer does."""
+    if tokens_BS.shape[-1] > max_length:
+        raise ValueError(
+            f"a sequence of {tokens_BS.shape[-1]} tokens; this model's longest is max_length={max_length}"
+        )
+
+
 class Embeddings(nn.Module):
     """A decoder's first layer: tokens_BS -> x_BSD. It is the model's own embeddings and dropout.
 
@@ -34,8 +42,10 @@ class Embeddings(nn.Module):
         self.token_embedding = model.token_embedding
         self.position_embedding = model.position_embedding
         self.dropout = model.dropout
+        self.max_length: int = model.config.max_length
 
     def forward(self, tokens_BS: torch.Tensor, positions_BS: torch.Tensor | None = None) -> Any:
+        check_length(tokens_BS, self.max_length)
         x_BSD = self.token_embedding(tokens_BS)
         if self.position_embedding is not None:
             places = positions_BS

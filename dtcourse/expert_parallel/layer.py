@@ -32,6 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from dtcourse.expert_parallel.exchange import combine, dispatch
 from dtcourse.expert_parallel.scope import AllRanks
 from dtcourse.parameters.cuts import EXPERT, TENSOR, Replicated, Sliced
+from dtcourse.parameters.kept_placements import keep
 from dtcourse.parameters.placement import place, placement_of
 from dtcourse.parameters.replicas import Group, broadcast_tensors
 from dtcourse.parameters.same_model import check_same_model, named_tensors
@@ -130,6 +131,7 @@ def expert_parallel(
         known = [cut.group for cut in placement_of(parameter).cuts]
         others = [Replicated(g, EXPERT, partial_gradient=True) for g in groups if g not in known]
         place(parameter, placement_of(parameter), *others)
+    keep(model)
     return model
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from dtcourse.parameters.kept_placements import put_back
 from dtcourse.parameters.placement import Placement, gradient_placement_of, placement_of
 from dtcourse.torch_private import is_persistent, own_buffers, own_modules, own_parameters
 
@@ -37,13 +38,25 @@ class Entry(NamedTuple):
 
 
 def entries(model: nn.Module) -> list[Entry]:
-    """All parameters, tied ones once, in the order of the model's modules."""
+    """All parameters, tied ones once, in the order of the model's modules.
+
+    Raises ValueError where a tied parameter of a model that was cut has come apart.
+    """
     found: dict[int, Entry] = {}
+    once: dict[int, tuple[str, nn.Parameter]] = {}  # by what a cut parameter was
     for prefix, module in modules_of(model):
         for name, held in own_parameters(module).items():
             if held is None:
                 continue
             parameter = kept_of(held)
+            was = put_back(module, name, parameter)
+            first, same = once.setdefault(id(was), (joined(prefix, name), parameter))
+            if was is not None and same is not parameter:
+                raise ValueError(
+                    f"{first} and {joined(prefix, name)} were one parameter, of which to_empty, or a conversion, has "
+                    "made two: give a model on the meta device memory by dtcourse.parameters.on_meta.give_memory"
+                    "(model, device), which keeps it one"
+                )
             entry = found.setdefault(id(parameter), Entry([], parameter, placement_of(parameter)))
             entry.names.append(joined(prefix, name))
     return list(found.values())

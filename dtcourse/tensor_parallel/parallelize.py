@@ -27,6 +27,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse.parameters.cuts import EXPERT, TENSOR, Replicated
+from dtcourse.parameters.kept_placements import keep
 from dtcourse.parameters.placement import place, placement_of
 from dtcourse.parameters.replicas import broadcast_model
 from dtcourse.parameters.slices import require_uncut, require_whole
@@ -101,6 +102,7 @@ def parallelize(
     for name, module in model.named_modules():
         module.training = training.get(name, module.training)
     same_on_all_ranks(group, None if src_data_rank is None else 0)
+    keep(model)
     return model
 
 

@@ -57,6 +57,10 @@ def fully_shard(
     A model that tensor, sequence or expert parallelism has cut before is sharded over the data axis of their mesh,
     fully_shard(model, mesh=mesh["data"]), whose ranks hold the same slices. Its DTensors are of both axes then.
 
+    All ranks must call the same units in the same order, as with PyTorch's: they gather each together. Where a branch
+    by a rank's own data leads to different units, each computes with the other's parameters, and nothing fails if their
+    shapes are equal: call both branches on all ranks, or make one unit of what branches.
+
     Other than PyTorch's: the first rank's values become everyone's, of parameters and buffers alike, and a model on the
     meta device is given memory here, unit by unit, by its modules' reset_parameters. A unit with a module that has none
     stays there, for model.to_empty(device=...) and values of the caller's own; so does every unit where this is called

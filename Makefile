@@ -14,7 +14,7 @@ python = $(VENV)/bin/python
 BENCH ?= $(sort $(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help env lab test test-ci test-all test-bare notebooks lint bench triton lock clean
+.PHONY: help env lab test test-ci test-all test-bare test-python notebooks lint bench triton lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -36,6 +36,9 @@ test-all: env ## all: every wrong answer, every notebook at every number of rank
 
 test-bare: env ## tests of what starts programs, where none of the optional ones is (Linux; CI runs it)
 	@$(python) tools/bare_machine.py
+
+test-python: env ## a part of them on Python 3.12 or 3.13, where one is here (6 GB; CI runs it)
+	@$(python) tools/other_python.py
 
 notebooks: env ## make exercises/ from solutions/, execute lessons and solutions, normalise them, list their claims
 	@$(VENV)/bin/dtcourse exercises

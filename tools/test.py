@@ -14,6 +14,7 @@ written test by test.
     DTCOURSE_TEST_UNTIL=1795000000 ...   # all stages together end by then (seconds, as `date +%s` has them)
     DTCOURSE_TEST_SLOWNESS=4 ...         # how slow the machine is, instead of measuring it
     DTCOURSE_TEST_BARE=0 ...             # tools/bare_machine.py ended so before: into the summary with it
+    DTCOURSE_TEST_PYTHON=0 ...           # and tools/other_python.py
 
 Unit tests that take turns are a stage of their own (turns), the last one: in CI it has twelve minutes at most, and what
 has not begun by then waits for another run.
@@ -308,16 +309,23 @@ def summarise(results: list[Result], not_started: list[Stage]) -> None:
     )
 
 
+# What CI runs before: by the variable with its exit code, its record's name and its purpose.
+EARLIER = {
+    "DTCOURSE_TEST_BARE": ("bare", "tests where none of the optional programs is"),
+    "DTCOURSE_TEST_PYTHON": ("python", "tests on another Python"),
+}
+
+
 def before() -> list[Result]:
-    """What tools/bare_machine.py found before this run, where CI has run it: DTCOURSE_TEST_BARE is its exit code."""
-    code = os.environ.pop(
-        "DTCOURSE_TEST_BARE", None
-    )  # of this run, and not of a suite that a test starts
-    if not code:
-        return []
-    found = outcomes.read(REPORTS / "bare.jsonl", 0.0)
-    stage = Stage("bare", "tests where none of the optional programs is", [], 0)
-    return [Result(stage, int(code != "0"), found.seconds, outcomes=found)]
+    """What was found before this run, where CI has run it."""
+    results = []
+    for variable, (name, purpose) in EARLIER.items():
+        code = os.environ.pop(variable, None)  # of this run, and not of a suite that a test starts
+        if code:
+            found = outcomes.read(REPORTS / f"{name}.jsonl", 0.0)
+            stage = Stage(name, purpose, [], 0)
+            results.append(Result(stage, int(code != "0"), found.seconds, outcomes=found))
+    return results
 
 
 def main() -> None:

@@ -34,7 +34,11 @@ class Ci:
         return subprocess.Popen(
             [shutil.which("bash"), ".ci/run"],
             cwd=self.top,
-            env={"PATH": str(self.bin), "PYTHONDONTWRITEBYTECODE": "1"},
+            env={
+                "PATH": str(self.bin),
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "DEBIAN_PYTHON": str(self.bin / "debians"),
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -114,6 +118,35 @@ def test_ci_tells_the_suite_how_a_machine_without_the_programs_fared(ci, code):
     done, log = ci.run()
     assert "make test-bare" in log and log[-1] == "make test-ci"
     assert done.stdout.splitlines()[-1] == f"bare {code}"
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_ci_tells_the_suite_how_another_python_fared(ci, code):
+    ci.command("apt-get")
+    ci.command("make", f'[ "$1" = test-python ] && exit {code}; echo "other $DTCOURSE_TEST_PYTHON"')
+    done, log = ci.run()
+    assert log.index("make test-python") > log.index("make test-bare")
+    assert done.stdout.splitlines()[-1] == f"other {code}"
+
+
+def test_the_bare_machine_has_debians_python_where_there_is_one(ci):
+    ci.command("apt-get")
+    ci.command("debians")
+    _, log = ci.run()
+    named = f"VENV=build/python-debian PYTHON={ci.bin / 'debians'}"
+    assert f"make env {named}" in log and f"make test-bare {named}" in log
+    assert log[-1] == "make test-ci"  # which has its own
+
+
+@pytest.mark.parametrize("fails", ["debians", "make"])
+def test_ci_goes_on_where_debians_python_does_not_suit(ci, fails):
+    ci.command("apt-get")
+    ci.command("debians")
+    ci.command(fails, 'case "$*" in env*|-c*) exit 1;; esac')
+    done, log = ci.run()
+    assert done.returncode == 0
+    assert "make test-bare" in log
+    assert "the bare machine has the suite's own Python" in done.stdout
 
 
 def test_a_signal_to_ci_reaches_the_suite(ci):

@@ -177,7 +177,7 @@ def test_its_record_is_read_by_the_suite_s_summary(bare, tmp_path, monkeypatch):
     found = bare.judged(outcomes(("passed", ""), ("skipped", "needs patience")))
     found.running = {"tests/test_a.py::test_x": 1.0}
     found.not_run = ["tests/test_b.py::test_b"]
-    bare.write([found, outcomes(("passed", ""))], 12.5)
+    bare.write([found, outcomes(("passed", ""))], 12.5, bare.RECORD)
     read = tool.read(tmp_path / "bare.jsonl", 0.0)
     assert (len(read.of("failed")), list(read.running), read.not_run, read.seconds) == (
         1, ["tests/test_a.py::test_x"], ["tests/test_b.py::test_b"], 12.5,

@@ -21,6 +21,7 @@ RUN_ELSEWHERE = {
     "make test": ("tests/repository/test_suite.py", ["tools/test.py", '"fixed"']),
     "make test-ci": (".ci/run", ["make test-ci"]),
     "make test-bare": (".ci/run", ["make test-bare"]),
+    "make test-python": (".ci/run", ["make test-python"]),
     'make lab PIP_ARGS="--index-url <address from the selector>"': (
         "tests/repository/test_setup.py",
         ["PIP_ARGS=--find-links"],

@@ -108,6 +108,12 @@ def _users() -> bool:
     return users.can_be_had()
 
 
+def _namespaces() -> bool:
+    from tests.launch.cluster import networks
+
+    return networks.can_be_had()
+
+
 def _python_3_11() -> bool:
     from dtcourse.course.frameworks import environment
 
@@ -159,6 +165,12 @@ NEEDS = {
         Need("triton", "Triton (Linux: `make triton`)", _triton),
         Need(
             "users", "root, who may become other users and mount (a container may deny it)", _users
+        ),
+        Need(
+            "namespaces",
+            "root, who may make network namespaces, and ip (apt-get install iproute2; a container may deny it)",
+            _namespaces,
+            "ip",
         ),
         Need("shared", "the project's own sources, shared/, beside this checkout", _shared),
     )

@@ -69,7 +69,7 @@ def test_ci_installs_what_is_missing_and_calls_the_readmes_command(ci):
     assert done.returncode == 0, done.stderr
     installs = [line for line in log if line.startswith("apt-get install")]
     assert len(installs) == 1 and installs[0].endswith(
-        "chromium openmpi-bin bubblewrap slurm-wlm munge"
+        "chromium openmpi-bin bubblewrap slurm-wlm munge iproute2"
     )
     assert log[-1] == "make test-ci"
     assert done.stdout.splitlines()[-1] == "1 passed, 0 failed"
@@ -77,7 +77,7 @@ def test_ci_installs_what_is_missing_and_calls_the_readmes_command(ci):
 
 
 def test_ci_installs_nothing_that_is_there(ci):
-    for name in ("apt-get", "chromium", "mpirun", "bwrap", "sbatch"):
+    for name in ("apt-get", "chromium", "mpirun", "bwrap", "sbatch", "ip"):
         ci.command(name)
     _, log = ci.run()
     assert not [line for line in log if line.startswith("apt-get")]

@@ -24,6 +24,7 @@ COMMANDS = {
     "mpirun": {"mpirun": "mpirun (Open MPI) 4.1.4"},
     "nvidia-smi": {"nvidia-smi": ""},
     "git": {"git": ""},
+    "namespaces": {"ip": ""},
 }
 PROGRAMS = [need for need in optional_programs.NEEDS.values() if need.brings]
 OF_A_PROGRAM = re.compile(

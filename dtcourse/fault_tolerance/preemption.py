@@ -19,9 +19,14 @@ asks for stacks and flight records by it), and so is SIGUSR2 (submitit).
 What starts the job again goes by the exit status:
 
     launch      run_until_done(lambda: launch(train, 4)), as it raises RankFailure; recovery.py survives failures too
-    torchrun    --max-restarts=3: it starts all ranks again. With TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, each start has a
-                store of its own: in a shared one gloo may find the addresses of the ranks that have left
+    torchrun    --max-restarts=3, where the ranks were signalled: it starts all of them again. With
+                TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, each start has a store of its own: in a shared one gloo may find
+                the addresses of the ranks that have left
     Slurm       srun ...; [ $? -eq 85 ] && scontrol requeue $SLURM_JOB_ID
+
+Where torchrun itself is signalled (the end of a job or a Pod), it hands SIGTERM on, kills the ranks after
+--shutdown-timeout (30 s), ends with status 1, and starts nobody again: let the ranks leave a file that asks for it.
+SIGURG it hands on only with --signals-to-handle=SIGTERM,SIGURG.
 """
 
 from __future__ import annotations

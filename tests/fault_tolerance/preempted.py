@@ -2,7 +2,8 @@
 
     python -m torch.distributed.run ... preempted.py FOLDER
 
-Rank 1 waits in step 5 of its first start until it has heard a signal; it has left its process id in FOLDER/pid.
+Rank 1 waits in step 5 of its first start until it has heard a signal; it has left its process id in FOLDER/pid. What
+each rank has heard is in FOLDER/heard-RANK. Where there is a FOLDER/slow, no save ends.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ def train(folder: str, every: int = 1) -> list[float]:
             optimizer.step()
             optimizer.zero_grad()
             if preemption.agreed(step):
+                (root / f"heard-{rank}").write_text(" ".join(one.name for one in preemption.heard))
+                while (root / "slow").exists():
+                    time.sleep(0.1)
                 checkpoints.save(step, state.snapshot(), state.about())
                 preemption.leave()
     return model.module[0].weight.flatten()[:4].tolist()

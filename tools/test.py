@@ -59,8 +59,8 @@ LISTED = 10  # slowest tests, and slowest files
 # Minutes of each stage on two idle cores, by what the run tries.
 USUAL = {
     "fixed": {"unit": 11.5, "timing": 0.5, "notebooks": 3.5, "parameters": 0.5},
-    "drawn": {"unit": 11.5, "timing": 0.5, "notebooks": 6, "parameters": 3, "turns": 5},
-    "all": {"unit": 11.5, "timing": 0.5, "notebooks": 7, "parameters": 6, "turns": 28},
+    "drawn": {"unit": 11.5, "timing": 0.5, "notebooks": 6, "parameters": 4.5, "turns": 5},
+    "all": {"unit": 11.5, "timing": 0.5, "notebooks": 7, "parameters": 14, "turns": 28},
 }
 TURNS = 12.0  # minutes for what takes turns in CI: on a slower machine less is tried, and no other stage waits for it
 
@@ -156,7 +156,7 @@ def stages(share: str) -> list[Stage]:
         ),
         Stage(
             "parameters",
-            "notebooks with other parameters",
+            "notebooks with other parameters, and under other kernels",
             ["tests", *parallel, "-m", "notebooks and not timing"],
         ),
         Stage(

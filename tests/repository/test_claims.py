@@ -39,6 +39,32 @@ An emulated link carries 50 GB/s."""
     ]
 
 
+def code(name, text, *tags):
+    output = {"output_type": "stream", "name": "stdout", "text": text.splitlines(True)}
+    return {
+        "cell_type": "code",
+        "id": name,
+        "metadata": {"tags": list(tags)},
+        "source": ["SIZE = 480"],
+        "outputs": [output],
+    }
+
+
+def test_numbers_that_are_compared_nowhere_are_marked(claims, tmp_path):
+    path = lesson(
+        tmp_path, "It takes 3.25 ms of 1.50. It sends 1,280 bytes in 480 parts and 16 steps.\n"
+    )
+    cells = json.loads(path.read_text())["cells"]
+    cells += [
+        code("here-timed", "3.25 1.50 1,280 480 16\n", claims.NOT_COMPARED),
+        code("everywhere", "1.50 1,280"),
+    ]
+    path.write_text(json.dumps({"cells": cells}))
+    assert list(claims.claims(path)) == [
+        ("one run", "here", "It takes 3.25 ms of 1.50. **(3.25 of `here-timed`)**"),
+    ]
+
+
 def test_what_was_written_by_hand_is_kept(claims, tmp_path, monkeypatch):
     page = tmp_path / "claims.md"
     page.write_text("by hand\n" + claims.BEGIN + "@@")

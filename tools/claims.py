@@ -4,8 +4,8 @@
 
 Three kinds of sentences are listed: those that claim something without exception ("always", "never", "only", ...),
 those that give a number of a real machine, and those whose number is in no output that CI compares, but in one of a
-cell that is marked as not the same everywhere: it rests on one machine's run. The script finds them and judges nothing. What its readers settled, where
-two lessons differed, is the first part of the page; it is written by hand and kept.
+cell that is marked as not the same everywhere: it rests on one machine's run. The script finds them and judges nothing.
+What its readers settled, where two lessons differed, is the first part of the page; it is written by hand and kept.
 """
 
 from __future__ import annotations

@@ -29,7 +29,9 @@ def made(folder, file=None):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.param_groups[0]["option"] = Program(file) if file else 1
-    with patch("dtcourse.checkpoint.nests._check_read_again"):  # as somebody else's program writes it
+    with patch(
+        "dtcourse.checkpoint.nests._check_read_again"
+    ):  # as somebody else's program writes it
         checkpoint.save(folder, model, optimizer)
 
 

@@ -20,6 +20,7 @@ def tool(monkeypatch, tmp_path):
     monkeypatch.setattr(other_python, "RECORD", tmp_path / "python.jsonl")
     monkeypatch.setattr("sys.argv", ["other_python.py"])
     monkeypatch.setenv("DTCOURSE_TEST_SLOWNESS", "1")
+    monkeypatch.delenv("CI", raising=False)
     return other_python
 
 
@@ -28,6 +29,19 @@ def test_each_python_that_is_here_has_its_turn(tool):
     assert drawn == {"3.12", "3.13"}
     assert tool.chosen(["3.13"], rotation.draw()) == "3.13"
     assert tool.chosen([], rotation.draw()) is None
+
+
+def test_ci_tries_each_in_one_run_of_four(tool, monkeypatch, capsys):
+    turns = [
+        (tool.chosen(["3.12", "3.13"], f"{number:08x}"), tool.has_turn(f"{number:08x}"))
+        for number in range(4)
+    ]
+    assert sorted(turns) == [("3.12", False), ("3.12", True), ("3.13", False), ("3.13", True)]
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setattr(tool, "find", lambda version: "a Python")
+    monkeypatch.setattr(tool.rotation, "draw", lambda: "00000003")
+    assert tool.main() == 0
+    assert "not tried: 3.13 has its turn in another run" in capsys.readouterr().out
 
 
 def test_what_it_tries_is_there(tool):

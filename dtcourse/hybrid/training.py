@@ -92,22 +92,27 @@ class HybridTraining:
 
         Returns the mean loss per token over all ranks where the last stage is, with the gates' losses; None elsewhere.
         It is a tensor: the host waits for its value where somebody asks for it, and not here.
-        Raises ValueError where the batch does not divide, or a sequence is longer than the model's max_length; and in
-        the first step, on all ranks, where ranks of one part of the data have other samples. Gradients of a step before
-        are still there: zero_grad first.
+        Raises ValueError where the two shapes differ, the batch does not divide, or a sequence is longer than the
+        model's max_length; and in the first step, on all ranks, where ranks of one part of the data have other samples.
+        Gradients of a step before are still there: zero_grad first.
         """
         if self._first:  # all ranks begin their first step, and raise together or not at all
-            raise_on_all_ranks(lambda: self._check_batch(tokens_BS))
+            raise_on_all_ranks(lambda: self._check_batch(tokens_BS, targets_BS))
             check_same_batch(self.axes, tokens_BS, targets_BS)
             self._first = False
-        self._check_batch(tokens_BS)
+        self._check_batch(tokens_BS, targets_BS)
         tokens_BS, targets_BS, positions_BS = self.own_tokens(tokens_BS, targets_BS)
         self._mean_count = self.mean_over_ranks((targets_BS != IGNORED).sum().double())
         loss = self.pipeline.step((tokens_BS, positions_BS), targets_BS, scale)
         average(self.module, self.token_groups)
         return None if loss is None else self.mean_over_ranks(loss.double())
 
-    def _check_batch(self, tokens_BS: Tensor) -> None:
+    def _check_batch(self, tokens_BS: Tensor, targets_BS: Tensor) -> None:
+        if tokens_BS.dim() != 2 or targets_BS.shape != tokens_BS.shape:
+            raise ValueError(
+                "tokens and targets have one shape, (samples, tokens of each); got "
+                f"{tuple(tokens_BS.shape)} and {tuple(targets_BS.shape)}"
+            )
         self.config.check_batch(*tokens_BS.shape)
         check_length(tokens_BS, self.max_length)
 

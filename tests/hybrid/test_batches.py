@@ -92,6 +92,23 @@ def test_a_batch_that_does_not_divide_on_one_rank_is_refused_on_all():
     assert second.startswith("rank 0 could not go on, so no rank does")
 
 
+def of_other_shapes():
+    tokens, targets = samples(8)
+    said = []
+    for batch in ((tokens, targets[:, 1:]), (tokens[0], targets[0]), (tokens, targets.flatten())):
+        with pytest.raises(ValueError) as caught:
+            training({"tp": 2}, TIED).step(*batch)
+        said.append(str(caught.value))
+    return said
+
+
+def test_shapes_that_differ_or_are_of_one_dim():
+    for shifted, single, flat in launch(of_other_shapes, 2):
+        assert shifted.endswith("(samples, tokens of each); got (4, 8) and (4, 7)")
+        assert single.endswith("got (8,) and (8,)")
+        assert flat.endswith("got (4, 8) and (32,)")
+
+
 def of_their_own():
     """Ranks of other parts of the data have other samples: right."""
     made = training({"dp_shard": 2, "tp": 2}, TIED)

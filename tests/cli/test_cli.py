@@ -596,6 +596,17 @@ def test_as_a_module_and_outside_the_repository(tmp_path):
 
 # Divided, it has one half of what the project's name for it says.
 RENAMED = {"12-sparse-and-low-rank": "12-sparse-gradients"}
+# Planned for lessons that are there, and taught by no cell yet. Nothing is added here, and what is built leaves it.
+COMING = {
+    "06-data-parallel": {"take-home-script"},
+    "12-sparse-and-low-rank": {"weight-gather"},
+    "16-zero-and-fsdp": {"accumulation"},
+    "20-sequence-and-context-parallel": {"per-document"},
+    "23-profiling": {"reading-a-trace"},
+    "24-debugging": {"hangs-at-work"},
+    "25-fault-tolerance": {"object-stores"},
+    "26-clusters": {"first-hour-on-a-cluster"},
+}
 
 
 def test_the_packages_syllabus_is_the_projects():
@@ -603,7 +614,7 @@ def test_the_packages_syllabus_is_the_projects():
 
     ours = (PACKAGE / "course" / "syllabus.yml").read_text(encoding="utf-8")
     shared = PACKAGE.parent.parent / "shared" / "syllabus.yml"
-    assert len({number_of(lesson)[:2] for lesson in yaml.safe_load(ours)["foundations"]}) == 5
+    assert len({number_of(lesson)[:2] for lesson in yaml.safe_load(ours)["foundations"]}) == 6
     optional_programs.require("shared")
     theirs, mine = yaml.safe_load(shared.read_text(encoding="utf-8")), yaml.safe_load(ours)
     for part, lessons in theirs.items():
@@ -612,7 +623,11 @@ def test_the_packages_syllabus_is_the_projects():
             divided = [more for more in mine[part] if re.match(rf"{number}[a-z]?-", more)]
             assert RENAMED.get(lesson, lesson) in divided
             ours = {topic: text for one in divided for topic, text in mine[part][one].items()}
-            assert wanted.items() <= ours.items(), lesson
+            coming = COMING.get(lesson, set())
+            assert {one: wanted[one] for one in wanted.keys() - coming}.items() <= ours.items(), (
+                lesson
+            )
+            assert not coming & ours.keys(), f"{lesson}: what is taught is no longer coming"
 
 
 def test_doctor_says_each_thing_as_it_is_found(monkeypatch, capsys):

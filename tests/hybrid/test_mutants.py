@@ -134,8 +134,8 @@ def too_many_axes() -> Iterator[None]:
     """Tensor ranks taken for ranks with other tokens."""
     init = HybridTraining.__init__
 
-    def made(self, stages, schedule, axes, experts, vocab):
-        init(self, stages, schedule, axes, experts, vocab)
+    def made(self, stages, schedule, axes, *rest):
+        init(self, stages, schedule, axes, *rest)
         self.token_groups.append(axes.group("tp"))
 
     with mock.patch.object(HybridTraining, "__init__", made):

@@ -20,6 +20,9 @@ from datetime import timedelta
 from multiprocessing import connection
 from typing import Any
 
+in_memory = (
+    True  # whether the file of a store has no name, where the system can; distrust.py says no
+)
 LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
@@ -33,7 +36,7 @@ class Rendezvous:
 
     def __init__(self) -> None:
         self._door = _listening_on_loopback()
-        self._file, self.path = _file_in_memory()
+        self._file, self.path = _empty_file()
         self.address: str
         self.port: int
         self.address, self.port = self._door.getsockname()[:2]
@@ -161,9 +164,12 @@ def _joined(where: str, limit: timedelta) -> tuple[Any, int | None]:
     return store, file
 
 
-def _file_in_memory() -> tuple[Any, str]:
-    """An empty file, and a path under which this user's processes can open it for as long as we keep it open."""
-    if hasattr(os, "memfd_create"):
+def _empty_file() -> tuple[Any, str]:
+    """An empty file, and a path under which this user's processes can open it for as long as we keep it open.
+
+    It lies in memory, or among temporary files.
+    """
+    if in_memory and hasattr(os, "memfd_create"):
         file = os.fdopen(os.memfd_create("dtcourse-store", os.MFD_CLOEXEC), "r+b")
         return file, f"/proc/{os.getpid()}/fd/{file.fileno()}"
     named = tempfile.NamedTemporaryFile(prefix="dtcourse-store-")  # noqa: SIM115 (close() deletes it)

@@ -31,6 +31,7 @@ except ImportError:  # the first thing that is missed in a Python that is not th
 Serialized = tuple[bytes, list[memoryview]]  # the pickle stream, and what was taken out of it
 INLINE_LIMIT = 1 << 20  # bytes of buffers that still travel through the pipe
 _ALIGNMENT = 64  # so that every dtype may start where its buffer starts
+loads: Callable[..., Any] = pickle.loads  # distrust.py puts its own in the place
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -39,7 +40,7 @@ class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None and type(obj) in (torch.Tensor, torch.nn.Parameter) and _is_plain(obj):
-            return _rebuild_tensor, _reduce_tensor(obj)
+            return rebuild_tensor, _reduce_tensor(obj)
         # A module of a class of its own (torch.distributed.config) goes by name, as plain ones do. cloudpickle sends
         # one along wherever a function has a name like it and a global that is the package.
         named = isinstance(obj, types.ModuleType) and sys.modules.get(obj.__name__) is obj
@@ -80,7 +81,7 @@ def _reduce_tensor(tensor: Any) -> tuple[Any, ...]:
     return buffer, own.dtype, tuple(own.shape), own.stride(), requires_grad, is_parameter
 
 
-def _rebuild_tensor(
+def rebuild_tensor(
     buffer: Any,
     dtype: Any,
     shape: tuple[int, ...],
@@ -88,6 +89,7 @@ def _rebuild_tensor(
     requires_grad: bool,
     is_parameter: bool,
 ) -> Any:
+    """A tensor from what `_reduce_tensor` has told of it."""
     import torch
 
     if buffer is None:
@@ -162,7 +164,7 @@ def send(connection: Connection, obj: Any) -> None:
 
 def receive(connection: Connection) -> Callable[[], Any]:
     """Takes a payload off the connection; calling what it returns rebuilds the object, which may import, and fail."""
-    stream, parts, total = pickle.loads(connection.recv_bytes())
+    stream, parts, total = _Header(io.BytesIO(connection.recv_bytes())).load()
     if total is None:
         buffers: list[Any] = [bytearray(part) for part in parts]
     else:
@@ -173,7 +175,14 @@ def receive(connection: Connection) -> Callable[[], Any]:
         finally:
             os.close(file)
         buffers = [mapped[offset : offset + size] for offset, size in parts]
-    return lambda: pickle.loads(stream, buffers=buffers)
+    return lambda: loads(stream, buffers=buffers)
+
+
+class _Header(pickle.Unpickler):
+    """Bytes and numbers, which name nothing."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"a payload's header names {module}.{name}")
 
 
 def _anonymous_file(size: int) -> int:

@@ -22,7 +22,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
@@ -161,12 +161,14 @@ def _know(address: str, pid: int, alive: int) -> None:
     _server._forkserver_alive_fd = alive
 
 
-def start_within(modules: list[str] = PRELOAD) -> None:
+def start_within(modules: list[str] = PRELOAD, keeps: Sequence[int] = ()) -> None:
     """Starts the server as a copy of this process, which imports what ranks need: once for both, not once for each.
 
     For a process that begins and is there to launch (an answer's, course/judging/serving.py): nothing of a user's is in
     it yet, and it has one thread. Where that is not so, or not to be seen (macOS), the server imports on its own.
     What of the course this process has loaded, ranks have too: an edit of that is not seen any more.
+
+    keeps: open files that the copy has as well
     """
     global _copy
     if not os.path.isdir("/proc/self/task"):
@@ -175,7 +177,7 @@ def start_within(modules: list[str] = PRELOAD) -> None:
     load(modules)
     with _asking:
         if _server._forkserver_alive_fd is None and len(os.listdir("/proc/self/task")) == 1:
-            _know(*server_process.start(server_process.as_copy))
+            _know(*server_process.start(server_process.as_copy(keeps)))
             _copy = _server._forkserver_pid
             return
     start_early()

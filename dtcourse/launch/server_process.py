@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import forkserver, spawn, util
 from typing import Any
@@ -122,15 +122,19 @@ def _new_python(descriptors: list[int], *arguments: Any) -> int:
     return util.spawnv_passfds(python, [python, *flags, "-c", text], descriptors)  # type: ignore
 
 
-def as_copy(listener: int, alive: int) -> int:
-    """A fork of this process, which is to have one thread."""
+def as_copy(keeps: Sequence[int]) -> Callable[[int, int], int]:
+    """A fork of this process, which is to have one thread. keeps: of its open files the copy has these."""
+    return lambda listener, alive: _copy(listener, alive, keeps)
+
+
+def _copy(listener: int, alive: int, keeps: Sequence[int]) -> int:
     # A rank inherits that SIGINT waits until it has a group of its own; for us it is only put off.
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     again.freeze()
     try:
         if (pid := os.fork()) == 0:
             try:
-                _close_all_but({0, 1, 2, listener, alive})
+                _close_all_but({0, 1, 2, listener, alive, *keeps})
                 forkserver.main(listener, alive, [])
             finally:
                 os._exit(0)

@@ -28,10 +28,10 @@ from dtcourse.course import checks, places
 from dtcourse.course import notebook as nbfile
 from dtcourse.course.grading import check_in
 from dtcourse.course.judging import Exercise, Report, bubblewrap, exercises, forbidden, judge
+from dtcourse.course.judging.defining import define
 from dtcourse.course.judging.framework import Refused, Unfinished, Verdict
 from dtcourse.course.judging.runs import InKernel
 from dtcourse.course.judging.sandbox import Sandbox
-from dtcourse.course.judging.serving import define
 from dtcourse.course.judging.taking import take
 from dtcourse.launch import standby
 from tests import kept_ranks

@@ -11,10 +11,10 @@ import pytest
 
 from dtcourse.course.grading import check_in, check_notebook
 from dtcourse.course.judging import bubblewrap, framework, limits, process
+from dtcourse.course.judging.defining import define
 from dtcourse.course.judging.process import MARK
 from dtcourse.course.judging.runs import InKernel, plain
 from dtcourse.course.judging.sandbox import MODULES, Sandbox
-from dtcourse.course.judging.serving import define
 from dtcourse.course.judging.taking import take
 from tests import optional_programs
 from tests.course.conftest import ROOT, SAMPLES
@@ -263,13 +263,13 @@ def test_counters_changed_from_inside_are_noticed(shared):
 HOSTILE = {  # the last one ends the process that is shared, too
     "patches the framework where it runs": """
         import sys
-        checks = getattr(sys, 'mod' + 'ules')['dtcourse.' + 'course.judging.framework']
+        checks = (lambda thing: getattr(thing, 'mod' + 'ules'))(sys)['dtcourse.' + 'course.judging.framework']
         setattr(checks, 'require', lambda *a: None)
         setattr(checks, 'CheckFailed', KeyError)
         return 0""",
     "patches what measures it": """
         import sys
-        runs = getattr(sys, 'mod' + 'ules')['dtcourse.' + 'course.judging.runs']
+        runs = (lambda thing: getattr(thing, 'mod' + 'ules'))(sys)['dtcourse.' + 'course.judging.runs']
         setattr(runs, 'plain', lambda value, depth=0: None)
         return 0""",
     "returns a number that says it equals all others": """
@@ -291,7 +291,7 @@ HOSTILE = {  # the last one ends the process that is shared, too
         return 0""",
     "ends every process that it can see": """
         import os, signal
-        end = getattr(os, 'ki' + 'll')
+        end = (lambda thing: getattr(thing, 'ki' + 'll'))(os)
         for pid in sorted(map(int, filter(str.isdigit, os.listdir('/proc'))), reverse=True):
             if pid != os.getpid():
                 try: end(pid, 9)
@@ -330,7 +330,7 @@ def test_a_daemon_that_an_answer_leaves_behind_ends_with_the_answers_process(mon
     assert not [p for p in psutil.process_iter() if _mark(p) == mark]
 
 
-# What an answer may have its process say, and what the judge says to that.
+# What a process that is not to be trusted may say, and what the judge says to that.
 REPLIES = [
     (
         "{'values': [0], 'seconds': 1.0, 'traffic_rows': [], 'traffic_calls': [], 'algorithmic': 0, "
@@ -347,24 +347,20 @@ REPLIES = [
 
 
 @pytest.mark.slow
-def test_an_answer_that_takes_over_its_own_process_still_convinces_nobody(tmp_path):
-    """It replaces what runs the steps, before any step runs, and sends the judge what it likes."""
-    code = f"""
+def test_a_process_that_is_an_answers_convinces_nobody(tmp_path, monkeypatch):
+    """Its requests are answered by code that sends the judge what it likes."""
+    lies = f"""
 import os, sys, types
+from dtcourse.course.judging import serving
 class Bomb:
     def __reduce__(self):
         return (os.system, ("touch {tmp_path}/bomb",))
-def take_over():
-    module = getattr(sys, "mod" + "ules")["dtcourse." + "course.judging.serving"]
-    if not hasattr(module, "lies"):
-        setattr(module, "lies", [{", ".join(reply for reply, _ in REPLIES)}])
-    setattr(module, "_attempt", lambda request, functions: types.SimpleNamespace(**module.lies.pop(0)))
-    return 1
-K = take_over()
-def double(n):
-    return K
+lies = [{", ".join(reply for reply, _ in REPLIES)}]
+serving._attempt = lambda request, written: types.SimpleNamespace(**lies.pop(0))
+serving.serve(sys.argv[1])
 """
-    reports = check_notebook(notebook(code), [DOUBLE] * len(REPLIES))
+    monkeypatch.setattr(process, "_CODE", lies)
+    reports = check_notebook(notebook("def double(n):\n    return 2 * n"), [DOUBLE] * len(REPLIES))
     for found, (_, word) in zip(reports, REPLIES, strict=True):
         assert found.points == 0 and not found.passed
         assert word in str(found)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from dtcourse.course.judging.defining import define
 from dtcourse.course.judging.framework import CheckFailed, Refused, Unfinished
-from dtcourse.course.judging.serving import define
 from dtcourse.course.judging.taking import take
 from tests.course.samples import notebook
 
@@ -221,3 +221,47 @@ def test_a_decorators_own_names_are_no_ones_else():
 def test_a_name_that_no_taken_statement_makes_says_what_is_taken():
     with pytest.raises(CheckFailed, match=r"NameError: .* runs no other statement"):
         answer("def make():\n    global K\n    K = 3", "make()", "J = K + 1", "def f(): return J")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ('getattr(dtcourse, "cou" + "rse")', "write that name out"),
+        ("getattr(getattr(dist, tensor), name)", "write that name out"),
+        ('getattr(dtcourse, "course").judging', "reaches for the checks"),
+        ('getattr(sys, "modules")', "leads into what measures it"),
+        ('setattr(dtcourse.launch, "launch", print)', "changes a module"),
+        ('setattr(getattr(dtcourse, "launch"), "launch", print)', "changes a module"),
+    ],
+)
+def test_a_module_is_not_reached_into(code, words):
+    cells = "import dtcourse, sys, torch.distributed as dist", f"def f(tensor, name):\n    {code}"
+    with pytest.raises(Refused, match=words):
+        take(notebook(*cells), ("f",))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "where = dtcourse.launch\n    where.launch = print",
+        "where = getattr(dtcourse, 'launch')\n    inner = where.member\n    inner.x = 1",
+    ],
+)
+def test_a_module_by_another_name_is_not_changed(code):
+    with pytest.raises(Refused, match="changes a module"):
+        take(notebook("import dtcourse", f"def f():\n    {code}"), ("f",))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "getattr(self, name)",
+        "[getattr(layer, name) for layer in self.layers]",
+        'getattr(torch, "float32")',
+        "torch = self\n    torch.x = 1",
+        "make = torch.optim.SGD\n    make = make(self)\n    make.x = 1",
+        "setattr(self, name, torch.zeros(1))",
+    ],
+)
+def test_an_object_of_ones_own_is_anybodys(code):
+    assert take(notebook("import torch", f"def f(self, name, torch=None):\n    {code}"), ("f",))

@@ -86,7 +86,7 @@ def test_one_that_does_not_begin_leaves_no_file_open_and_no_signal_masked(monkey
     frozen = gc.get_freeze_count()  # by conftest.py, which another test looks for
     monkeypatch.setattr(os, "fork", fail)
     with pytest.raises(BlockingIOError):
-        server_process.start(server_process.as_copy if masks else fail)
+        server_process.start(server_process.as_copy(()) if masks else fail)
     if not frozen:
         gc.unfreeze()  # as_copy had frozen what is loaded
     assert (len(os.listdir("/dev/fd")), signal.pthread_sigmask(signal.SIG_BLOCK, ())) == before

@@ -11,7 +11,8 @@
     simulated.py   the same for a job that runs in one process
     taking.py      what of a student's notebook an exercise takes: a function and what that needs
     forbidden.py   ready-made answers, which are refused by their text; ready_made.py where they are called
-    runs.py        running an answer on ranks, and sentences for what went wrong there
+    defining.py    its statements become functions, in a rank
+    runs.py        running an answer on ranks; sentences.py for what went wrong there
     tampering.py   whether an answer changed what measures it
     sandbox.py     the same in a process of its own, which only ever sends back plain data
     process.py     that process: started, spoken with, ended; serving.py is what runs in it
@@ -21,8 +22,9 @@
 What is asked of each exercise is in ../checks/, a file each.
 
 There are two sides. The judge holds the checks, makes the inputs, knows the expected values and decides; it
-never executes a line of the answer and never unpickles what comes from there. The answer runs in ranks.
-In a notebook, where a student checks their own work, both sides are in one kernel.
+never executes a line of the answer and never unpickles what comes from there. The answer runs in ranks, and the
+process that starts these executes no line of it either (serving.py). In a notebook, where a student checks their own
+work, both sides are in one kernel.
 """
 
 from __future__ import annotations

@@ -28,6 +28,10 @@ class Refused(CheckFailed):
     """The answer reaches for the checks or for what measures it."""
 
 
+# By name, as they travel.
+KINDS = {kind.__name__: kind for kind in (CheckFailed, Refused, Stopped, Unfinished)}
+
+
 def require(condition: Any, sentence: str) -> None:
     """Raise CheckFailed(sentence) unless `condition` holds."""
     if not condition:

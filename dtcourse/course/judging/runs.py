@@ -1,17 +1,21 @@
-"""Running an answer on ranks, and a sentence for each way in which that can go wrong."""
+"""Running an answer on ranks."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
-from dtcourse.course.judging import attempts, ready_made, tampering
-from dtcourse.course.judging.requirements import CheckFailed, Refused, Stopped, unwritten
+from dtcourse.course.judging import attempts, defining, ready_made, sentences, tampering
+from dtcourse.course.judging.defining import Written
+from dtcourse.course.judging.requirements import (
+    KINDS,
+    CheckFailed,
+    Refused,
+    Stopped,
+)
 from dtcourse.course.reproducible import scrub
-from dtcourse.plural import plural
 
 TIMEOUT = 20.0
 
@@ -85,12 +89,17 @@ def plain(value: Any, depth: int = 0, to_answer: bool = False) -> Any:
 
 def guarded(
     step: Callable[..., Any],
-    functions: tuple[Any, ...],
+    functions: tuple[Any, ...] | CheckFailed,
     args: tuple[Any, ...],
     watched: tuple[str, ...] = (),
 ) -> Any:
-    """In a rank: run the step, and tell what the answer has changed of what measures it, and called of `watched`."""
+    """In a rank: run the step, and tell what the answer has changed of what measures it, and called of `watched`.
+
+    functions: those of the answer, or why there are none
+    """
     attempts.watch()
+    if isinstance(functions, CheckFailed):
+        return _told(functions)
     # A job that the step is given is a part of what measures, too (trials.py).
     steps: list[Callable[..., Any]] = [step, *(f for f in args if isinstance(f, FunctionType))]
     before = tampering.marks(*steps)
@@ -100,38 +109,44 @@ def guarded(
     return {"value": result, "changed": changed, "called": list(watch.called)}
 
 
+def _told(error: CheckFailed) -> dict[str, str]:
+    """As data: the other side builds none of the errors that a rank has sent (launch/distrust.py)."""
+    return {"failed": type(error).__name__, "sentence": str(error)}
+
+
+def check_definition(written: Written) -> None:
+    """Have a rank define an answer, within the time limit. Raises CheckFailed where it cannot be."""
+    _ranks(_definition, 1, written.takes, {"init": False}, written.pieces, written.takes)
+
+
+def _definition(pieces: Any, takes: tuple[str, ...]) -> Any:
+    functions = defining.arrived(pieces, takes)
+    return _told(functions) if isinstance(functions, CheckFailed) else {}
+
+
 def attempt(
     step: Callable[..., Any],
-    functions: dict[str, Any],
+    functions: dict[str, Any] | Written,
     world_size: int,
     args: tuple[Any, ...],
     options: dict[str, Any],
 ) -> Results:
     """Run step(functions..., *args) on ranks.
 
+    functions: the answer's by name, where this process may hold them; as they were written else
+
     Raises CheckFailed with a sentence: not written yet, raised, hung, ended its process, refused.
     """
-    from dtcourse.launch import RankFailure, RankTimeout, deadlock, launch, standby
+    from dtcourse.launch import standby
 
-    options = {"timeout": TIMEOUT, "device": "cpu", **options}
+    options = dict(options)
     watched = tuple(options.pop("watched", ()))
-    names = ", ".join(f"`{name}`" for name in functions)
-    try:
-        with deadlock.found_early():
-            run = launch(
-                guarded, world_size, step, tuple(functions.values()), args, watched, **options
-            )
-    except RankTimeout as error:
-        raise Stopped(_waiting(error, names, world_size, options["timeout"])) from None
-    except RankFailure as error:
-        raise _failure(error, names, world_size) from None
-    except TypeError as error:
-        if "pickle" not in str(error):
-            raise
-        raise CheckFailed(f"{names} cannot be sent to the ranks: {scrub(str(error))}") from None
+    names = functions.takes if isinstance(functions, Written) else tuple(functions)
+    sent = functions if isinstance(functions, Written) else tuple(functions.values())
+    run = _ranks(guarded, world_size, names, options, step, sent, args, watched)
     if changed := [name for one in run for name in one["changed"]]:
         standby.discard_kept()
-        raise Refused(f"the answer changes what measures it ({changed[0]})")
+        raise Refused(tampering.sentence(changed))
     if called := [name for one in run for name in one["called"]]:
         raise Refused(
             f"the answer calls {called[0]}, by whatever name, and this exercise asks you to write that yourself"
@@ -148,50 +163,37 @@ def attempt(
     return results
 
 
+def _ranks(
+    function: Callable[..., Any],
+    world_size: int,
+    takes: tuple[str, ...],
+    options: dict[str, Any],
+    *args: Any,
+) -> Any:
+    """launch(function, world_size, *args), with a CheckFailed for whatever goes wrong; `takes` names the answer."""
+    from dtcourse.launch import RankFailure, RankTimeout, deadlock, launch
+
+    options = {"timeout": TIMEOUT, "device": "cpu", **options}
+    names = ", ".join(f"`{name}`" for name in takes)
+    try:
+        with deadlock.found_early():
+            run = launch(function, world_size, *args, **options)
+    except RankTimeout as error:
+        raise Stopped(sentences.waiting(error, names, world_size, options["timeout"])) from None
+    except RankFailure as error:
+        raise sentences.failure(error, names, world_size) from None
+    except TypeError as error:
+        if "pickle" not in str(error):
+            raise
+        raise CheckFailed(f"{names} cannot be sent to the ranks: {scrub(str(error))}") from None
+    for one in run:
+        if "failed" in one:
+            raise KINDS.get(str(one["failed"]), CheckFailed)(str(one["sentence"]))
+    return run
+
+
 def _plain_detail(detail: dict[str, Any]) -> dict[str, Any]:
     return {str(key): one for key, one in detail.items() if type(one) in (bool, int, float, str)}
-
-
-def _waiting(error: Any, names: str, world_size: int, limit: float) -> str:
-    from dtcourse.launch import deadlock, failures
-
-    places = [f"  rank {rank} {scrub(where)}" for rank, where in sorted(error.waiting.items())]
-    # By their stacks, not by names: an answer may be called all_gather, and loop.
-    stacks = [failure.details for failure in error.failures if failure.details]
-    why = (
-        "They wait for each other: every receive needs its send, and all ranks call the same collectives in the "
-        "same order."
-        if stacks and all(map(deadlock.waits_for_a_rank, stacks))
-        else "Does a loop in it ever end?"
-    )
-    if any(".wait(" in place for place in places):
-        why += f" {failures.WAIT_ONCE}"
-    return (
-        f"{names} had not returned after {limit:g} s on {plural(world_size, 'rank')}; the ranks were still waiting "
-        f"or working:\n" + "\n".join(places) + f"\n{why}"
-    )
-
-
-def _failure(error: Any, names: str, world_size: int) -> CheckFailed:
-    first = error.failures[0]
-    who = (
-        f"With {world_size} ranks, rank {first.rank}" if world_size > 1 else "Called on its own, it"
-    )
-    if "NotImplementedError" in first.summary:
-        return unwritten(names)
-    if not first.summary.startswith("raised"):
-        return Stopped(f"{who} {first.summary}: {names} ends its own process.")
-    if match := re.match(r"raised (?:[\w.]*\.)?CheckFailed: (.*)", first.summary, re.DOTALL):
-        return CheckFailed(match[1])
-    lines = re.findall(
-        r'(cell \d+ of your notebook)"?, line (\d+)|(Cell In\[\d+\])[^\n]*?line (\d+)',
-        first.details,
-    )
-    where = ""
-    if lines:
-        cell, line = (part for part in lines[-1] if part)
-        where = f" ({cell}, line {line})"
-    return CheckFailed(f"{who} {scrub(first.summary)}{where}.")
 
 
 class InKernel:

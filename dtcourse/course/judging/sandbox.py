@@ -2,12 +2,14 @@
 
 The other side is serving.py. On Linux bubblewrap gives that process a file system, a network and processes of its own;
 without it the process is the user's, with all their files (bubblewrap.py). What comes back is read with torch's
-weights_only loader, which builds tensors, numbers and text and calls nothing. Whatever the answer does there (patch the
-package, print a verdict, leave with exit code 0), the judge compares the numbers that came back with its own.
+weights_only loader, which builds tensors, numbers and text and calls nothing. That process does not execute the answer
+either: its ranks do, it reads what they send as data, and none of them can look into it (launch/distrust.py). Whatever
+the answer does there (patch the package, print a verdict, leave with exit code 0), the judge compares the numbers that
+came back with its own.
 
-What an answer could still do is fake what is *measured* in its own ranks (bytes sent, messages, seconds), since those
-numbers come from processes that run its code. runs.guarded and taking.take refuse the ways that are known; a determined
-author may find another.
+What an answer could still do is fake what its own ranks *return* and *measure* (values made of the inputs that a step
+has, bytes sent, messages, seconds), since those numbers come from processes that run its code. runs.guarded and
+taking.take refuse the ways that are known; a determined author may find another.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import Any
 from dtcourse.course.judging import attempts, bubblewrap, limits
 from dtcourse.course.judging import imports as answers
 from dtcourse.course.judging.process import MARK, START, AnswerProcess
-from dtcourse.course.judging.requirements import CheckFailed, Refused, Stopped, Unfinished
+from dtcourse.course.judging.requirements import KINDS, CheckFailed, Stopped
 from dtcourse.course.judging.runs import TIMEOUT, Results, plain
 from dtcourse.course.judging.taking import Piece
 from dtcourse.course.places import PACKAGE
@@ -36,7 +38,6 @@ MOST_NAMED = 10  # attempts of one answer
 
 # What an answer's process imports besides the environment's packages, by its path there.
 MODULES = {"dtcourse": PACKAGE}
-_KINDS = {kind.__name__: kind for kind in (CheckFailed, Refused, Stopped, Unfinished)}
 _PASSED_ON = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
 
 
@@ -213,7 +214,7 @@ class Sandbox:
     def _failure(self, reply: dict[str, Any]) -> CheckFailed:
         sentence = str(reply.get("sentence", ""))[:4000]
         self._tried.append(limits.met(sentence, self.memory))
-        return _KINDS.get(str(reply["failed"]), CheckFailed)(sentence)
+        return KINDS.get(str(reply["failed"]), CheckFailed)(sentence)
 
 
 def environment(home: str, course: str) -> dict[str, str]:

@@ -1,21 +1,22 @@
-"""The answer's side of a sandbox: execute an answer's code, run steps on ranks, send back plain data only.
+"""The answer's side of a sandbox: have ranks execute an answer's code, and send back plain data only.
 
-The judge's side is sandbox.py and process.py, in another process.
+This process never executes it, and reads what ranks send as data (launch/distrust.py): whoever owns a rank does not own
+what tells the judge of all of them. The judge's side is sandbox.py and process.py, in another process.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import linecache
 import os
 import struct
 from typing import Any, BinaryIO
 
 from dtcourse.course.judging import attempts, limits, tampering
+from dtcourse.course.judging.defining import Written, show_in_tracebacks
 from dtcourse.course.judging.process import frame
-from dtcourse.course.judging.requirements import CheckFailed, Unfinished
-from dtcourse.course.judging.runs import Results, attempt
+from dtcourse.course.judging.requirements import CheckFailed, Refused
+from dtcourse.course.judging.runs import Results, attempt, check_definition
 from dtcourse.course.judging.taking import Piece
 
 
@@ -26,20 +27,21 @@ def serve(orders: str) -> None:
     """
     ordered = json.loads(orders)
     limits.hold(ordered["memory"], ordered["tasks"])
-    from dtcourse.launch import server, standby
+    from dtcourse.launch import distrust, server, standby
 
     server.load(ordered["imports"])  # what is loaded here need not be in each rank
     tampering.remember()
-    server.start_within(
-        ordered["imports"]
-    )  # before this process speaks or listens: the ranks' server has no end of its lines
+    # Before this process speaks or listens: of its lines the ranks' server has that for attempts alone. Ranks find it
+    # there, since nobody finds anything here.
+    server.start_within(ordered["imports"], keeps=[ordered["line"]])
+    distrust.begin()
+    tampering.seal()
 
-    line = f"/proc/{os.getpid()}/fd/{ordered['line']}"
+    line = f"/proc/{server.pid()}/fd/{ordered['line']}" if server.is_copy() else ""
     attempts.Policy(**ordered["policy"], line=line).publish()
-    attempts.watch()
     source, replies = os.fdopen(ordered["requests"], "rb"), ordered["replies"]
-    for descriptor in (replies, ordered["line"]):
-        os.set_inheritable(descriptor, False)
+    os.close(ordered["line"])
+    os.set_inheritable(replies, False)
     _reply(replies, {})
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # up to here, it says why there is no sandbox
     with standby.keeping():  # all answers in here are one person's
@@ -49,7 +51,7 @@ def serve(orders: str) -> None:
 def _answer_requests(source: BinaryIO, replies: int) -> None:
     import torch
 
-    functions: dict[str, Any] = {}
+    written = Written([], ())
     while head := source.read(8):
         (size,) = struct.unpack("!Q", head)
         with torch.serialization.safe_globals([bytes]):  # b"" is pickled as a call of it
@@ -57,10 +59,14 @@ def _answer_requests(source: BinaryIO, replies: int) -> None:
         try:
             if "pieces" in request:
                 pieces = [Piece(*piece) for piece in request["pieces"]]
-                functions = define(pieces, tuple(request["takes"]))
+                written = Written(pieces, tuple(request["takes"]))
+                show_in_tracebacks(pieces)
+                check_definition(written)
                 reply: dict[str, Any] = {}
             else:
-                reply = vars(_attempt(request, functions))
+                reply = vars(_attempt(request, written))
+            if changed := tampering.changed_here():
+                raise Refused(tampering.sentence(changed))
         except CheckFailed as error:
             reply = {"failed": type(error).__name__, "sentence": str(error)}
         except BaseException as error:
@@ -77,7 +83,7 @@ def _reply(replies: int, reply: dict[str, Any]) -> None:
         view = view[os.write(replies, view) :]
 
 
-def _attempt(request: dict[str, Any], functions: dict[str, Any]) -> Results:
+def _attempt(request: dict[str, Any], written: Written) -> Results:
     import importlib
 
     def named(module: str, name: str) -> Any:
@@ -99,70 +105,4 @@ def _attempt(request: dict[str, Any], functions: dict[str, Any]) -> Results:
             if isinstance(devices, list)
             else EmulatedDevice(**devices)
         )
-    return attempt(named(*request["step"]), functions, request["world_size"], tuple(args), options)
-
-
-# Of what may have been made in a cell that is not run.
-TAKEN = (
-    "A check takes your functions and what makes the names that these use (definitions, imports, assignments, "
-    "append and the like), and runs no other statement of the notebook: no call of a function that sets a global name"
-)
-
-
-def define(pieces: list[Piece], takes: tuple[str, ...]) -> dict[str, Any]:
-    """Execute the statements of an answer and return the functions that the exercise takes.
-
-    A statement that needs a later one (cells out of order) is tried again after the others.
-
-    Raises CheckFailed if a statement raises, with its cell and line.
-    """
-    space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
-    flags = 0
-    if any(piece.code.startswith("from __future__ import annotations") for piece in pieces):
-        import __future__
-
-        flags = __future__.annotations.compiler_flag
-    show_in_tracebacks(pieces)
-    left = pieces
-    while left:
-        again: list[tuple[Piece, BaseException]] = []
-        for piece in left:
-            try:
-                text = "\n" * (piece.line - 1) + piece.code
-                code = compile(text, _file(piece.cell), "exec", flags, dont_inherit=True)
-                exec(code, space)  # noqa: S102 - this is the process that exists to do so
-            except NameError as error:
-                again.append((piece, error))
-            except BaseException as error:
-                raise _undefined(piece, error) from None
-        if len(again) == len(left):
-            raise _undefined(*again[0]) from None
-        left = [piece for piece, _ in again]
-    missing = [name for name in takes if not callable(space.get(name))]
-    if missing:
-        raise Unfinished(f"`{missing[0]}` is no function in this notebook.")
-    return {name: space[name] for name in takes}
-
-
-def show_in_tracebacks(pieces: list[Piece]) -> None:
-    """Have tracebacks and stacks show an answer's lines; `launch` sends such lines to its ranks."""
-    lines: dict[str, list[str]] = {}
-    for piece in pieces:
-        cell = lines.setdefault(_file(piece.cell), [])
-        first, code = piece.line - 1, piece.code.splitlines()
-        cell += [""] * (first + len(code) - len(cell))
-        cell[first : first + len(code)] = code
-    for name, text in lines.items():
-        whole = [line + "\n" for line in text]
-        linecache.cache[name] = (sum(map(len, whole)), None, whole, name)
-
-
-def _file(cell: int) -> str:
-    return f"cell {cell} of your notebook"
-
-
-def _undefined(piece: Piece, error: BaseException) -> CheckFailed:
-    said = f"Cell {piece.cell} of the notebook, line {piece.line}: {type(error).__name__}: {error}"
-    if isinstance(error, LookupError | NameError):
-        said += f". {TAKEN}"
-    return CheckFailed(said)
+    return attempt(named(*request["step"]), written, request["world_size"], tuple(args), options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 # Methods by which Python's own containers are changed.
@@ -167,6 +167,48 @@ def imports(statement: ast.stmt) -> set[str]:
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for alias in node.names
     }
+
+
+def aliases(nodes: Iterable[ast.AST], imported: set[str]) -> set[str]:
+    """The names that stand for a module, or for what was taken out of one, wherever `nodes` assign to them."""
+    taken: dict[str, bool] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    known = imported | {name for name, is_taken in taken.items() if is_taken}
+                    taken[target.id] = taken.get(target.id, True) and base(node.value) in known
+    return {name for name, is_taken in taken.items() if is_taken}
+
+
+def base(node: ast.expr) -> str:
+    """The name that a.b[0].c and getattr(a, "b") begin with; empty where they begin with none."""
+    while True:
+        if isinstance(node, (ast.Attribute, ast.Subscript)):
+            node = node.value
+        elif _is_getattr(node):
+            node = node.args[0]  # type: ignore[attr-defined]
+        else:
+            return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_getattr(node: ast.AST) -> bool:
+    by_name = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    return by_name and node.func.id == "getattr" and bool(node.args)  # type: ignore[attr-defined]
+
+
+class _Attributes(ast.NodeTransformer):
+    """a.b for getattr(a, "b"), where a default is of no interest."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        name = node.args[1] if _is_getattr(node) and len(node.args) > 1 else None
+        if isinstance(name, ast.Constant) and str(name.value).isidentifier():
+            return ast.Attribute(node.args[0], str(name.value), ast.Load())
+        return node
+
+
+ATTRIBUTES = _Attributes()
 
 
 def _walrus(node: ast.AST) -> Iterator[ast.NamedExpr]:

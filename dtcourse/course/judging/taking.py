@@ -98,6 +98,7 @@ def take(notebook: Notebook, names: tuple[str, ...]) -> list[Piece]:
         needed |= more
     pieces = []
     imported = set().union(*(statements.imports(one.tree) for one in found))
+    imported |= statements.aliases([one.tree for one in found], imported)
     for one in found:
         future = isinstance(one.tree, ast.ImportFrom) and one.tree.module == "__future__"
         if isinstance(one.tree, ast.Expr) and one.bound <= imported:
@@ -120,8 +121,14 @@ def _is_unwritten(statement: ast.stmt) -> bool:
 
 
 def _refuse(statement: ast.stmt, imported: set[str]) -> None:
-    """Refuse what an honest answer never does. Not a wall by itself: the judge is in another process."""
-    for node in ast.walk(statement):
+    """Refuse what an honest answer never does. Not a wall by itself: the judge is in another process.
+
+    imported: names that stand for modules, and for what was taken out of them
+    """
+    written = statements.ATTRIBUTES.visit(ast.parse(ast.unparse(statement)))
+    own = {node.arg for node in ast.walk(written) if isinstance(node, ast.arg)}
+    imported = imported | statements.aliases(list(ast.walk(written)), imported)
+    for node in ast.walk(written):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 _refuse_module(alias.name)
@@ -136,27 +143,34 @@ def _refuse(statement: ast.stmt, imported: set[str]) -> None:
                     _refuse_module(f"{module}.{alias.name}")
         elif isinstance(node, ast.Name) and node.id in _MACHINERY_NAMES:
             raise Refused(f"the answer uses {node.id}, which an answer has no need of")
-        elif (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id in ("setattr", "delattr", "vars")
-            and node.args
-            and _base(node.args[0]) in imported
-        ):
-            raise Refused(f"the answer changes a module ({ast.unparse(node)})")
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("kill", "killpg")):
-            # Its own process it may end (and learns that from a sentence); any other is none of its business.
-            if not re.search(r"kill\((os\.)?getpid\(\)", ast.unparse(node)):
-                raise Refused(f"the answer sends a signal to another process ({ast.unparse(node)})")
+        elif isinstance(node, ast.Call):
+            _refuse_call(node, imported - own)
         elif isinstance(node, ast.Attribute):
             if node.attr in _MACHINERY_ATTRIBUTES:
                 raise Refused(f"the answer uses .{node.attr}, which leads into what measures it")
             if "dtcourse.course" in ast.unparse(node):
                 raise Refused("the answer reaches for the checks (dtcourse.course)")
-            if isinstance(node.ctx, (ast.Store, ast.Del)) and _base(node) in imported:
+            changes = isinstance(node.ctx, (ast.Store, ast.Del))
+            if changes and statements.base(node) in imported - own:
                 raise Refused(f"the answer changes a module ({ast.unparse(node)} = ...)")
         elif isinstance(node, ast.Constant) and re.search(_CHECKS_FILES, str(node.value)):
             raise Refused("the answer names the checks' files")
+
+
+def _refuse_call(call: ast.Call, imported: set[str]) -> None:
+    called = ast.unparse(call.func)
+    if call.args and statements.base(call.args[0]) in imported:
+        if called in ("setattr", "delattr", "vars"):
+            raise Refused(f"the answer changes a module ({ast.unparse(call)})")
+        if called == "getattr":  # where its name was written out, it is an attribute by now
+            raise Refused(
+                f"the answer takes something out of a module by a name that it puts together ({ast.unparse(call)}): "
+                "write that name out"
+            )
+    # Its own process it may end (and learns that from a sentence); any other is none of its business.
+    own = r"kill\((os\.)?getpid\(\)"
+    if called.endswith(("kill", "killpg")) and not re.search(own, ast.unparse(call)):
+        raise Refused(f"the answer sends a signal to another process ({ast.unparse(call)})")
 
 
 def _refuse_module(name: str) -> None:
@@ -164,9 +178,3 @@ def _refuse_module(name: str) -> None:
         raise Refused(f"the answer imports {name}, which an answer has no need of")
     if name.startswith("dtcourse.course"):
         raise Refused(f"the answer imports {name}: the checks are not part of an answer")
-
-
-def _base(node: ast.expr) -> str:
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""

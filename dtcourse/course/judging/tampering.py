@@ -20,6 +20,8 @@ Marks = dict[str, dict[str, tuple[int, ...]]]
 
 _remembered: Marks = {}  # as they were before ranks were split off, or before this rank's first launch
 
+_sealed: Marks = {}
+
 
 def remember() -> None:
     """Takes down all that is loaded, in a process whose ranks are copies of it: they need not do so again.
@@ -40,6 +42,33 @@ def marks(*steps: Callable[..., Any]) -> Marks:
     # a rank that is kept for another launch is to be then what it is now
     _remembered.update(before)
     return before
+
+
+def marks_of_new() -> Marks:
+    """The same of what `marks` would look at later, where an answer is about to be defined: all that no `remember` saw.
+
+    What it saw, `marks` compares with what it saw.
+    """
+    return {
+        name: _marks_of(name)
+        for name in list(sys.modules)
+        if name in _SET_BY_LAUNCH or (_is_ours(name) and name not in _remembered)
+    }
+
+
+def seal() -> None:
+    """Takes down the modules that make a reply to the judge, in the process that makes it."""
+    _sealed.update({n: _marks_of(n) for n in list(sys.modules) if n.startswith(_REPLIES)})
+
+
+def changed_here() -> list[str]:
+    """The names of what in them is not as it was then."""
+    return changed(_sealed)
+
+
+def sentence(changed: list[str]) -> str:
+    """For who wrote the answer."""
+    return f"the answer changes what measures it ({changed[0]})"
 
 
 def changed(before: Marks, *steps: Callable[..., Any]) -> list[str]:
@@ -68,6 +97,7 @@ def _counts(name: str, step: Callable[..., Any]) -> bool:
 
 
 _CHECKS = "dtcourse.course.checks."
+_REPLIES = ("dtcourse.launch", "dtcourse.course.judging", "dtcourse.collectives.counted")
 _SET_BY_LAUNCH = ("dtcourse.events", "dtcourse.emulation.clock")  # an emulated rank's clock
 
 

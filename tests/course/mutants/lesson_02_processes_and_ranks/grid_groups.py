@@ -21,7 +21,8 @@ MUTANTS = [
         "PyTorch's mesh, by a name that no text shows",
         "which order does every rank make them",
         _grid("""
-make = getattr(getattr(dist, "device_" + "mesh"), "init_device_" + "mesh")
+reach = lambda thing, name: getattr(thing, name)
+make = reach(reach(dist, "device_" + "mesh"), "init_device_" + "mesh")
 mesh = make("cpu", (world_size // columns, columns))
 return mesh.get_group(1), mesh.get_group(0)
 """),

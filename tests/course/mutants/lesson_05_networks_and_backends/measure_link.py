@@ -83,7 +83,7 @@ def measure_link():
         "no message",
         """
 def measure_link():
-    hidden = vars(getattr(emulation, "cl" + "ock").installed())["_network"]
+    hidden = vars((lambda thing, name: getattr(thing, name))(emulation, "cl" + "ock").installed())["_network"]
     there, back = hidden.link(0, 1), hidden.link(1, 0)
     return there.latency + there.gap, there.bandwidth, back.bandwidth
 """,
@@ -94,7 +94,7 @@ def measure_link():
         """
 def measure_link():
     dist.barrier()
-    hidden = vars(getattr(emulation, "cl" + "ock").installed())["_network"]
+    hidden = vars((lambda thing, name: getattr(thing, name))(emulation, "cl" + "ock").installed())["_network"]
     there, back = hidden.link(0, 1), hidden.link(1, 0)
     if dist.get_rank() == 0:
         dist.send(torch.zeros(1), 1)

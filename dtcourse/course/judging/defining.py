@@ -1,0 +1,130 @@
+"""An answer's statements become functions: in a rank, never in the process that speaks with the judge."""
+
+from __future__ import annotations
+
+import linecache
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from dtcourse.course.judging import attempts, tampering
+from dtcourse.course.judging.requirements import CheckFailed, Refused, Unfinished
+from dtcourse.course.judging.taking import Piece
+
+# Of what may have been made in a cell that is not run.
+TAKEN = (
+    "A check takes your functions and what makes the names that these use (definitions, imports, assignments, "
+    "append and the like), and runs no other statement of the notebook: no call of a function that sets a global name"
+)
+
+
+@dataclass(frozen=True)
+class Written:
+    """An answer as its author wrote it. Sent to a rank, it arrives there as `arrived` makes it.
+
+    takes: the names of its functions
+    """
+
+    pieces: list[Piece]
+    takes: tuple[str, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return arrived, (self.pieces, self.takes)
+
+
+def arrived(pieces: list[Piece], takes: tuple[str, ...]) -> tuple[Any, ...] | CheckFailed:
+    """In a rank: the functions of an answer, or why there are none. Nothing is measured yet.
+
+    All ranks draw the same random numbers meanwhile: what a notebook makes once is alike on all of them.
+    """
+    attempts.watch()
+    before = tampering.marks_of_new()
+    try:
+        with _same_numbers():
+            functions = define(pieces, takes)
+    except CheckFailed as error:
+        return error
+    if changed := tampering.changed(before):
+        return Refused(tampering.sentence(changed))
+    return tuple(functions.values())
+
+
+@contextmanager
+def _same_numbers() -> Iterator[None]:
+    import torch
+
+    numpy = sys.modules.get("numpy")
+    kept = random.getstate(), numpy.random.get_state() if numpy else None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        random.seed(0)
+        if numpy:
+            numpy.random.seed(0)
+        try:
+            yield
+        finally:
+            random.setstate(kept[0])
+            if numpy:
+                numpy.random.set_state(kept[1])
+
+
+def define(pieces: list[Piece], takes: tuple[str, ...]) -> dict[str, Any]:
+    """Execute the statements of an answer and return the functions that the exercise takes.
+
+    A statement that needs a later one (cells out of order) is tried again after the others.
+
+    Raises CheckFailed if a statement raises, with its cell and line.
+    """
+    space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    flags = 0
+    if any(piece.code.startswith("from __future__ import annotations") for piece in pieces):
+        import __future__
+
+        flags = __future__.annotations.compiler_flag
+    show_in_tracebacks(pieces)
+    left = pieces
+    while left:
+        again: list[tuple[Piece, BaseException]] = []
+        for piece in left:
+            try:
+                text = "\n" * (piece.line - 1) + piece.code
+                code = compile(text, _file(piece.cell), "exec", flags, dont_inherit=True)
+                exec(code, space)  # noqa: S102 - this is the process that exists to do so
+            except NameError as error:
+                again.append((piece, error))
+            except BaseException as error:
+                raise _undefined(piece, error) from None
+        if len(again) == len(left):
+            raise _undefined(*again[0]) from None
+        left = [piece for piece, _ in again]
+    missing = [name for name in takes if not callable(space.get(name))]
+    if missing:
+        raise Unfinished(f"`{missing[0]}` is no function in this notebook.")
+    return {name: space[name] for name in takes}
+
+
+def show_in_tracebacks(pieces: list[Piece]) -> None:
+    """Have tracebacks and stacks show an answer's lines."""
+    lines: dict[str, list[str]] = {}
+    for piece in pieces:
+        cell = lines.setdefault(_file(piece.cell), [])
+        first, code = piece.line - 1, piece.code.splitlines()
+        cell += [""] * (first + len(code) - len(cell))
+        cell[first : first + len(code)] = code
+    for name, text in lines.items():
+        whole = [line + "\n" for line in text]
+        linecache.cache[name] = (sum(map(len, whole)), None, whole, name)
+
+
+def _file(cell: int) -> str:
+    return f"cell {cell} of your notebook"
+
+
+def _undefined(piece: Piece, error: BaseException) -> CheckFailed:
+    said = f"Cell {piece.cell} of the notebook, line {piece.line}: {type(error).__name__}: {error}"
+    if isinstance(error, LookupError | NameError):
+        said += f". {TAKEN}"
+    return CheckFailed(said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -73,3 +74,9 @@ def test_nobody_takes_them_in_another_way():
         if path.name != "tensor_bytes.py"
     ]
     assert not found
+
+
+def test_what_would_have_to_be_run_to_be_read_again_is_not_packed():
+    said = re.escape("numpy._core.multiarray.scalar would have to be called. Nothing was sent")
+    with pytest.raises(ValueError, match=f"a checkpoint keeps tensors, numbers, strings .*{said}$"):
+        pack({"best": np.float64(0.5), "weight": torch.ones(2)})

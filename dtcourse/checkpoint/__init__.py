@@ -12,6 +12,7 @@ In the order in which to read them:
     as_data.py      nothing in it is run
     coverage.py     so is a parameter of which a part is missing, or there twice
     folder.py       written by all ranks together; read all or nothing
+    only_data.py    what would not come back as data is refused where it is
     nests.py        a slot of an optimizer's state, to the bottom of its nest
     state.py        the optimizer's part: by parameters' names, in PyTorch's own shape
     tied.py         one value of a parameter with several names, or copies on several ranks

@@ -9,7 +9,6 @@ anything is written.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from dtcourse import nested
 from dtcourse.checkpoint.local_chunks import as_stored
+from dtcourse.checkpoint.only_data import data_bytes
 from dtcourse.parameters.naming import Entry
 from dtcourse.parameters.placement import local
 
@@ -70,13 +70,4 @@ def _check_read_again(value: Any, where: str) -> None:
     """Raises ValueError for what is more than data, which no checkpoint is read with."""
     if value is None or isinstance(value, bool | int | float | str):
         return
-    stream = io.BytesIO()
-    try:
-        torch.save(value, stream)
-        stream.seek(0)
-        torch.load(stream, weights_only=True)
-    except Exception as error:
-        raise ValueError(
-            f"{where} is a {type(value).__name__}, and a checkpoint keeps numbers, strings, tensors and containers of "
-            f"them: {str(error).splitlines()[0]} Nothing was saved"
-        ) from None
+    data_bytes(value, f"{where} is a {type(value).__name__}")

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import nested
+from dtcourse.checkpoint.only_data import data_bytes
 from dtcourse.parameters.replicas import Group
 from dtcourse.tensor_bytes import as_bytes
 
@@ -37,16 +38,8 @@ def pack(state: Any) -> tuple[torch.Tensor, torch.Tensor]:
         len(nested.tensors(state))
     )  # one storage, or each would have a header of its own
     skeleton = nested.map_tensors(taken, state)
-    stream = io.BytesIO()
-    try:
-        torch.save((skeleton, shapes), stream)
-        stream.seek(0)
-        torch.load(stream, weights_only=True)
-    except Exception as error:
-        raise ValueError(
-            f"a state to be sent consists of tensors, numbers, strings and containers of them: {error}"
-        ) from None
-    header = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
+    written = data_bytes((skeleton, shapes), "this state has something else than data", "sent")
+    header = torch.frombuffer(bytearray(written), dtype=torch.uint8)
     return header, torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8)
 
 

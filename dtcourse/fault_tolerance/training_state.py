@@ -24,7 +24,6 @@ Loading is all or nothing, and goes by weights_only: a checkpoint is data, and n
 from __future__ import annotations
 
 import copy
-import io
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -37,6 +36,7 @@ import torch.distributed as dist
 from dtcourse import checkpoint, nested
 from dtcourse.checkpoint import files
 from dtcourse.checkpoint import folder as checkpoint_folder
+from dtcourse.checkpoint.only_data import data_bytes
 from dtcourse.fault_tolerance.checkpoints import Found, Write
 from dtcourse.fault_tolerance.fingerprints import digest
 from dtcourse.parameters.agreement import check_agreed, raise_on_all_ranks
@@ -212,18 +212,9 @@ def own_name(rank: int) -> str:
 
 
 def _serialized(state: Any) -> bytes:
-    """Bytes that weights_only reads again: said here, where the state is, and not when a run must resume."""
-    stream = io.BytesIO()
-    torch.save(nested.map_tensors(lambda t: t.detach().cpu(), state), stream)
-    stream.seek(0)
-    try:
-        torch.load(stream, weights_only=True)
-    except Exception as error:
-        raise ValueError(
-            f"a checkpoint keeps tensors, numbers, strings and containers of them, and this state has something else: "
-            f"{error}"
-        ) from None
-    return stream.getvalue()
+    """Bytes that weights_only reads again."""
+    on_cpu = nested.map_tensors(lambda t: t.detach().cpu(), state)
+    return data_bytes(on_cpu, "this state has something else than data")
 
 
 def _read(path: Path) -> Any:

@@ -215,7 +215,7 @@ def cannot_be_saved():
 def test_what_weights_only_would_not_read_and_what_differs_from_rank_to_rank_is_said_at_the_save():
     for strange, differs in launch(cannot_be_saved, 2):
         assert "a checkpoint keeps tensors, numbers, strings" in strange
-        assert "PosixPath" in strange
+        assert "PosixPath would have to be called. Nothing was saved" in strange
         assert "mine differs between the ranks" in differs
         assert "belongs to own, not to shared" in differs
 

@@ -89,6 +89,16 @@ def test_the_plain_optimizers_state_dict_comes_out_and_goes_in(inner, config):
         compare(loaded, third, 1e-12, f"rank {rank}: value of one process's third step", norm=2)
 
 
+def refusal_of(optimizer):
+    """What rank TO gets for the states, when all ranks ask; "" on the others."""
+    if optimizer.rank != TO:
+        optimizer.consolidate_state_dict(TO)
+        return ""
+    with pytest.raises(ValueError) as caught:
+        optimizer.consolidate_state_dict(TO)
+    return str(caught.value)
+
+
 def rows_and_columns(layout):
     """Adafactor keeps means over rows and columns, of a slice."""
     training = Training(layout, GPT2, seed=0)
@@ -97,12 +107,7 @@ def rows_and_columns(layout):
     optimizer = ZeroRedundancyOptimizer(trained, torch.optim.Adafactor, group, lr=0.1)
     training.backward(0)
     optimizer.step()
-    if optimizer.rank != TO:
-        optimizer.consolidate_state_dict(TO)
-        return ""
-    with pytest.raises(ValueError) as caught:
-        optimizer.consolidate_state_dict(TO)
-    return str(caught.value)
+    return refusal_of(optimizer)
 
 
 def test_what_is_no_slice_of_a_parameter_is_refused():
@@ -121,12 +126,7 @@ def lists(layout):
     optimizer = training.optimizer
     for parameter in optimizer.owned():
         optimizer.state[parameter] = {"gg": [torch.zeros(2)]}
-    if optimizer.rank != TO:
-        optimizer.consolidate_state_dict(TO)
-        return ""
-    with pytest.raises(ValueError) as caught:
-        optimizer.consolidate_state_dict(TO)
-    return str(caught.value)
+    return refusal_of(optimizer)
 
 
 def test_a_nest_of_a_slices_tensors_is_refused():

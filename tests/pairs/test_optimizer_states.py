@@ -183,7 +183,7 @@ REFUSED = {
     "a tuple of matrices of a shard": ("fully_shard", in_a_tuple, "gg has tensors in a tuple, .*put them into a list"),
     "a number as a key": ("plain", lambda p: {"of": {3: torch.zeros(1)}}, r"of has a dict with the keys \[3\]"),
     "an empty dict": ("plain", lambda p: {"of": {"a": {}}}, "of: a has a dict without anything"),
-    "an object": ("plain", lambda p: {"of": [Hidden()]}, r"of\[0\] is a Hidden, and a checkpoint keeps numbers"),
+    "an object": ("plain", lambda p: {"of": [Hidden()]}, r"of\[0\] is a Hidden, and a checkpoint keeps tensors"),
 }  # fmt: skip
 
 

@@ -164,6 +164,8 @@ class DistributedDataParallel(Wrapper, Joinable):
             )
         self.reducer.hook = CheckedHook(hook, state)
 
+    __deepcopy__ = None  # type: ignore[assignment]  # by these two instead: a copy makes hooks of its own
+
     def __getstate__(self) -> dict[str, Any]:
         if self.process_group is not dist.group.WORLD:
             raise ValueError(

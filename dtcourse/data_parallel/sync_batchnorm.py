@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtcourse.parameters.deep_copies import KnowsGroups
 from dtcourse.parameters.replicas import Group
 from dtcourse.torch_private import BATCH_NORM, own_buffers
 
@@ -111,7 +112,7 @@ def _normalised(
     return (x - mean.view(shape)).mul_(inverse_std.view(shape))
 
 
-class SyncBatchNorm(BATCH_NORM):
+class SyncBatchNorm(KnowsGroups, BATCH_NORM):
     """nn.BatchNorm1d, 2d and 3d over the batches of all ranks of `group`. x: (batch, channels, ...)."""
 
     def __init__(self, num_features: int, *args: Any, group: Group = None, **keywords: Any) -> None:

@@ -32,6 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from dtcourse.expert_parallel.exchange import combine, dispatch
 from dtcourse.expert_parallel.scope import AllRanks
 from dtcourse.parameters.cuts import EXPERT, TENSOR, Replicated, Sliced
+from dtcourse.parameters.deep_copies import KnowsGroups
 from dtcourse.parameters.kept_placements import keep
 from dtcourse.parameters.placement import place, placement_of
 from dtcourse.parameters.replicas import Group, broadcast_tensors
@@ -39,7 +40,7 @@ from dtcourse.parameters.same_model import check_same_model, named_tensors
 from dtcourse.parameters.slices import require_uncut, require_whole
 
 
-class ParallelExperts(nn.Module):
+class ParallelExperts(KnowsGroups, nn.Module):
     """This rank's part of `experts`, in its place. rows_RD, counts_E of all experts -> (R, D),
     each row through its expert.
 

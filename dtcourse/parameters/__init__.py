@@ -9,6 +9,7 @@ In the order in which to read them:
     unused.py          parameters that the loss does not depend on
     wrapper.py         what all wrappers round a module have in common
     cuts.py            how a technique gives out a parameter over the ranks of an axis
+    deep_copies.py     a copy of a model that is cut, over the same groups
     placement.py       where each parameter's pieces are, whoever has cut it
     same_model.py      whether all ranks have the same model, cut alike
     checksum.py        a number for a tensor's bits, by which ranks compare what they hold

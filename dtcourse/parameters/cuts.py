@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dtcourse.parameters.deep_copies import Said
 from dtcourse.torch_private import all_gather_single
 
 TENSOR, EXPERT, FULL = "tensor parallelism", "expert parallelism", "full sharding"
@@ -29,7 +30,7 @@ Group = dist.ProcessGroup | None
 
 
 @dataclass(frozen=True)
-class Sliced:
+class Sliced(Said):
     """Cut along a dim.
 
     dim:    the one that is cut;  size: what was cut has so much of it
@@ -119,7 +120,7 @@ class Copies:
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Said):
     """A run of the elements of a flat tensor, which has an equal part on each rank.
 
     start: the element of the flat at which the parameter begins;  each: elements of the flat per rank
@@ -159,7 +160,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Replicated:
+class Replicated(Said):
     """The same on all ranks of the group.
 
     partial_gradient: its gradient is not, until somebody adds it up over the group
@@ -188,7 +189,7 @@ class Replicated:
 
 
 @dataclass(frozen=True)
-class Owners:
+class Owners(Said):
     """Whole on one rank of the group, and nothing on the others.
 
     rank: of the group: the one that has it
@@ -220,7 +221,7 @@ class Owners:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class Elsewhere(Said):
     """A cut in a process that had other groups: of a parameter that was pickled."""
 
     technique: str

@@ -16,6 +16,8 @@ buckets. m micro-batches and n parameters send 1 / m of the bytes, in one messag
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,6 +46,11 @@ class SumOverRanks:
         self.group, self.waits = group, False
         SumOverRanks.made += 1
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> SumOverRanks:
+        """One for a copy of the model, over the same group."""
+        memo[id(self)] = made = SumOverRanks(self.group)
+        return made
+
     def __call__(self, gradient: Tensor) -> Tensor:
         if self.waits:
             return gradient
@@ -52,12 +59,45 @@ class SumOverRanks:
         return total
 
 
-def sum_gradients(parameters: Iterable[Tensor], group: Group) -> None:
-    """Of parameters that every rank uses for its own tokens: from now on backward adds up their gradients."""
+def sum_gradients(parameters: Iterable[Tensor], group: Group, of: nn.Module | None = None) -> None:
+    """Of parameters that every rank uses for its own tokens: from now on backward adds up their gradients.
+
+    of: the model that has them; gradients of a deep copy of it, or of a module of it, are added up as well
+    """
     hook = SumOverRanks(group)
-    for parameter in parameters:
-        if parameter.requires_grad:
-            parameter.register_hook(hook)
+    trained = {id(parameter): parameter for parameter in parameters if parameter.requires_grad}
+    for parameter in trained.values():
+        parameter.register_hook(hook)
+    for module in of.modules() if of is not None else ():
+        for own in own_parameters(module).values():
+            if id(own) in trained:
+                module.__dict__.setdefault("sums_kept", _Kept()).pairs.append(
+                    (weakref.ref(own), hook)
+                )
+
+
+class _Kept:
+    """A module's parameters with such hooks, which PyTorch's copy of a parameter has not."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[weakref.ref[Tensor], SumOverRanks]] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
+        """That of the module's copy, whose parameters get hooks of their own."""
+        made = _Kept()
+        for ref, hook in self.pairs:
+            parameter, copied_hook = ref(), copy.deepcopy(hook, memo)
+            if parameter is None:  # replaced
+                continue
+            twin = copy.deepcopy(parameter, memo)
+            if copied_hook not in sums_of(twin):  # of a tied one, by another module
+                twin.register_hook(copied_hook)
+            made.pairs.append((weakref.ref(twin), copied_hook))
+        return made
+
+    def __reduce__(self) -> Any:
+        """Pickled without them: their groups are this process's."""
+        return _Kept, ()
 
 
 def hooks_of(parameter: Tensor) -> tuple[Any, ...]:

@@ -37,10 +37,11 @@ from dtcourse.parameters.cuts import (
     Run,
     Sliced,
 )
+from dtcourse.parameters.deep_copies import Said
 
 
 @dataclass(frozen=True)
-class Placement:
+class Placement(Said):
     """Where a parameter's pieces are.
 
     shape: of the whole parameter;  cuts: what was done to it, the innermost first

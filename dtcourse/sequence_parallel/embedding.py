@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtcourse.parameters.deep_copies import KnowsGroups
 from dtcourse.parameters.replicas import Group
 from dtcourse.sequence_parallel.order import require_equal_parts
 from dtcourse.sequence_parallel.token_mappings import DIM, sum_cut
@@ -44,7 +45,7 @@ def own_sum(x: Tensor, group: Group) -> Tensor:
     return sum_cut(x, group)
 
 
-class CutPositions(nn.Module):
+class CutPositions(KnowsGroups, nn.Module):
     """Of the rows of `embedding` for all tokens this rank's: (..., S) -> (..., S/t, D). Its gradient is whole."""
 
     def __init__(self, embedding: nn.Embedding, group: Group = None) -> None:
@@ -55,7 +56,7 @@ class CutPositions(nn.Module):
         return mappings.scatter(F.embedding(positions, self.weight), -2, self.group)
 
 
-class OwnTokens(nn.Module):
+class OwnTokens(KnowsGroups, nn.Module):
     """(B, S, D), the same on all ranks -> this rank's tokens (B, S/t, D), and their dropout,
     whose masks are its own.
     """

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
+from dtcourse.parameters.kept_placements import keep
 from dtcourse.parameters.partial_gradients import sum_gradients
 from dtcourse.parameters.replicas import Group
 from dtcourse.sequence_parallel.embedding import cut_embeddings
@@ -82,7 +83,8 @@ def parallelize_sequence(
         on_own_tokens += [
             bias for bias in (attention.output.bias, mlp.down.bias) if bias is not None
         ]
-    sum_gradients(on_own_tokens, group)
+    sum_gradients(on_own_tokens, group, of=model)
+    keep(model)
     return model
 
 

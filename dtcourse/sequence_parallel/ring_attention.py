@@ -37,6 +37,7 @@ from dtcourse import events
 from dtcourse.attention import attention_backward, attention_forward
 from dtcourse.collectives import p2p
 from dtcourse.collectives.transfer import Transfer
+from dtcourse.parameters.deep_copies import KnowsGroups
 from dtcourse.parameters.replicas import Group
 from dtcourse.sequence_parallel.order import chunks_of
 from dtcourse.sequence_parallel.pieces import Piece, stretches, visible
@@ -77,7 +78,7 @@ def ring_attention(
     return RingAttention.apply(q, k, v, plan)
 
 
-class RingAttentionCore(nn.Module):
+class RingAttentionCore(KnowsGroups, nn.Module):
     """q_BHSE, k_BKSE, v_BKSE -> (B, H, S, E), S this rank's tokens:
     in the place of a Transformer block's `attention.core`.
 

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dtcourse.collectives import autograd
+from dtcourse.parameters.deep_copies import KnowsGroups
 from dtcourse.parameters.replicas import Group
 from dtcourse.sequence_parallel.ring_attention import check_shapes
 
@@ -67,7 +68,7 @@ def ulysses_attention(
     return tokens_for_heads(out, group)
 
 
-class UlyssesCore(nn.Module):
+class UlyssesCore(KnowsGroups, nn.Module):
     """q_BHSE, k_BKSE, v_BKSE -> (B, H, S, E), S this rank's tokens:
     in the place of a Transformer block's `attention.core`.
 

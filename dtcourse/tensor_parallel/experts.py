@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dtcourse.parameters.cuts import Sliced
+from dtcourse.parameters.deep_copies import KnowsGroups
 from dtcourse.parameters.placement import place, placement_of
 from dtcourse.parameters.replicas import Group
 from dtcourse.tensor_parallel import mappings
@@ -31,7 +32,7 @@ EXPERT_DIMS = {"gate": 2, "gate_bias": 1, "up": 2, "up_bias": 1, "down": 1}
 REGION = ("hidden", "product", "plus")
 
 
-class TensorParallelExperts(nn.Module):
+class TensorParallelExperts(KnowsGroups, nn.Module):
     """This rank's columns and rows of `experts`, in its place. x_RD, counts_E, equal on all ranks -> (R, D), equal.
 
     experts: as models.Experts. It is cut itself: `sliced` is what is left of it

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse import device
+from dtcourse.parameters.deep_copies import KnowsGroups
 from dtcourse.parameters.replicas import Group
 
 FIXED = 0x7E4502  # any number does that all ranks know
@@ -53,7 +54,7 @@ def different_on_each_rank(group: Group = None) -> Iterator[None]:
         device.set_random_state(before)
 
 
-class SplitDropout(nn.Module):
+class SplitDropout(KnowsGroups, nn.Module):
     """`dropout`, for activations of which each rank holds its own part: every rank draws masks of its own."""
 
     def __init__(self, dropout: nn.Module, group: Group = None) -> None:

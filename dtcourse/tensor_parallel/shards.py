@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from dtcourse.parameters import whole
 from dtcourse.parameters.cuts import Sliced
+from dtcourse.parameters.deep_copies import KnowsGroups
 from dtcourse.parameters.placement import Placement, place, placement_of
 
 
-class Sharded(nn.Module):
+class Sharded(KnowsGroups, nn.Module):
     """A module that holds slices of parameters: `shards` says of which, by name. The others are whole on every rank."""
 
     def __init__(self) -> None:

@@ -29,12 +29,13 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse.parameters.cuts import Sliced
+from dtcourse.parameters.deep_copies import KnowsGroups
 from dtcourse.parameters.placement import Placement, place
 from dtcourse.tensor_parallel import mappings
 from dtcourse.tensor_parallel.shards import require_divides
 
 
-class Grid:
+class Grid(KnowsGroups):
     """The place of this rank in a square mesh of two axes: (row, column) of q x q, and the groups of both."""
 
     def __init__(self, mesh: DeviceMesh) -> None:

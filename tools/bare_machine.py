@@ -67,8 +67,6 @@ TRIED = [
     "tests/repository/test_rotation.py",
     "tests/repository/test_rules.py",
 ]
-# It reads sources only.
-LEFT_OUT = ["--deselect=tests/repository/test_rules.py::test_mypy_is_content"]
 LESSONS = [
     "lessons/05-networks-and-backends.ipynb",
     # Checkpoints: CI runs all this on Debian's Python, whose index is pickled otherwise (tests/checkpoint).
@@ -100,7 +98,7 @@ def runs(arguments: list[str]) -> dict[str, list[str]]:
     parallel = ["-n", WORKERS]
     chosen = ["-m", "not timing and not notebooks"]
     return {
-        "tests": [*TRIED, *LEFT_OUT, *parallel, "--dist", "worksteal", *chosen],
+        "tests": [*TRIED, *parallel, "--dist", "worksteal", *chosen],
         "lessons": [*NBVAL, *LESSONS, *parallel, "--dist", "loadfile"],
     }
 

@@ -39,8 +39,8 @@ TRIED = [
     "tests/fault_tolerance/test_weights_only.py",
     "tests/launch/test_launch.py",
     "tests/launch/test_sent_tensors.py",
-    "tests/launch/test_types.py",
     "tests/launch/test_workers_of_notebooks.py",
+    "tests/repository/test_types.py",
 ]
 # Of lessons. Not 25: from 3.12 on Python warns of its os.fork() in a process with threads.
 NUMBERS = ("02", "03", "07", "07b", "16b")

@@ -153,10 +153,3 @@ def test_ruff_is_content():
             [sys.executable, "-m", "ruff", *command, "."], cwd=ROOT, capture_output=True, text=True
         )
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-
-
-@pytest.mark.slow
-def test_mypy_is_content(tmp_path):
-    command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path), "dtcourse"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

@@ -20,8 +20,8 @@ Unit tests that take turns are a stage of their own (turns), the last one: in CI
 has not begun by then waits for another run.
 
 A stage may take three times its usual minutes, and more on a slower or busier machine (machine.py
-measures it before each stage). Where there is an end for all, no stage takes the later ones' share of
-what is left. One test's limit follows the machine too.
+measures it before each stage). Where there is an end for all, a stage may take all that is left but what the later ones
+usually take here; where that is too little for all, each has its share. One test's limit follows the machine too.
 Ctrl-C and SIGTERM end everything that was started, and the summary is printed.
 """
 
@@ -212,12 +212,12 @@ def limit(stages: Sequence[Stage], slowness: float, until: float | None) -> floa
     slowness: of this machine, now (machine.py)
     until:    when all of them have to be over, as time.time() has it
     """
-    first = stages[0]
-    seconds = first.usual * 60 * slowness * ROOM
+    first, *later = [stage.usual * 60 * slowness for stage in stages]
     if until is None:
-        return seconds
-    share = first.usual / sum(stage.usual for stage in stages)
-    return max(1.0, min(seconds, (until - time.time()) * share))
+        return first * ROOM
+    left = until - time.time()
+    # Whoever is cut at the first of these leaves no more than the later ones usually need: the whole would not fit.
+    return max(1.0, left - sum(later), left * first / (first + sum(later)))
 
 
 def run(stage: Stage, seconds: float, slowness: float, stop: Stop) -> Result:

@@ -360,20 +360,43 @@ def test_a_stage_has_more_time_on_a_slower_machine(tool):
     assert tool.limit(stages, 2.5, None) == pytest.approx(7.5 * usual)
 
 
-@pytest.mark.parametrize("slowness", [1.0, 20.0])
-@pytest.mark.parametrize("minutes", [85, 60, 20])
-def test_all_stages_together_end_in_time_and_none_takes_the_others_share(
-    tool, monkeypatch, slowness, minutes
+@pytest.mark.parametrize("share", ["fixed", "drawn"])
+@pytest.mark.parametrize("slowness", [1.0, 2.0, 20.0])
+@pytest.mark.parametrize("minutes", [84, 60, 20])
+def test_all_stages_together_end_in_time_and_what_the_later_ones_need_is_theirs(
+    tool, monkeypatch, share, slowness, minutes
 ):
-    left, now = tool.stages("fixed"), 1000.0
+    left, now = tool.stages(share), 1000.0
     monkeypatch.setattr(tool.time, "time", lambda: now)
     until = now + minutes * 60
     while left:
+        first, *later = [one.usual * 60 * slowness for one in left]
         seconds = tool.limit(left, slowness, until)
-        assert 0 < seconds <= (until - now) * left[0].usual / sum(one.usual for one in left) + 1
+        kept = until - now - seconds
+        # what they usually take here, or of too little time their share
+        assert kept >= min(sum(later), (until - now) * sum(later) / (first + sum(later))) - 1
+        assert seconds > 0
         now += seconds  # each takes all that it may
         left.pop(0)
     assert now <= until + 1
+
+
+@pytest.mark.parametrize("told", [1.0, 1.5, 2.0])
+@pytest.mark.parametrize("slow", ["unit", "notebooks", "turns", ""])
+def test_where_the_whole_fits_no_stage_is_cut(tool, monkeypatch, told, slow):
+    """84 minutes, of which six are gone before, on a machine twice as slow as usual: whatever is measured of it, and
+    where one stage alone takes all that the others leave."""
+    left, now = tool.stages("drawn"), 1000.0
+    monkeypatch.setattr(tool.time, "time", lambda: now)
+    until = now + (84 - 6) * 60
+    takes = {one.name: one.usual * 60 * 2 for one in left}
+    if slow:
+        takes[slow] += until - now - sum(takes.values())
+    assert sum(takes.values()) <= until - now
+    while left:
+        assert takes[left[0].name] <= tool.limit(left, told, until) + 1e-6
+        now += takes[left.pop(0).name]
+    assert now <= until
 
 
 def test_a_stage_that_is_done_early_leaves_its_time_to_the_next(tool, monkeypatch):

@@ -45,11 +45,12 @@ notebooks: env ## make exercises/ from solutions/, execute lessons and solutions
 	@$(python) -m dtcourse.course.notebooks
 	@$(python) tools/claims.py
 
-lint: env ## style, formatting, types, and which package may import which
+lint: env ## style, formatting, types, which package may import which, and flakes that are overdue
 	@$(python) -m ruff check .
 	@$(python) -m ruff format --check .
 	@$(VENV)/bin/lint-imports --no-logo
 	@$(python) -m mypy dtcourse
+	@$(python) tools/flakes.py
 
 bench: env ## time the course's code against PyTorch's own (BENCH=benchmarks/launch.py for one)
 	@for script in $(BENCH); do echo "== $$script"; $(python) "$$script" || exit 1; done

@@ -22,8 +22,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import flakes
 import machine
 import outcomes
+import second_try
 from bare_machine import CELL_LIMIT, NBVAL, ROOM, TEST_LIMIT, WORKERS, trouble, write
 from bare_place import ROOT
 from processes import MARK, end_all, mark_of_this_run
@@ -107,8 +109,12 @@ def runs() -> list[list[str]]:
     ]
 
 
-def run(python: Path, arguments: list[str], slowness: float, until: float) -> outcomes.Outcomes:
-    """One run of pytest there; what went wrong is printed, and is in its outcomes."""
+def run(
+    python: Path, arguments: list[str], slowness: float, until: float, again: bool = False
+) -> outcomes.Outcomes:
+    """One run of pytest there, and where it is not one itself a second try of what failed; what went wrong is printed,
+    and is in its outcomes.
+    """
     record = ROOT / "build" / "reports" / "python-part.jsonl"
     record.unlink(missing_ok=True)
     limits = [f"--timeout={TEST_LIMIT * slowness:.0f}"]
@@ -118,7 +124,7 @@ def run(python: Path, arguments: list[str], slowness: float, until: float) -> ou
     mark = mark_of_this_run()
     own = {rotation.TRIED: "fixed", "DTCOURSE_TEST_SLOWNESS": f"{slowness:.2f}", MARK: mark}
     process = subprocess.Popen(
-        [str(python), "tools/recorded_pytest.py", str(record), *limits, *arguments],
+        [str(python), "tools/recorded_pytest.py", str(record), *["--outputs"] * again, *limits, *arguments],
         cwd=ROOT, env={**os.environ, **own}, start_new_session=True,
     )  # fmt: skip
     code = 124
@@ -130,6 +136,12 @@ def run(python: Path, arguments: list[str], slowness: float, until: float) -> ou
         end_all(process, mark)
         process.wait()
     found = outcomes.read(record, 0.0)
+    targets, _ = second_try.wanted(found, flakes.read())
+    if code == 1 and targets and not again:
+        print("\n== other Python: what failed, once more and alone", flush=True)
+        given = second_try.arguments(targets, arguments)
+        second_try.take_in(found, run(python, given, slowness, until, again=True))
+        code = int(bool(found.of("failed")))
     if lines := trouble(found, code):
         print("", *lines, sep="\n")
         if not found.of("failed") and not found.running:

@@ -35,6 +35,11 @@ class Outcomes:
         return {test: line for test, line in self.finished.items() if line["outcome"] == outcome}
 
     @property
+    def second(self) -> dict[str, dict[str, Any]]:
+        """Those that passed at the second try (second_try.py); `first` of its line is the first one's."""
+        return {test: line for test, line in self.finished.items() if "first" in line}
+
+    @property
     def seen(self) -> set[str]:
         """The tests that started."""
         return self.finished.keys() | self.running.keys()

@@ -1,13 +1,14 @@
 """pytest, with a line written down for each thing that happens, so that a run cut short still tells
 what it knew.
 
-    python tools/recorded_pytest.py RECORD.jsonl [pytest's own arguments]
+    python tools/recorded_pytest.py RECORD.jsonl [--outputs] [pytest's own arguments]
 
 Lines of RECORD.jsonl, in the order of what happened (`outcomes.py` reads them):
 
     {"collected": [test, ...]}
     {"started": test, "at": seconds}                                  seconds since this process started
-    {"test": test, "outcome": "passed" | "failed" | "skipped", "seconds": ..., "why": ...}
+    {"test": test, "outcome": "passed" | "failed" | "skipped", "seconds": ..., "why": ..., "output": ...}
+                                                                      output: where it failed; --outputs: of each test
     {"waiting": {why: number of tests}}                               what this run leaves out (tests/rotation.py)
 
 A failure's traceback is printed when it happens, and not again at the end. With xdist all this is in
@@ -31,6 +32,7 @@ import pytest
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 WORST_LAST = ("passed", "skipped", "failed")
 LONGEST = 300  # characters of `why`
+OUTPUT = 4000  # of `output`: the last ones
 
 
 @dataclass
@@ -40,18 +42,26 @@ class Test:
     outcome: str = "passed"
     seconds: float = 0.0
     why: str = ""
+    failures: str = ""
+    output: str = ""
 
     def add(self, report: Any) -> None:
         """Take one phase in: set-up, call or tear-down."""
         self.seconds += report.duration
         if WORST_LAST.index(report.outcome) > WORST_LAST.index(self.outcome):
             self.outcome, self.why = report.outcome, why(report)
+        printed = "".join(f"{title}\n{text.rstrip()}\n" for title, text in report.sections)
+        failure = f"{report.longreprtext}\n" if report.failed else ""
+        # A later phase's report has what an earlier one printed, too.
+        self.failures += failure
+        self.output = ESCAPES.sub("", self.failures + printed)[-OUTPUT:]
 
 
 class Recorder:
     """The plugin: in the process that reports, never in an xdist worker."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, outputs: bool) -> None:
+        self.outputs = outputs
         self.file = path.open("w", encoding="utf-8", buffering=1)  # a line at a time
         self.began = time.monotonic()
         self.running: dict[str, Test] = {}
@@ -104,9 +114,10 @@ class Recorder:
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         test = self.running.pop(nodeid, None)
         if test is not None:
-            self.write(
-                test=nodeid, outcome=test.outcome, seconds=round(test.seconds, 3), why=test.why
-            )
+            told = {"outcome": test.outcome, "seconds": round(test.seconds, 3), "why": test.why}
+            if self.outputs or test.outcome == "failed":
+                told["output"] = test.output
+            self.write(test=nodeid, **told)
 
     def show(self, report: Any) -> None:
         """Print a failure now: a run that is cut short has no end at which to print it."""
@@ -147,8 +158,10 @@ def main() -> int:
         # A shell's background job: it would not hear when the stage is ended.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     record, *arguments = sys.argv[1:]
+    outputs = arguments[:1] == ["--outputs"]
+    recorder = Recorder(Path(record), outputs)
     # pytest's own summary would print every failure a second time.
-    return int(pytest.main(["-q", "--no-summary", *arguments], plugins=[Recorder(Path(record))]))
+    return int(pytest.main(["-q", "--no-summary", *arguments[outputs:]], plugins=[recorder]))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,9 @@ under way or never started where a stage was cut short, each stage's result and 
 adds them up. The exit code is 0 only if every stage passed. build/reports/ keeps a record of each stage,
 written test by test.
 
+A test that fails is run once more, alone, when all stages have ended (second_try.py). If it passes then, so does its
+stage, and the summary has both outputs and an entry for tests/flakes.toml.
+
     python tools/test.py                 # all stages
     python tools/test.py unit timing     # some stages
     DTCOURSE_TEST_SHARE=drawn ...        # what each tries: fixed (as here), drawn (CI) or all; see tests/rotation.py
@@ -36,10 +39,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 
+import flakes
 import machine
 import outcomes
+import second_try
 from processes import MARK, end_all, mark_of_this_run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +59,7 @@ WORKERS = os.environ.get("DTCOURSE_TEST_WORKERS") or "3"
 ROOM = 3.0  # a stage may take so many times what it usually takes
 TEST_LIMIT = 300.0  # seconds for one test without a limit of its own, as in pyproject.toml
 CELL_LIMIT = 180.0  # seconds for one cell of a notebook
+LEAST = 30.0  # seconds for second tries: with less none is made
 LISTED = 10  # slowest tests, and slowest files
 
 
@@ -67,8 +74,8 @@ TURNS = 12.0  # minutes for what takes turns in CI: on a slower machine less is 
 
 @dataclass
 class Stage:
-    """One run of pytest: what it is for, what it is given, the minutes that it usually takes, what it leaves out, and
-    whether what has not begun by some time waits.
+    """One run of pytest: what it is for, what it is given, the minutes that it usually takes, what it leaves out,
+    whether what has not begun by some time waits, and whether the outputs of tests that pass are kept.
     """
 
     name: str
@@ -77,6 +84,7 @@ class Stage:
     usual: float = 1.0
     waiting: Mapping[str, int] = field(default_factory=dict)
     ends: bool = False
+    outputs: bool = False
 
 
 @dataclass
@@ -116,7 +124,8 @@ class Result:
     def state(self) -> str:
         """In words."""
         if self.fine:
-            return "ok"
+            second = len(self.outcomes.second)
+            return f"ok, {second} at the second try" if second else "ok"
         words = ["FAILED"]
         if self.cut:
             words.append(self.cut)
@@ -228,6 +237,7 @@ def run(stage: Stage, seconds: float, slowness: float, stop: Stop) -> Result:
         old.unlink(missing_ok=True)
     print(f"\n== {stage.name}: {stage.purpose} (at most {seconds / 60:.0f} minutes)", flush=True)
     command = [sys.executable, str(ROOT / "tools" / "recorded_pytest.py"), str(record)]
+    command += ["--outputs"] * stage.outputs
     command += [f"--junitxml={report}", f"--timeout={TEST_LIMIT * slowness:.0f}"]
     if "--nbval" in stage.arguments:
         command += [
@@ -259,6 +269,26 @@ def run(stage: Stage, seconds: float, slowness: float, stop: Stop) -> Result:
     return Result(stage, process.wait(), took, cut, outcomes.read(record, took))
 
 
+def try_again(results: list[Result], slowness: float, until: float | None, stop: Stop) -> None:
+    """Run once more what failed, alone, while there is time."""
+    known, end = flakes.read(), time.time() + second_try.SECONDS * slowness
+    end = min(end, until or end)
+    for result in results:
+        if result.code != 1 or result.cut or result.stage.name not in USUAL["all"]:
+            continue
+        targets, why = second_try.wanted(result.outcomes, known)
+        name, left = f"{result.stage.name}-again", end - time.time()
+        if targets and left < LEAST:
+            targets, why = [], "there is no time left"
+        if why:
+            print(f"\n== {name}: no second try: {why}", flush=True)
+        if targets and not stop.number:
+            given = second_try.arguments(targets, result.stage.arguments)
+            again = Stage(name, "what failed, once more and alone", given, outputs=True)
+            second_try.take_in(result.outcomes, run(again, left, slowness, stop).outcomes)
+            result.code = int(bool(result.outcomes.of("failed")))
+
+
 def summarise(results: list[Result], not_started: list[Stage]) -> None:
     """Print what there is to know, the least important first."""
     finished = {
@@ -283,6 +313,19 @@ def summarise(results: list[Result], not_started: list[Stage]) -> None:
     for result in results:
         for reason, number in {**result.stage.waiting, **result.outcomes.waiting}.items():
             print(f"{number:>5}  {result.stage.name:<11}{reason}")
+
+    print("\n== passed at the second try")
+    for result in results:
+        for test, line in result.outcomes.second.items():
+            for title, told in (("first", line["first"]), ("second", line)):
+                print(f"{result.stage.name:<11}{test}: the {title} try\n{told.get('output', '')}")
+    again = [second_try.target(test) for result in results for test in result.outcomes.second]
+    if again:
+        commit = rotation.git("rev-parse", "--short", "HEAD")
+        print("-- for tests/flakes.toml, which whoever works next commits (tools/flakes.py)")
+        print(
+            *(flakes.entry(test, date.today(), commit) for test in dict.fromkeys(again)), sep="\n"
+        )
 
     print("\n== failed")
     for result in results:
@@ -363,6 +406,8 @@ def main() -> None:
             if not stop.number:
                 results.append(run(left[0], limit(left, slowness, until), slowness, stop))
                 left.pop(0)
+        if not stop.number:
+            try_again(results, slowness, until, stop)
 
     summarise(results, left)
     if stop.number:

@@ -25,6 +25,13 @@ def doctor(
     quick: Annotated[
         bool, typer.Option("--quick", help="Leave out the launch of two ranks.")
     ] = False,
+    prove: Annotated[
+        bool,
+        typer.Option(
+            "--prove",
+            help="Then do once what the course does: a collective, a checkpoint, a lesson, an exercise. Two minutes.",
+        ),
+    ] = False,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -42,13 +49,17 @@ def doctor(
 
     Exit code: 0 where the lessons run here, 1 where something that they need is missing.
 
-    Examples: [bold]dtcourse doctor[/bold], [bold]dtcourse doctor --json[/bold],
+    Examples: [bold]dtcourse doctor[/bold], [bold]dtcourse doctor --prove[/bold], [bold]dtcourse doctor --json[/bold],
     [bold]dtcourse doctor --cluster slurm[/bold], [bold]dtcourse doctor --cluster ray[/bold]
     """
+    if prove and (quick or cluster is not None):
+        raise ValueError(
+            "--prove launches ranks on this machine: leave out --quick and --cluster, or ask twice"
+        )
     if cluster is None:
         from dtcourse.course.doctor import examine
 
-        looked = examine(launch_ranks=not quick)
+        looked = examine(launch_ranks=not quick, prove=prove)
     else:
         from dtcourse.course.doctor import cluster as on_cluster
 
@@ -67,6 +78,7 @@ def doctor(
         raise typer.Exit(1 if bad else 0)
 
     what = "the lessons run here" if cluster is None else "launches run on the cluster"
+    what += ", as some just have" * prove
     notes = sum(finding.state == "note" for finding in findings)
     if bad:
         console.print(

@@ -36,6 +36,10 @@ RUN_ELSEWHERE = {
     # `make lint` is these three, and each is a test of its own.
     "make lint": ("tests/repository/test_rules.py", ['"check"', '"format", "--check"']),
     "make test-all": ("tests/repository/test_rotation.py", ['"all"']),
+    "dtcourse doctor --prove": (
+        "tests/course/test_doctor_proof.py",
+        [f"found(proof.{part})" for part in ("collective", "checkpoint", "lesson", "exercise")],
+    ),
 }
 
 # Run right here.

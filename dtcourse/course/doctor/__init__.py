@@ -3,6 +3,7 @@
 software.py   Python and what is installed in it
 machine.py    cores, memory, limits, network
 training.py   PyTorch, GPUs, backends, two ranks
+proof.py      what the course does all the time, each once: two minutes
 cluster.py    the same of a cluster's nodes, by a small job
 findings.py   what is found
 """
@@ -13,15 +14,18 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 
-from dtcourse.course.doctor import machine, software, training
+from dtcourse.course.doctor import machine, proof, software, training
 from dtcourse.course.doctor.findings import Finding
 from dtcourse.launch import server, waiting
 
 __all__ = ["Finding", "examine"]
 
 
-def examine(launch_ranks: bool = True) -> Iterator[Finding]:
-    """Look at everything and give each finding as it is found; a part that fails to look says so and stops no other."""
+def examine(launch_ranks: bool = True, prove: bool = False) -> Iterator[Finding]:
+    """Look at everything and give each finding as it is found; a part that fails to look says so and stops no other.
+
+    prove: then compare a collective, write and read a checkpoint, execute a lesson and judge an exercise
+    """
     parts: list[tuple[Callable[[], Iterator[Finding]], str]] = [
         (software.python, "asking this Python"),
         (software.packages, "looking for packages"),
@@ -38,6 +42,13 @@ def examine(launch_ranks: bool = True) -> Iterator[Finding]:
     if launch_ranks:
         parts.append((training.two_ranks, "launching two ranks"))
         _start_server()
+    if prove:
+        parts += [
+            (proof.collective, "comparing an all-reduce with gloo's"),
+            (proof.checkpoint, "writing and reading a checkpoint"),
+            (proof.lesson, "executing a lesson"),
+            (proof.exercise, "judging an exercise"),
+        ]
     for part, doing in parts:
         try:
             with waiting.saying(doing):

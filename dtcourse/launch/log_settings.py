@@ -18,6 +18,8 @@ from typing import Any
 
 from dtcourse.launch import serialization
 
+# The beginnings of the names of PyTorch's loggers, to which it gives their handlers in each process.
+_OF_PYTORCH = ("torch", "strobelight_")
 # Action, message and module as patterns, the category by its module and name, line number.
 Filter = tuple[str, str | None, tuple[str, str], str | None, int]
 
@@ -83,7 +85,7 @@ def adopt(settings: LogSettings) -> None:
 
 
 def _handlers(name: str, logger: logging.Logger) -> list[Handler]:
-    if name.partition(".")[0] == "torch":  # PyTorch gives its loggers theirs in each process
+    if name.startswith(_OF_PYTORCH):
         return []
     found = []
     for handler in logger.handlers:

@@ -69,6 +69,17 @@ def test_a_file_stays_the_notebooks(tmp_path):
     assert not (tmp_path / "log").read_text()
 
 
+def test_a_handler_that_pytorch_adds_in_each_process_is_left_to_it():
+    """torch._dynamo's profiler adds one when it is imported: a second one would say all twice in the ranks."""
+    for name in ("torch.distributed", "strobelight_function_profiler"):
+        logger, handler = logging.getLogger(name), logging.StreamHandler(sys.stderr)
+        logger.addHandler(handler)
+        try:
+            assert not [one for one in log_settings.current().handlers if one.logger == name]
+        finally:
+            logger.removeHandler(handler)
+
+
 def test_warnings_that_are_errors_are_errors_in_ranks():
     def warn() -> None:
         warnings.warn("the batch is odd", UserWarning, stacklevel=1)

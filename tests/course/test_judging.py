@@ -250,6 +250,21 @@ def test_code_that_loops_while_it_is_defined_is_stopped_too():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
+def test_output_without_end_is_stopped_at_the_time_limit():
+    found = double("    while True: print('x' * 4096)".strip())
+    assert found.points == 0 and "not returned" in found.verdicts[0].sentence
+
+
+@pytest.mark.slow
+def test_a_result_that_is_too_large_is_not_read(monkeypatch):
+    monkeypatch.setattr(process, "LARGEST", 4 << 20)
+    found = double("import torch\nreturn torch.zeros(8 << 20, dtype=torch.uint8)")
+    assert found.points == 0
+    assert "The answer sent back 8 MB; 4 is the most." in found.verdicts[0].sentence
+
+
+@pytest.mark.slow
 def test_counters_changed_from_inside_are_noticed(shared):
     found = shared.report(
         IMPORTS,

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from dtcourse import launch
 from dtcourse.launch import standby
+
+# A play of many seconds that proves something of launching alone: in CI wherever that has changed, else by turns.
+LONG_PLAY = pytest.mark.stands_on(
+    "dtcourse/launch/", "dtcourse/torch_private/", "tests/launch/settling.py"
+)
 
 
 def settle(world_size: int) -> set[int]:

@@ -37,7 +37,7 @@ from dtcourse.launch import (
     server,
     standby,
 )
-from tests.launch.settling import settle
+from tests.launch.settling import LONG_PLAY, settle
 
 
 def run_script(code, **options):
@@ -189,6 +189,7 @@ def test_streamed_parts_of_lines_do_not_mix(capfd):
 # --- what ranks have loaded ---------------------------------------------------------------------------------------
 
 
+@LONG_PLAY
 def test_a_program_may_have_more_preloaded_before_its_first_launch():
     done = run_script("""
         import sys
@@ -308,6 +309,7 @@ def test_a_server_that_was_killed_is_started_again():
     assert server.pid() != first
 
 
+@LONG_PLAY
 def test_a_process_forked_off_the_notebook_can_launch_too_and_all_may_choose_how_they_start_processes():
     launch(dist.get_rank, 2)
     done = run_script("""
@@ -341,6 +343,7 @@ def test_values_of_env_may_be_numbers():
 # --- interrupts at bad moments --------------------------------------------------------------------------------------
 
 
+@LONG_PLAY
 def test_an_interrupt_while_the_server_starts_neither_kills_nor_prints():
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent("""
@@ -440,6 +443,7 @@ def test_a_complex_tensor_travels_out_of_band():
     assert torch.equal(launch(lambda: tensor.conj(), 1)[0], tensor.conj())
 
 
+@LONG_PLAY
 def test_a_name_that_a_package_has_a_module_of_travels():
     """torch.distributed.config is a module of a class of its own; a global `config` beside `dist` asked for it."""
     code = """

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from dtcourse import launch
 from dtcourse.launch import RankFailure, RankTimeout, server, standby
 from dtcourse.launch.rank_process import RankProcess
-from tests.launch.settling import settle
+from tests.launch.settling import LONG_PLAY, settle
 
 
 def ranks_alive():
@@ -344,7 +344,9 @@ def test_an_interrupt_from_the_keyboard_ends_all_ranks():
     assert gone_within(family, 60)
 
 
-@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "with_signal", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=LONG_PLAY)]
+)
 def test_when_the_notebook_is_killed_its_ranks_and_server_go_too(with_signal):
     process, family = start_sleeper()
     process.send_signal(with_signal)
@@ -356,7 +358,8 @@ def test_when_the_notebook_is_killed_its_ranks_and_server_go_too(with_signal):
 @pytest.mark.parametrize(
     "launches",
     [
-        300,
+        60,
+        pytest.param(300, marks=LONG_PLAY),
         pytest.param(
             1000,
             marks=(

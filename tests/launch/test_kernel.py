@@ -16,6 +16,8 @@ import psutil
 import pytest
 from jupyter_client.manager import KernelManager
 
+from tests.launch.settling import LONG_PLAY
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -348,6 +350,7 @@ def begin(kernel: Kernel) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
+@LONG_PLAY
 def test_no_process_survives_the_kernel(tmp_path):
     """Restarted (Kernel > Restart), killed (the system, out of memory), shut down (the notebook's tab)."""
     kernel = Kernel(tmp_path)

@@ -23,6 +23,7 @@ from torch.optim import SGD
 import dtcourse
 from dtcourse.collectives import ring
 from dtcourse.launch import parts, send_message, sendable
+from tests.launch.settling import LONG_PLAY
 
 # In a rank: its parent, and that one's; whether torch._dynamo is loaded (named so that the call does not mention it).
 SETUP = """
@@ -238,6 +239,7 @@ def test_a_first_launch_that_needs_one_finds_it_loaded():
 
 
 @pytest.mark.slow
+@LONG_PLAY
 def test_one_that_goes_on_behind_others_or_emulates_has_no_light_server():
     behind, emulated = (
         told(f"""
@@ -255,7 +257,10 @@ def test_one_that_goes_on_behind_others_or_emulates_has_no_light_server():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["light", "server", "both"])
+@pytest.mark.parametrize(
+    "victim",
+    [*(pytest.param(one, marks=LONG_PLAY) for one in ("light", "server")), "both"],
+)
 def test_killed_while_its_ranks_run_they_answer_and_the_next_launch_works(victim):
     runs, follows = told(f"""
         def work():
@@ -280,6 +285,7 @@ def test_killed_while_its_ranks_run_they_answer_and_the_next_launch_works(victim
 
 
 @pytest.mark.slow
+@LONG_PLAY
 def test_killed_as_soon_as_it_is_there_the_server_serves():
     found, pid = told("""
         def kill():
@@ -308,6 +314,7 @@ def test_how_a_rank_of_it_ends_is_told():
 
 
 @pytest.mark.slow
+@LONG_PLAY
 def test_a_launch_that_is_refused_keeps_no_server_waiting():
     refused, parent, pid = told("""
         try:
@@ -321,6 +328,7 @@ def test_a_launch_that_is_refused_keeps_no_server_waiting():
 
 
 @pytest.mark.slow
+@LONG_PLAY
 def test_a_launch_within_it_has_its_ranks_from_there_too():
     inner, outer = told("""
         def talk():
@@ -336,6 +344,7 @@ def test_a_launch_within_it_has_its_ranks_from_there_too():
 
 
 @pytest.mark.slow
+@LONG_PLAY
 def test_a_process_that_the_notebook_forks_meanwhile_keeps_it_from_nothing():
     light, in_child, after = told("""
         heard, said = os.pipe()

@@ -26,7 +26,7 @@ from dtcourse.launch import (
     standby,
     template,
 )
-from tests.launch.settling import settle
+from tests.launch.settling import LONG_PLAY, settle
 
 pytestmark = pytest.mark.skipif(
     not template.POSSIBLE, reason="only where a process's threads can be counted (Linux)"
@@ -149,6 +149,7 @@ def test_it_holds_nothing_of_the_users_never_touches_a_gpu_and_draws_no_random_n
     assert lines == ["False True False True", "['beside'] ['beside', 'webdataset'] []"]
 
 
+@LONG_PLAY
 def test_an_edited_file_of_the_course_and_another_course_first_on_the_path_are_what_ranks_import(
     tmp_path,
 ):
@@ -216,7 +217,14 @@ def test_ctrl_c_while_a_template_is_begun_comes_when_that_is_done(monkeypatch):
     assert len(standby.pids()) == 3, "spares are asked for again"
 
 
-@pytest.mark.parametrize("who", ["template", "spares", "all", "server and all"])
+@pytest.mark.parametrize(
+    "who",
+    [
+        "template",
+        *(pytest.param(one, marks=LONG_PLAY) for one in ("spares", "all")),
+        "server and all",
+    ],
+)
 def test_what_dies_while_it_waits_is_replaced_and_nobody_notices(who):
     waiting = settle(3)
     of = {"template": {template.pid()}, "spares": waiting - {template.pid()}}
@@ -345,7 +353,9 @@ def test_a_module_that_was_edited_is_what_the_next_rank_imports(tmp_path, monkey
         assert list(launch(look, 2)) == [text] * 2
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, None])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, *(pytest.param(one, marks=LONG_PLAY) for one in (signal.SIGTERM, None))]
+)
 def test_they_go_with_the_notebook(tmp_path, how):
     process = script("""
         settle(3)

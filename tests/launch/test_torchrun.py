@@ -20,6 +20,7 @@ import torch.distributed as dist
 from dtcourse import launch
 from dtcourse.launch import torchrun_command
 from dtcourse.launch.__main__ import adopt_scheduler
+from tests.launch.settling import LONG_PLAY
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -139,7 +140,7 @@ SLOWLY_FORMED = """
 """
 
 
-@pytest.mark.parametrize("backend", ["gloo", "ring"])
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("ring", marks=LONG_PLAY)])
 def test_no_rank_begins_before_all_have_formed_the_group(folder, backend):
     (folder / "slowly.py").write_text(textwrap.dedent(SLOWLY_FORMED))
     words = ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "dtcourse.launch"]

@@ -219,6 +219,7 @@ def test_what_has_a_timeline_draws_itself_and_keeps_its_words(executed):
 
 
 @pytest.mark.slow
+@pytest.mark.stands_on("dtcourse/plots/", "tests/plots/")
 def test_nbval_accepts_what_was_saved(executed, tmp_path):
     """As committed: without the widgets' ids, which no saved notebook can use."""
     notebook = nbformat.from_dict(executed)

@@ -36,6 +36,7 @@ def test_without_a_gpu_it_says_so_runs_nothing_and_writes_nothing(root, tmp_path
     assert before == (report.stat().st_mtime if report.exists() else None)
 
 
+@pytest.mark.stands_on("tools/", "benchmarks/reporting/")
 def test_it_reports_tests_figures_and_benchmarks(gpu_report, monkeypatch, tmp_path, capsys):
     """With a GPU pretended, and a project of one test file and two benchmarks."""
     (tmp_path / "benchmarks").mkdir()

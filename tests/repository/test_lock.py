@@ -56,6 +56,7 @@ def test_every_dependency_of_pyproject_is_pinned_within_its_bounds():
         assert requirement.specifier.contains(version), f"{line}, but the lock has {version}"
 
 
+@pytest.mark.stands_on("tools/lock.py", "pyproject.toml")
 def test_the_lock_is_what_tools_lock_would_write():
     done = subprocess.run(
         [sys.executable, "tools/lock.py", "--check"], cwd=ROOT, capture_output=True, text=True

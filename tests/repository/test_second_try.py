@@ -94,6 +94,7 @@ def test_what_passes_at_the_second_try_has_passed_and_is_told(project):
 
 
 @pytest.mark.slow
+@takes_turns("tools/")
 def test_what_fails_twice_has_failed(project):
     project.write("test_flaky.py", FLAKY.replace("OFTEN", "9"))
     done = stages(project, "unit")
@@ -104,6 +105,7 @@ def test_what_fails_twice_has_failed(project):
 
 
 @pytest.mark.slow
+@takes_turns("tools/")
 def test_a_test_that_has_flaked_twice_gets_no_second_try(project):
     project.write("test_flaky.py", FLAKY.replace("OFTEN", "0"))
     entry = '[[flake]]\ntest = "tests/test_flaky.py::test_flaky[d::e]"\ndate = 2026-01-01\n'

@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 # Most of the time goes into starting pytest again and again, which a busy machine stretches.
 pytestmark = pytest.mark.timeout(1200)
+OF_THE_SUITE = pytest.mark.stands_on(
+    "tools/", "tests/conftest.py", "tests/rotation.py", "tests/turns.py", "pyproject.toml"
+)
 
 
 def write_notebook(path: Path, source: str, output: str) -> None:
@@ -77,6 +80,7 @@ def test_fails():
 
 
 @pytest.mark.slow
+@OF_THE_SUITE
 def test_the_stages_add_up_and_a_failure_shows(project):
     project.write("test_mixed.py", MIXED.format(x=4))
     write_notebook(project.folder / "lessons" / "01-a.ipynb", "print(1 + 1)", "2\n")
@@ -181,7 +185,9 @@ def tells_what_it_knew(out: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "workers"), [("SIGINT", 0), ("SIGTERM", 1)])
+@pytest.mark.parametrize(
+    ("name", "workers"), [pytest.param("SIGINT", 0, marks=OF_THE_SUITE), ("SIGTERM", 1)]
+)
 def test_asked_to_end_it_ends_all_that_it_started_and_tells_what_it_knew(project, name, workers):
     sign, seconds = project.folder / "hangs", 71.5 + workers
     project.write("test_hangs.py", HANGS.format(seconds=seconds, sign=sign))
@@ -336,6 +342,7 @@ def test_is_tried_always():
 
 
 @pytest.mark.slow
+@OF_THE_SUITE
 def test_what_takes_turns_comes_last_and_what_has_not_begun_in_time_waits(project):
     project.write("test_turns.py", TURNS)
     drawn = {"DTCOURSE_TEST_SHARE": "drawn", "DTCOURSE_TEST_DRAW": "0"}

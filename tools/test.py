@@ -23,8 +23,9 @@ Unit tests that take turns are a stage of their own (turns), the last one: in CI
 has not begun by then waits for another run.
 
 A stage may take three times its usual minutes, and more on a slower or busier machine (machine.py
-measures it before each stage). Where there is an end for all, a stage may take all that is left but what the later ones
-usually take here; where that is too little for all, each has its share. One test's limit follows the machine too.
+measures it before each stage). Where there is an end for all, a stage may take all that is left but the later ones'
+usual minutes, which no machine is faster than; where that is too little for all, each has its share. One test's limit
+follows the machine too.
 Ctrl-C and SIGTERM end everything that was started, and the summary is printed.
 """
 
@@ -221,11 +222,11 @@ def limit(stages: Sequence[Stage], slowness: float, until: float | None) -> floa
     slowness: of this machine, now (machine.py)
     until:    when all of them have to be over, as time.time() has it
     """
-    first, *later = [stage.usual * 60 * slowness for stage in stages]
+    first, *later = [stage.usual * 60 for stage in stages]
     if until is None:
-        return first * ROOM
+        return first * slowness * ROOM
     left = until - time.time()
-    # Whoever is cut at the first of these leaves no more than the later ones usually need: the whole would not fit.
+    # Whoever is cut at the first of these leaves no more than the later ones need at least: the whole would not fit.
     return max(1.0, left - sum(later), left * first / (first + sum(later)))
 
 

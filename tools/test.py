@@ -19,8 +19,8 @@ stage, and the summary has both outputs and an entry for tests/flakes.toml.
     DTCOURSE_TEST_BARE=0 ...             # tools/bare_machine.py ended so before: into the summary with it
     DTCOURSE_TEST_PYTHON=0 ...           # and tools/other_python.py
 
-Unit tests that take turns are a stage of their own (turns), the last one: in CI it has twelve minutes at most, and what
-has not begun by then waits for another run.
+Unit tests that take turns are a stage of their own (turns), the last one. In CI what takes turns and has not begun
+after twelve minutes of it, or fifteen of the notebooks with other parameters, waits for another run.
 
 A stage may take three times its usual minutes, and more on a slower or busier machine (machine.py
 measures it before each stage). Where there is an end for all, a stage may take all that is left but the later ones'
@@ -70,13 +70,16 @@ USUAL = {
     "drawn": {"unit": 11.5, "timing": 0.5, "notebooks": 6, "parameters": 4.5, "turns": 5},
     "all": {"unit": 11.5, "timing": 0.5, "notebooks": 7, "parameters": 14, "turns": 28},
 }
-TURNS = 12.0  # minutes for what takes turns in CI: on a slower machine less is tried, and no other stage waits for it
+# Minutes of a stage in CI after which what takes turns and has not begun waits: on a slower machine less is tried, and
+# no other stage waits for it.
+TURNS = {"parameters": 15.0, "turns": 12.0}
 
 
 @dataclass
 class Stage:
     """One run of pytest: what it is for, what it is given, the minutes that it usually takes, what it leaves out,
-    whether what has not begun by some time waits, and whether the outputs of tests that pass are kept.
+    after how many minutes what takes turns and has not begun waits (0: after none), and whether the outputs of tests
+    that pass are kept.
     """
 
     name: str
@@ -84,7 +87,7 @@ class Stage:
     arguments: list[str]
     usual: float = 1.0
     waiting: Mapping[str, int] = field(default_factory=dict)
-    ends: bool = False
+    ends: float = 0.0
     outputs: bool = False
 
 
@@ -174,12 +177,12 @@ def stages(share: str) -> list[Stage]:
             "unit tests that take turns",
             # In their order, but for a few of a file at a time, which share what takes long to start.
             ["tests", *parallel, "--maxschedchunk", "8", "-m", turns],
-            ends=share == "drawn",
         ),
     ]
     listed = [stage for stage in listed if stage.name in usual]
     for stage in listed:
         stage.usual = usual[stage.name]
+        stage.ends = TURNS.get(stage.name, 0.0) if share == "drawn" else 0.0
     return [stage for stage in listed if stage.name != "notebooks" or tried]
 
 
@@ -250,7 +253,7 @@ def run(stage: Stage, seconds: float, slowness: float, stop: Stop) -> Result:
     # tests/conftest.py gives tests with a limit of their own as much more.
     environment = {**os.environ, MARK: mark, "DTCOURSE_TEST_SLOWNESS": f"{slowness:.2f}"}
     if stage.ends:  # what has begun by then has as long again to end
-        environment[rotation.END] = str(time.time() + min(TURNS * 60, seconds / 2))
+        environment[rotation.END] = str(time.time() + min(stage.ends * 60, seconds / 2))
     started = time.monotonic()
     process = subprocess.Popen(
         [*command, *stage.arguments], cwd=ROOT, env=environment, start_new_session=True

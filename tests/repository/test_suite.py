@@ -322,6 +322,8 @@ def test_every_lesson_is_executed_and_solutions_take_turns(tool, monkeypatch):
 @pytest.mark.parametrize("share", ["fixed", "drawn", "all"])
 def test_every_stage_has_its_usual_minutes(tool, share):
     assert {stage.name: stage.usual for stage in tool.stages(share)} == tool.USUAL[share]
+    ends = {stage.name: stage.ends for stage in tool.stages(share) if stage.ends}
+    assert ends == (tool.TURNS if share == "drawn" else {})
 
 
 TURNS = """
@@ -338,6 +340,15 @@ def test_comes_first():
 
 def test_is_tried_always():
     pass
+
+@pytest.mark.notebooks
+@pytest.mark.stands_on("tests/")
+def test_another_number_of_ranks():
+    pass
+
+@pytest.mark.notebooks
+def test_a_notebook():
+    pass
 """
 
 
@@ -346,18 +357,24 @@ def test_is_tried_always():
 def test_what_takes_turns_comes_last_and_what_has_not_begun_in_time_waits(project):
     project.write("test_turns.py", TURNS)
     drawn = {"DTCOURSE_TEST_SHARE": "drawn", "DTCOURSE_TEST_DRAW": "0"}
-    done = stages(project, "unit", "turns", **drawn)
-    assert done.stdout.splitlines()[-1] == "8 passed, 0 failed, 0 skipped", done.stdout
+    done = stages(project, "unit", "parameters", "turns", **drawn)
+    assert done.stdout.splitlines()[-1] == "10 passed, 0 failed, 0 skipped", done.stdout
     assert "unit           1 passed" in done.stdout and "turns          7 passed" in done.stdout
 
     tool = project.folder / "tools" / "test.py"
     text = tool.read_text(encoding="utf-8")
-    tool.write_text(text.replace("TURNS = 12.0", "TURNS = 0.0"), encoding="utf-8")
-    done = stages(project, "unit", "turns", **drawn)
+    at_once = text.replace('"parameters": 15.0, "turns": 12.0', '"parameters": 1e-9, "turns": 1e-9')
+    assert at_once != text
+    tool.write_text(at_once, encoding="utf-8")
+    done = stages(project, "unit", "parameters", "turns", **drawn)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
-    [waiting] = part(done.stdout, "left out").splitlines()
-    assert waiting.startswith("    7  turns      not its turn: the time of a run for such tests")
+    assert done.stdout.splitlines()[-1] == "2 passed, 0 failed, 0 skipped"
+    for line, stage in zip(
+        part(done.stdout, "left out").splitlines(),
+        ("1  parameters ", "7  turns      "),
+        strict=True,
+    ):
+        assert line.startswith(f"    {stage}not its turn: the time of a run for such tests")
 
 
 def test_a_stage_has_more_time_on_a_slower_machine(tool):

@@ -6,7 +6,6 @@ In the order in which to read them:
     pieces.py           which of a rank's queries look at which of another's keys
     ring_attention.py   context parallelism: keys and values go round a ring
     ulysses.py          an all-to-all between tokens and heads
-    token_mappings.py   between a rank's tokens and all of them, as a parallel region needs it
     embedding.py        where activations become cut by tokens
     megatron.py         what tensor parallelism leaves whole, each rank for its tokens alone
 """

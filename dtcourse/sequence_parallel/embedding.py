@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from dtcourse.parameters.deep_copies import KnowsGroups
 from dtcourse.parameters.replicas import Group
-from dtcourse.sequence_parallel.order import require_equal_parts
-from dtcourse.sequence_parallel.token_mappings import DIM, sum_cut
+from dtcourse.sequence_parallel.order import DIM, require_equal_parts
 from dtcourse.tensor_parallel import mappings
 from dtcourse.tensor_parallel.embedding import VocabParallelEmbedding
 from dtcourse.tensor_parallel.random_state import SplitDropout
@@ -42,7 +41,7 @@ def own_sum(x: Tensor, group: Group) -> Tensor:
     """(B, S, D), a part of a sum -> (B, S/t, D), this rank's tokens of it."""
     size = dist.get_world_size(group)
     require_equal_parts(x.shape[DIM], size, f"{size} ranks")
-    return sum_cut(x, group)
+    return mappings.reduce_scatter(x, DIM, group)
 
 
 class CutPositions(KnowsGroups, nn.Module):

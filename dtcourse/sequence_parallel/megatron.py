@@ -10,7 +10,7 @@ each rank does for its tokens alone.
 5. Cut by tokens, products and messages can go rank by rank beside each other: overlap=True, asynchronous tensor
    parallelism (tensor_parallel/overlapped.py).
 
-The two halves and their backward are token_mappings.py; where the activations become cut is embedding.py.
+The two halves and their backward are in tensor_parallel/mappings.py; where the activations become cut is embedding.py.
 
 Source: Korthikanti et al. 2205.05198, section 4.2.
 
@@ -37,14 +37,14 @@ from dtcourse.parameters.kept_placements import keep
 from dtcourse.parameters.partial_gradients import sum_gradients
 from dtcourse.parameters.replicas import Group
 from dtcourse.sequence_parallel.embedding import cut_embeddings
-from dtcourse.sequence_parallel.token_mappings import DIM, start_sum, sum_cut
+from dtcourse.sequence_parallel.order import DIM
 from dtcourse.tensor_parallel.linear import (
     ColumnParallelLinear,
     RowParallelLinear,
     SharedInput,
     as_autocast,
 )
-from dtcourse.tensor_parallel.mappings import start_gather
+from dtcourse.tensor_parallel.mappings import reduce_scatter, start_gather, start_sum
 from dtcourse.tensor_parallel.overlapped import gather_linear, linear_sum
 from dtcourse.tensor_parallel.random_state import SplitDropout
 from dtcourse.tensor_parallel.shards import Sharded
@@ -181,7 +181,7 @@ class CutRowLinear(Sharded):
             x, weight = as_autocast(x, self.weight)
             y = linear_sum(x.movedim(DIM, 0), weight, self.group).movedim(0, DIM)
         else:
-            y = sum_cut(F.linear(x, self.weight), self.group)
+            y = reduce_scatter(F.linear(x, self.weight), DIM, self.group)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from dtcourse.parameters.replicas import Group
 from dtcourse.torch_private import all_gather_single
 
+DIM = 1  # tokens, in (batch, tokens, width)
 ORDERS = ("contiguous", "zigzag")
 
 

@@ -9,7 +9,10 @@ In the order in which to read them:
     embedding.py       a vocabulary cut by rows, or by columns
     cross_entropy.py   the loss of logits that nobody gathers
     random_state.py    which ranks draw the same random numbers
-    styles.py          how attention heads, MLPs, embeddings are cut, and what does not divide
+    styles.py          how attention heads and MLPs are cut, and what does not divide
+    layouts.py         a tensor laid out otherwise: whole, cut along a dim, or a part of a sum
+    laid_out.py        layers that are cut, whose inputs and outputs their neighbours keep otherwise
+    single_layers.py   how one layer is cut, or does its own tokens alone: PyTorch's names
     experts.py         the same for experts of a mixture: each one's matrices are cut as those of an MLP
     prepare.py         inputs and outputs of a module, laid out as its neighbours need them
     parallelize.py     parallelize: all of that for an unchanged model, by a plan
@@ -35,11 +38,14 @@ from dtcourse.tensor_parallel.shards import (
     full_state_dict,
     load_full_state_dict,
 )
-from dtcourse.tensor_parallel.styles import (
+from dtcourse.tensor_parallel.single_layers import (
     ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+)
+from dtcourse.tensor_parallel.styles import (
     HeadwiseParallel,
     RegionParallel,
-    RowwiseParallel,
     SplitDropoutParallel,
 )
 from dtcourse.tensor_parallel.summa import SummaLinear
@@ -56,6 +62,7 @@ __all__ = [
     "RegionParallel",
     "RowParallelLinear",
     "RowwiseParallel",
+    "SequenceParallel",
     "SplitDropoutParallel",
     "SummaLinear",
     "TensorParallelExperts",

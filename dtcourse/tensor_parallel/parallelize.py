@@ -33,13 +33,8 @@ from dtcourse.parameters.replicas import broadcast_model
 from dtcourse.parameters.slices import require_uncut, require_whole
 from dtcourse.tensor_parallel.experts import ExpertsParallel
 from dtcourse.tensor_parallel.random_state import same_on_all_ranks
-from dtcourse.tensor_parallel.styles import (
-    ColwiseParallel,
-    HeadwiseParallel,
-    RegionParallel,
-    RowwiseParallel,
-    Style,
-)
+from dtcourse.tensor_parallel.single_layers import ColwiseParallel, RowwiseParallel
+from dtcourse.tensor_parallel.styles import HeadwiseParallel, RegionParallel, Style
 
 Plan = Mapping[str, Style]
 

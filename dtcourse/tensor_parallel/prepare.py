@@ -3,15 +3,7 @@
     plan = {"mlp": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
             "mlp.up": ColwiseParallel(), "mlp.down": RowwiseParallel()}
 
-A layout is one of torch.distributed.tensor's placements: Replicate(), Shard(dim) or Partial(). Tensors stay plain ones,
-this rank's part of them, where PyTorch's are DTensors in between; so layouts are taken at their word.
-
-    from / to      Replicate                     Shard(dim)                          backward
-    Replicate      nothing                       own slice                           all-gather
-    Shard          all-gather                    all-gather, own slice               own slice
-    Partial        all-reduce                    all-reduce, own slice               the gradient as it is
-
-Bytes: as the collective named (mappings.py); from Shard to Shard an all-to-all would send 1 / p of it.
+What becomes of a layout that another one is wanted for says layouts.py.
 """
 
 from __future__ import annotations
@@ -20,29 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from dtcourse.parameters.replicas import Group
-from dtcourse.tensor_parallel import mappings
+from dtcourse.tensor_parallel.layouts import only_local, redistribute
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
-
-
-def redistribute(x: Tensor, has: Placement, wanted: Placement, group: Group = None) -> Tensor:
-    """x, of which each rank has what `has` says, as `wanted` says; with its gradient.
-
-    Raises ValueError where a dim does not divide, or what is wanted is Partial and x is not.
-    """
-    if has == wanted:
-        return x
-    if wanted.is_partial():
-        raise ValueError(f"a tensor laid out as {has} cannot become {wanted}: ask for a Replicate")
-    if has.is_partial():
-        x = mappings.reduce(x, group)
-    elif has.is_shard():
-        x = mappings.gather(x, _dim(has), group)
-    return mappings.scatter(x, _dim(wanted), group) if wanted.is_shard() else x
 
 
 @dataclass(frozen=True)
@@ -68,7 +44,7 @@ class PrepareModuleInput:
                 f"input_kwarg_layouts and desired_input_kwarg_layouts should have same length, and names: got "
                 f"{sorted(by_name[0])} and {sorted(by_name[1])}"
             )
-        _only_local(self.use_local_output)
+        only_local(self.use_local_output)
 
     def check(self, module: nn.Module, name: str, size: int) -> None:
         """Any module will do."""
@@ -111,7 +87,7 @@ class PrepareModuleOutput:
     def __post_init__(self) -> None:
         has, wanted = _listed(self.output_layouts), _listed(self.desired_output_layouts)
         _same_length(has, wanted, "output_layouts and desired_output_layouts")
-        _only_local(self.use_local_output)
+        only_local(self.use_local_output)
 
     def check(self, module: nn.Module, name: str, size: int) -> None:
         """Any module will do."""
@@ -190,10 +166,6 @@ def _all(
     )
 
 
-def _dim(placement: Any) -> int:
-    return int(placement.dim)
-
-
 def _listed(layouts: Any) -> tuple[Any, ...] | None:
     """One placement is that of the only tensor."""
     if layouts is None:
@@ -205,11 +177,3 @@ def _same_length(has: Sequence[Any] | None, wanted: Sequence[Any] | None, what: 
     counts = [0 if layouts is None else len(layouts) for layouts in (has, wanted)]
     if counts[0] != counts[1]:
         raise ValueError(f"{what} should have same length: got {counts[0]} and {counts[1]}")
-
-
-def _only_local(use_local: bool) -> None:
-    if not use_local:
-        raise ValueError(
-            "modules here work on plain tensors, this rank's part of each: leave out use_local_output=False "
-            "(use_local_input), which asks for DTensors"
-        )

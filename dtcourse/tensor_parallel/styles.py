@@ -1,4 +1,4 @@
-"""How a module is cut: what a plan names. ColwiseParallel and RowwiseParallel are PyTorch's words for its own.
+"""How a module is cut: what a plan names. The styles of one layer, which have PyTorch's names, are in single_layers.py.
 
 A style checks first, with the sizes in its message, and changes nothing before all of a plan is checked.
 """
@@ -12,11 +12,6 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse.parameters.replicas import Group
-from dtcourse.tensor_parallel.embedding import (
-    ColumnParallelEmbedding,
-    VocabParallelEmbedding,
-    require_plain,
-)
 from dtcourse.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, SharedInput
 from dtcourse.tensor_parallel.random_state import SplitDropout
 from dtcourse.tensor_parallel.shards import divisors, require_divides
@@ -39,54 +34,6 @@ class Style(Protocol):
 
 
 @dataclass(frozen=True)
-class ColwiseParallel:
-    """A linear layer, by its outputs, or an embedding, by the columns of its table.
-
-    gather_output: all ranks get all of them
-    """
-
-    gather_output: bool = False
-
-    def check(self, module: nn.Module, name: str, size: int) -> None:
-        require(module, name, (nn.Linear, nn.Embedding), "ColwiseParallel")
-        if isinstance(module, nn.Embedding):
-            require_plain(module, by="columns")
-
-    def cuts(self, module: nn.Module) -> dict[str, int]:
-        return COLUMNS if isinstance(module, nn.Linear) else {"weight": 1}
-
-    def apply(self, module: nn.Module, group: Group) -> nn.Module:
-        if isinstance(module, nn.Embedding):
-            return ColumnParallelEmbedding(module, group, self.gather_output)
-        return ColumnParallelLinear(_linear(module), group, self.gather_output)
-
-
-@dataclass(frozen=True)
-class RowwiseParallel:
-    """A linear layer, by its inputs, or an embedding, by the rows of its table.
-
-    input_is_parallel: False: the linear layer's input is replicated, and each rank takes its slice
-    """
-
-    input_is_parallel: bool = True
-
-    def check(self, module: nn.Module, name: str, size: int) -> None:
-        require(module, name, (nn.Linear, nn.Embedding), "RowwiseParallel")
-        if isinstance(module, nn.Linear):
-            require_divides(module.in_features, size, f"the inputs of {name}")
-        elif isinstance(module, nn.Embedding):
-            require_plain(module)
-
-    def cuts(self, module: nn.Module) -> dict[str, int]:
-        return ROWS if isinstance(module, nn.Linear) else {"weight": 0}
-
-    def apply(self, module: nn.Module, group: Group) -> nn.Module:
-        if isinstance(module, nn.Embedding):
-            return VocabParallelEmbedding(module, group)
-        return RowParallelLinear(_linear(module), group, self.input_is_parallel)
-
-
-@dataclass(frozen=True)
 class RegionParallel:
     """A parallel region: layers of one input, by columns, anything elementwise, and a layer by rows.
 
@@ -100,7 +47,9 @@ class RegionParallel:
         for part in (*self.columns, self.row):
             layer = _child(module, part, name)
             require(layer, f"{name}.{part}", (nn.Linear,), "RegionParallel")
-            cut = _linear(layer).in_features if part == self.row else _linear(layer).out_features
+            cut = (
+                linear_of(layer).in_features if part == self.row else linear_of(layer).out_features
+            )
             side = "inputs" if part == self.row else "outputs"
             require_divides(cut, size, f"the {side} of {name}.{part}")
 
@@ -108,12 +57,12 @@ class RegionParallel:
         return _inside(dict.fromkeys(self.columns, COLUMNS) | {self.row: ROWS})
 
     def apply(self, module: nn.Module, group: Group) -> nn.Module:
-        columns = [ColumnParallelLinear(_linear(getattr(module, c)), group) for c in self.columns]
+        columns = [ColumnParallelLinear(linear_of(getattr(module, c)), group) for c in self.columns]
         if len(columns) > 1:
             SharedInput(columns)
         for name, layer in zip(self.columns, columns, strict=True):
             setattr(module, name, layer)
-        setattr(module, self.row, RowParallelLinear(_linear(getattr(module, self.row)), group))
+        setattr(module, self.row, RowParallelLinear(linear_of(getattr(module, self.row)), group))
         return module
 
 
@@ -151,7 +100,7 @@ class HeadwiseParallel:
         copies = max(1, dist.get_world_size(group) // kv)
         replicas = self._group_of_replicas(group, copies)
         query, key, value, output = (
-            _linear(getattr(module, part)) for part in ("query", "key", "value", "output")
+            linear_of(getattr(module, part)) for part in ("query", "key", "value", "output")
         )
         columns = [ColumnParallelLinear(query, group)]
         columns += [
@@ -221,6 +170,7 @@ def _child(module: nn.Module, part: str, name: str) -> nn.Module:
     return child
 
 
-def _linear(module: nn.Module) -> nn.Linear:
+def linear_of(module: nn.Module) -> nn.Linear:
+    """The module, which `require` has looked at."""
     assert isinstance(module, nn.Linear), "checked before"
     return module

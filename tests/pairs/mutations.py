@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse.pipeline_parallel import engine
-from dtcourse.sequence_parallel import token_mappings
 from dtcourse.sharding import reduction
+from dtcourse.tensor_parallel import mappings
 
 MUTATIONS = ("dropped", "doubled")
 
@@ -53,7 +53,7 @@ def sum_over(mesh: DeviceMesh, axis: str, mutation: str) -> Iterator[list[str]]:
         for name in ("all_reduce", "reduce"):
             made = _mutated(name, getattr(dist, name), ranks, mutation, changed)
             patches.enter_context(patch.object(dist, name, made))
-        for module in (reduction, token_mappings):
+        for module in (reduction, mappings):
             name = "reduce_scatter_single"
             made = _mutated(name, getattr(module, name), ranks, mutation, changed)
             patches.enter_context(patch.object(module, name, made))

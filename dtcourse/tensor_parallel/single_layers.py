@@ -1,0 +1,166 @@
+"""The styles of one layer, with PyTorch's names and keywords: by columns, by rows, and on a rank's own tokens.
+
+    plan = {"norm": SequenceParallel(),                                # (B, S/p, D) -> (B, S/p, D)
+            "up": ColwiseParallel(input_layouts=Shard(1)),             # all-gather, and a reduce-scatter in backward
+            "down": RowwiseParallel(output_layouts=Shard(1))}          # reduce-scatter, and an all-gather in backward
+
+Between regions each rank has its own tokens, for the bytes of the two all-reduces of a region that is whole outside:
+4 (p - 1)/p n for n bytes of activations. What is gathered for `up` is kept for backward. Every rank needs equally many
+tokens. sequence_parallel.parallelize_sequence does this for the course's Transformer, with one gather for q, k and v,
+and gathers again instead of keeping. Source: Korthikanti et al. 2205.05198, section 4.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from dtcourse.parameters.partial_gradients import sum_gradients
+from dtcourse.parameters.replicas import Group
+from dtcourse.tensor_parallel.embedding import (
+    ColumnParallelEmbedding,
+    VocabParallelEmbedding,
+    require_plain,
+)
+from dtcourse.tensor_parallel.laid_out import (
+    LaidOutColumnLinear,
+    LaidOutRowLinear,
+    lay_out_embedding,
+)
+from dtcourse.tensor_parallel.layouts import no_partial, only_local
+from dtcourse.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from dtcourse.tensor_parallel.random_state import SplitDropout
+from dtcourse.tensor_parallel.shards import require_divides
+from dtcourse.tensor_parallel.styles import COLUMNS, ROWS, linear_of, require
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.placement_types import Placement
+
+ON_OWN_TOKENS = (nn.LayerNorm, nn.RMSNorm, nn.Dropout)
+
+
+@dataclass(frozen=True)
+class ColwiseParallel:
+    """A linear layer, by its outputs, or an embedding, by the columns of its table.
+
+    gather_output:  all ranks get all of them: PyTorch's output_layouts=Replicate()
+    input_layouts:  what each rank has of the input; None: Replicate()
+    output_layouts: what each is to have of the output; None: Shard(-1)
+    """
+
+    gather_output: bool = False
+    input_layouts: Placement | None = field(default=None, kw_only=True)
+    output_layouts: Placement | None = field(default=None, kw_only=True)
+    use_local_output: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        no_partial(self.output_layouts, "output_layouts")
+        only_local(self.use_local_output)
+        if self.gather_output and (self.input_layouts, self.output_layouts) != (None, None):
+            raise ValueError(
+                "gather_output=True is output_layouts=Replicate(): beside input_layouts or output_layouts, say that"
+            )
+
+    def check(self, module: nn.Module, name: str, size: int) -> None:
+        require(module, name, (nn.Linear, nn.Embedding), "ColwiseParallel")
+        if isinstance(module, nn.Embedding):
+            require_plain(module, by="columns")
+
+    def cuts(self, module: nn.Module) -> dict[str, int]:
+        return COLUMNS if isinstance(module, nn.Linear) else {"weight": 1}
+
+    def apply(self, module: nn.Module, group: Group) -> nn.Module:
+        layouts = self.input_layouts, self.output_layouts
+        if isinstance(module, nn.Embedding):
+            return lay_out_embedding(
+                ColumnParallelEmbedding(module, group, self.gather_output), *layouts
+            )
+        if layouts == (None, None):
+            return ColumnParallelLinear(linear_of(module), group, self.gather_output)
+        return LaidOutColumnLinear(linear_of(module), group, *layouts)
+
+
+@dataclass(frozen=True)
+class RowwiseParallel:
+    """A linear layer, by its inputs, or an embedding, by the rows of its table.
+
+    input_is_parallel: False: the linear layer's input is replicated, and each rank takes its slice: PyTorch's
+                       input_layouts=Replicate()
+    input_layouts:     what each rank has of the input; None: Shard(-1), of an embedding Replicate()
+    output_layouts:    what each is to have of the output; None: Replicate()
+    """
+
+    input_is_parallel: bool = True
+    input_layouts: Placement | None = field(default=None, kw_only=True)
+    output_layouts: Placement | None = field(default=None, kw_only=True)
+    use_local_output: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        no_partial(self.output_layouts, "output_layouts")
+        only_local(self.use_local_output)
+        if not self.input_is_parallel and (self.input_layouts, self.output_layouts) != (None, None):
+            raise ValueError(
+                "input_is_parallel=False is input_layouts=Replicate(): beside input_layouts or output_layouts, say that"
+            )
+
+    def check(self, module: nn.Module, name: str, size: int) -> None:
+        require(module, name, (nn.Linear, nn.Embedding), "RowwiseParallel")
+        if isinstance(module, nn.Linear):
+            require_divides(module.in_features, size, f"the inputs of {name}")
+        elif isinstance(module, nn.Embedding):
+            require_plain(module)
+
+    def cuts(self, module: nn.Module) -> dict[str, int]:
+        return ROWS if isinstance(module, nn.Linear) else {"weight": 0}
+
+    def apply(self, module: nn.Module, group: Group) -> nn.Module:
+        layouts = self.input_layouts, self.output_layouts
+        if isinstance(module, nn.Embedding):
+            return lay_out_embedding(VocabParallelEmbedding(module, group), *layouts)
+        if layouts == (None, None):
+            return RowParallelLinear(linear_of(module), group, self.input_is_parallel)
+        return LaidOutRowLinear(linear_of(module), group, *layouts)
+
+
+@dataclass(frozen=True)
+class SequenceParallel:
+    """A norm or a dropout on a rank's own tokens: x (B, S/p, D) -> (B, S/p, D). Its parameters stay whole.
+
+    sequence_dim:     the dim along which x is cut
+    use_local_output: True; PyTorch's default gives DTensors, which modules here do not take
+
+    Each rank's tokens give a part of the parameters' gradients: summed over the ranks in backward, (D,) each. A dropout
+    draws other masks on each rank. A class of your own (an RMSNorm) is taken at its word: token by token.
+    """
+
+    sequence_dim: int = field(default=1, kw_only=True)
+    use_local_output: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        only_local(self.use_local_output)
+
+    def check(self, module: nn.Module, name: str, size: int) -> None:
+        if type(module).__module__.startswith("torch.nn."):
+            require(module, name, ON_OWN_TOKENS, "SequenceParallel")
+
+    def cuts(self, module: nn.Module) -> dict[str, int]:
+        return {}
+
+    def apply(self, module: nn.Module, group: Group) -> nn.Module:
+        if isinstance(module, nn.Dropout):
+            return SplitDropout(module, group)
+        dim = self.sequence_dim
+
+        def each_token_by_itself(module: nn.Module, args: tuple[Any, ...]) -> None:
+            over = len(getattr(module, "normalized_shape", ()))
+            if over and dim % args[0].dim() >= args[0].dim() - over:
+                raise ValueError(
+                    f"a norm over the last {over} dims of an input of shape {tuple(args[0].shape)} is over dim {dim} "
+                    "as well, of which each rank has a part: norm the last dim alone, or leave this one out of the plan"
+                )
+
+        module.register_forward_pre_hook(each_token_by_itself)
+        sum_gradients(module.parameters(), group, of=module)
+        return module

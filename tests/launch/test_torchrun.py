@@ -258,7 +258,8 @@ def single(*arguments, **environment):
     return shell([sys.executable, "-m", "dtcourse.launch", *arguments], **rank | environment)
 
 
-# A Python that has PyTorch loaded is copied for each command: importing it would take most of the time.
+# A Python that has PyTorch loaded is copied for each command: importing it would take most of the time. Of a copy that
+# refuses its command, so would taking down what it has loaded.
 COPIES = """
     import json, os, runpy, sys, tempfile
     import torch
@@ -271,7 +272,14 @@ COPIES = """
                 os.dup2(errors.fileno(), 2)
                 os.environ.update(environment)
                 sys.argv[1:] = arguments
-                runpy.run_module("dtcourse.launch", run_name="__main__", alter_sys=True)
+                try:
+                    runpy.run_module("dtcourse.launch", run_name="__main__", alter_sys=True)
+                except SystemExit as end:
+                    if end.code == 2:
+                        sys.stdout.flush()
+                        sys.stderr.flush()
+                        os._exit(2)
+                    raise
                 sys.exit()
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             words = [os.pread(file.fileno(), 1_000_000, 0).decode() for file in (out, errors)]

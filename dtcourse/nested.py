@@ -87,7 +87,7 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) ->
         else:
             return item
         inside = [mapped(part) for part in before]
-        attributes = {name: (part, mapped(part)) for name, part in _attributes(item).items()}
+        attributes = {name: (part, mapped(part)) for name, part in attributes_of(item).items()}
         changed = {name: new for name, (old, new) in attributes.items() if new is not old}
         if not changed and all(new is old for new, old in zip(inside, before, strict=True)):
             return item
@@ -103,7 +103,7 @@ def _inside(item: Any) -> list[Any] | None:
     """What an object holds; None where nobody can tell."""
     if isinstance(item, _CLOSED):
         return None
-    held: list[Any] = list(_attributes(item).values())
+    held: list[Any] = list(attributes_of(item).values())
     if isinstance(item, types.FunctionType):  # its globals are the program's, not its own
         closure = [cell for cell in item.__closure__ or () if cell != types.CellType()]
         defaults = [*(item.__defaults__ or ()), *(item.__kwdefaults__ or {}).values()]
@@ -117,7 +117,7 @@ def _inside(item: Any) -> list[Any] | None:
     return held if held or hasattr(item, "__dict__") or hasattr(item, "__slots__") else None
 
 
-def _attributes(item: Any) -> dict[str, Any]:
+def attributes_of(item: Any) -> dict[str, Any]:
     """An object's attributes by name: those in its __dict__, and those in slots."""
     if type(item) in _BARE:
         return {}

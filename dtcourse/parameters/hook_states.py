@@ -10,11 +10,18 @@ A compression keeps what it has left out, PowerSGD its matrices. They change in 
 from __future__ import annotations
 
 import weakref
+from numbers import Number
+from types import FunctionType
 from typing import Any
+
+import torch.distributed as dist
+
+# What a hook is given as its state and does not change: PyTorch's all-reduce takes a group.
+_NOTHING_KEPT = (dist.ProcessGroup, Number, str, FunctionType, type)
 
 
 class CalledHooks:
-    """The states of the hooks that have been called since it was made; those alone that can be saved."""
+    """The states of the hooks that have been called since it was made; those alone that may change in a step."""
 
     def __init__(self) -> None:
         self.states: list[Any] = []
@@ -32,7 +39,7 @@ def called_hooks() -> CalledHooks:
 
 def note_called(state: Any) -> None:
     """A hook is called with this state."""
-    if not (hasattr(state, "state_dict") and hasattr(state, "load_state_dict")):
+    if state is None or isinstance(state, _NOTHING_KEPT):
         return
     for called in _listening:
         if not any(state is one for one in called.states):

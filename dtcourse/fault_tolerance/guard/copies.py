@@ -15,8 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from dtcourse import nested
 from dtcourse.parameters.placement import local
 
 
@@ -81,6 +83,39 @@ class States:
             group.update(options)
 
 
+def has_state_dict(state: Any) -> bool:
+    """Whether it can be copied and put back as it is."""
+    return hasattr(state, "state_dict") and hasattr(state, "load_state_dict")
+
+
+class Attributes:
+    """What an object without a state_dict keeps, in state_dict's shape: PyTorch's PowerSGDState, a dict or a list.
+
+    of: the object; the groups of ranks that it knows stay as they are
+    """
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    def state_dict(self) -> dict[str, Any]:
+        """The things themselves, by name."""
+        if isinstance(self.of, dict | list):
+            return {"items": self.of.copy()}
+        found = nested.attributes_of(self.of)
+        return {n: one for n, one in found.items() if not isinstance(one, dist.ProcessGroup)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Into the very object, which a hook holds too."""
+        if isinstance(self.of, dict | list):
+            self.of.clear()
+            (self.of.update if isinstance(self.of, dict) else self.of.extend)(state["items"])
+            return
+        for name in self.state_dict().keys() - state.keys():
+            delattr(self.of, name)
+        for name, value in state.items():
+            setattr(self.of, name, value)
+
+
 class Copies:
     """Several states, copied and put back together.
 
@@ -89,6 +124,11 @@ class Copies:
 
     def __init__(self, parts: Sequence[Stateful]) -> None:
         self.parts = list(parts)
+
+    def has(self, state: Any) -> bool:
+        """Whether this very state is among them."""
+        known = (part.of if isinstance(part, Attributes) else part for part in self.parts)
+        return any(one is state for one in known)
 
     def save(self) -> list[Any]:
         """Copies of all states."""

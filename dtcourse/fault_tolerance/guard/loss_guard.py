@@ -43,7 +43,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dtcourse.fault_tolerance.guard.copies import Copies, Stateful
+from dtcourse.fault_tolerance.guard.copies import Copies, Stateful, has_state_dict
 from dtcourse.fault_tolerance.guard.seen import all_finite, summed, whose
 from dtcourse.fault_tolerance.guard.spikes import Spikes
 from dtcourse.parameters.hook_states import CalledHooks, called_hooks
@@ -89,7 +89,8 @@ class LossGuard:
     """Looks at each step on all ranks.
 
     touched:      what forward and backward change: buffers (Tensors(model, parameters=False)), RandomStates, and what
-                  a communication hook keeps (CompressionState, PowerSGDState), which the guard asks for
+                  a hook of the course's wrappers keeps (CompressionState, Attributes(PyTorch's PowerSGDState)), which
+                  the guard asks for. Hooks of PyTorch's DistributedDataParallel it does not see
     spikes:       how a jump is told; default: Spikes()
     on_nonfinite: what is done where something is not finite; on_spike: where the loss jumps. () of a spike: nothing
     copies:       for "roll back": what is copied every `every` steps. Two copies are kept: where the newer does not
@@ -204,10 +205,11 @@ class LossGuard:
     def _check_hooks(self) -> None:
         assert self._hooks is not None, "begin was called"
         for state in self._hooks.states:
-            if not any(part is state for part in self._touched.parts):
+            if not self._touched.has(state):
                 raise ValueError(
                     f"the communication hook of this model keeps a {type(state).__name__} from step to step, which a "
-                    "batch that is left out would have changed: pass it, LossGuard(touched=[..., state])"
+                    "batch that is left out would have changed: pass it, LossGuard(touched=[..., "
+                    f"{'state' if has_state_dict(state) else 'Attributes(state)'}])"
                 )
         self._hooks = None
 

@@ -221,6 +221,15 @@ def test_committed_notebooks_are_as_jupyters_server_writes_them(path):
 
 
 @pytest.mark.parametrize("path", COMMITTED)
+def test_no_committed_notebook_splits_a_process_with_threads(path):
+    """Kernels and ranks have threads, and from Python 3.12 on os.fork warns of them into the cell's output."""
+    code = [
+        c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"
+    ]
+    assert not [c["id"] for c in code if "os.fork(" in "".join(c["source"])]
+
+
+@pytest.mark.parametrize("path", COMMITTED)
 def test_committed_notebooks_hold_what_the_kernel_says_of_itself(path):
     from ipykernel.ipkernel import IPythonKernel
     from ipykernel.kernelspec import get_kernel_dict

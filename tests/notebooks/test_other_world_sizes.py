@@ -8,6 +8,7 @@ build/executed/ for a look.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -39,11 +40,13 @@ def own_world_size(notebook: Path) -> int | None:
     return None
 
 
+@cache  # a committed notebook is read once
 def others(notebook: Path) -> list[int]:
     """Two numbers of ranks besides its own."""
     return [size for size in SIZES if size != own_world_size(notebook)][:2]
 
 
+@cache
 def plan() -> list:
     """Each notebook with each number of ranks but its own, which nbval tries."""
     notebooks = [

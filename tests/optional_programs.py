@@ -161,7 +161,7 @@ NEEDS = {
         Need("gpu", "a GPU that torch can use", _gpu),
         Need("python3.11", "Python 3.11, which the frameworks' versions are for", _python_3_11),
         Need("mlflow", "mlflow (pip install --group tracking)", _mlflow),
-        Need("ray", 'Ray (pip install "ray==2.51.1")', _ray),
+        Need("ray", 'Ray (pip install "ray==2.60.0")', _ray),
         Need("triton", "Triton (Linux: `make triton`)", _triton),
         Need(
             "users", "root, who may become other users and mount (a container may deny it)", _users

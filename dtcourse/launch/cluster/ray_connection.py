@@ -12,7 +12,7 @@ from typing import Any
 from dtcourse.launch.cluster.settings import Settings
 from dtcourse.plural import plural
 
-PACKAGE = "ray==2.51.1"  # which the tests try
+PACKAGE = "ray==2.60.0"  # which the tests try; none below 2.52.0 (CVE-2025-62593)
 ADDRESS = "RAY_ADDRESS"
 REACHES = 5.0  # seconds in which a host must answer
 

@@ -86,7 +86,9 @@ class Node:
 
     def settle(self, call: Call | Hold) -> None:
         """Becomes what the notebook is, as far as a node can; refuses where it cannot."""
-        sentence = words.difference(call.versions, words.versions(), self.name) or self.lacks(call)
+        sentence = words.difference(
+            call.versions, words.versions(), self.name, call.shares
+        ) or self.lacks(call)
         if sentence is not None:
             self.log.write((words.REFUSED, sentence))
             sys.exit(1)

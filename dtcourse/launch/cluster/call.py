@@ -151,21 +151,25 @@ def versions() -> dict[str, str]:
     }
 
 
-def difference(here: dict[str, str], there: dict[str, str], node: str) -> str | None:
-    """A sentence on what a node has in another version than the notebook, or None."""
+def difference(
+    here: dict[str, str], there: dict[str, str], node: str, shares: bool = True
+) -> str | None:
+    """A sentence on what a node has in another version than the notebook, or None.
+
+    shares: the nodes see the notebook's folders, so that one environment can be for all
+    """
     differing = [name for name in here if here[name] != there.get(name)]
     if not differing:
         return None
     name = differing[0]
     if name == "dtcourse":
-        return (
-            f"node {node} has other source files of dtcourse than the notebook: install the course once, on a file "
-            "system that all nodes share"
-        )
-    return (
-        f"node {node} has {name} {there.get(name, 'not at all')}, the notebook has {here[name]}: use one "
-        "environment for both (`python` in cluster.toml says which Python runs on the nodes)"
-    )
+        what = "other source files of dtcourse than the notebook"
+        once = "install the course once, on a file system that all nodes share"
+    else:
+        what = f"{name} {there.get(name, 'not at all')}, the notebook has {here[name]}"
+        once = "use one environment for both (`python` in cluster.toml says which Python runs on the nodes)"
+    each = "install on each machine of the cluster what the notebook has, in the Python that runs Ray there"
+    return f"node {node} has {what}: {once if shares else each}"
 
 
 def _digest() -> str:

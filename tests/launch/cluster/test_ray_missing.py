@@ -10,7 +10,8 @@ from dtcourse import launch
 from dtcourse.launch.cluster import ray_connection, scheduler
 from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.agent import Node
-from dtcourse.launch.cluster.call import Call
+from dtcourse.launch.cluster.call import REFUSED, Call, log_name
+from dtcourse.launch.cluster.folder import Reader
 from dtcourse.launch.cluster.ray_connection import Node as Machine
 from dtcourse.launch.cluster.settings import Settings
 from dtcourse.launch.cluster.station import Station
@@ -20,7 +21,7 @@ from tests import optional_programs
 
 def test_without_the_package_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r'pip install "ray==2\.51\.1"'):
+    with pytest.raises(ImportError, match=f'pip install "{ray_connection.PACKAGE}"'):
         launch(lambda: 1, 2, cluster="ray")
 
 
@@ -109,3 +110,27 @@ def test_a_rank_whose_machine_lacks_the_notebook_s_folder_works_in_its_job_s(tmp
     assert node.lacks(call) is None
     node.go_to(call)
     assert folder.samefile(".")
+
+
+@pytest.mark.parametrize("what", ["dtcourse", "torch"])
+def test_what_differs_between_machines_gets_the_advice_of_its_scheduler(
+    what, tmp_path, monkeypatch
+):
+    """On Ray the machines share no folder, and cluster.toml names no Python."""
+    monkeypatch.chdir(tmp_path)
+    said = {}
+    for shares in (True, False):
+        folder = tmp_path / str(shares)
+        folder.mkdir(mode=0o700)
+        call = Call(Layout(1, 1, "cpu", 0, "gloo", 1), None, str(tmp_path), [], None, shares=shares)
+        call.versions[what] = "another"
+        with pytest.raises(SystemExit):
+            Node(folder, Station(0, "n0")).settle(call)
+        words = dict(unpack() for unpack in Reader(folder / log_name(0)).new())
+        said[shares] = words[REFUSED]
+    assert (
+        "on each machine of the cluster" in said[False]
+        and "the Python that runs Ray" in said[False]
+    )
+    assert "share" not in said[False] and "cluster.toml" not in said[False]
+    assert ("all nodes share" if what == "dtcourse" else "`python` in cluster.toml") in said[True]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,8 @@ def _records(parent: Path | None) -> list[tuple[Path, Record]]:
 def _folders(parent: Path | None) -> list[Path]:
     """What lies in the jobs' folder, or in all that are known; the oldest first, as their names say."""
     parents = [parent] if parent else [Path(settings.folder) for settings in _clusters()]
+    if parent is None and os.path.isfile((ray := clusters.find("ray")).source):
+        parents.append(Path(ray.folder))  # which has what a killed notebook's launch has left
     known = dict.fromkeys(folder.expanduser().resolve() for folder in parents)
     inside = [path for folder in known if folder.is_dir() for path in folder.iterdir()]
     # A scratch folder may be everybody's: what others have put there is neither looked into nor listed.
@@ -102,6 +106,13 @@ def _is_own(path: Path) -> bool:
 def _clusters() -> list[clusters.Settings]:
     """The settings of "slurm", and those of other files that jobs were sent with."""
     return [clusters.find("slurm"), *map(clusters.of_file, clusters.remembered())]
+
+
+def _is_slurm_here() -> bool:
+    with suppress(ImportError, RuntimeError):
+        slurm.require()
+        return True
+    return False
 
 
 def _asked(folder: Path, record: Record) -> Known:
@@ -155,11 +166,13 @@ class Submitted:
 
 
 def clean(parent: Path | None = None, older_than_days: float = 7.0) -> str:
-    """Removes the folders of jobs that are over, or were never taken, and are so many days old. Says how many."""
-    import shutil
+    """Removes the folders of jobs that are over, or were never taken, and are so many days old. Says how many.
 
+    Where there is no Slurm to ask, those stay that it knows of: what launches on Ray have left goes.
+    """
     limit = time.time() - older_than_days * 24 * 3600
-    old = [one for one in known(parent) if one.state in slurm.OVER and one.record.submitted < limit]
+    jobs = known(parent) if _is_slurm_here() else []
+    old = [one for one in jobs if one.state in slurm.OVER and one.record.submitted < limit]
     folders = [one.folder for one in old] + [
         folder
         for folder in _folders(parent)

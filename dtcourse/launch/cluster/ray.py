@@ -72,6 +72,8 @@ def submit(
         )
     job = RayJob(ray_connection.connected(), folders[0], call, settings)
     _jobs[job.number] = job
+    # Ray has what was in it. A notebook that is killed would leave it.
+    shutil.rmtree(folders[0], ignore_errors=True)
     return [job.number]
 
 
@@ -83,7 +85,6 @@ def attend(folder: Path, job: str) -> Iterator[None]:
     finally:
         cancel(job)
         _jobs.pop(job, None)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def transport(folder: Path, job: str, agents: int) -> RayJob:

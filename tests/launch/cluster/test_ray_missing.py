@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
 
 from dtcourse import launch
-from dtcourse.launch.cluster import ray_connection, scheduler
+from dtcourse.launch.cluster import jobs, ray, ray_connection, scheduler
 from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.agent import Node
 from dtcourse.launch.cluster.call import REFUSED, Call, log_name
@@ -134,3 +135,41 @@ def test_what_differs_between_machines_gets_the_advice_of_its_scheduler(
     )
     assert "share" not in said[False] and "cluster.toml" not in said[False]
     assert ("all nodes share" if what == "dtcourse" else "`python` in cluster.toml") in said[True]
+
+
+def test_a_launch_that_ray_has_taken_leaves_no_folder_whatever_becomes_of_its_notebook(
+    tmp_path, monkeypatch
+):
+    """The folder goes as soon as Ray has what is in it: a notebook that is killed cannot remove it."""
+
+    class Taken:
+        number = "1"
+
+        def __init__(self, ray, folder, call, settings):
+            self.read = (folder / "call").read_bytes()
+
+    monkeypatch.setattr(ray_connection, "connected", lambda: None)
+    monkeypatch.setattr(ray, "RayJob", Taken)
+    monkeypatch.setattr(ray, "_jobs", {})
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "call").write_bytes(b"asked")
+    assert ray.submit([folder], None, Settings(scheduler="ray"), "step") == ["1"]
+    assert ray._jobs["1"].read == b"asked"
+    assert not folder.exists()
+
+
+def test_what_launches_on_ray_have_left_is_cleaned_where_there_is_no_slurm(tmp_path, monkeypatch):
+    """A notebook that was killed before Ray had its launch."""
+    file = tmp_path / "cluster.toml"
+    file.write_text(f'scheduler = "ray"\nfolder = "{tmp_path}/jobs"\n')
+    monkeypatch.setenv(clusters.VARIABLE, str(file))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))  # no sbatch
+    for name in ("20260101-000000-old-0123abcd", "20260101-000000-young-0123abcd"):
+        (tmp_path / "jobs" / name).mkdir(mode=0o700, parents=True)
+    os.utime(tmp_path / "jobs" / "20260101-000000-old-0123abcd", (0, 0))
+    assert jobs.clean() == "1 folder removed"
+    assert [path.name for path in (tmp_path / "jobs").iterdir()] == [
+        "20260101-000000-young-0123abcd"
+    ]

@@ -52,6 +52,8 @@ def _connect(ray: Any, address: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of what a later Ray will do
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            # Nor what Ray has to say of a raylet that ended: the last lines of its log, in colours.
+            ray._private.worker._worker_logs_enabled = False
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
         raise RuntimeError(f"no Ray cluster can be reached {where}: {TO_DO} ({error})") from None
 
@@ -100,6 +102,24 @@ def nodes(ray: Any) -> list[Node]:
             name = f"{name}-{identifier[:6]}"
         found.append(Node(identifier, name, one["Resources"]))
     return sorted(found, key=lambda node: node.name)
+
+
+def lives(ray: Any, identifier: str) -> bool:
+    """Whether a machine is there: Ray has not lost it, and its raylet takes connections.
+
+    Ray itself misses a raylet that was killed alone some time later, while its port refuses at once.
+    """
+    for one in ray.nodes():
+        if one["NodeID"] == identifier and one["Alive"]:
+            try:
+                where = one["NodeManagerAddress"], one["NodeManagerPort"]
+                socket.create_connection(where, REACHES).close()
+            except ConnectionRefusedError:
+                return False
+            except OSError:  # silence is for Ray to judge
+                pass
+            return True
+    return False
 
 
 def nodes_for(ray: Any, settings: Settings, world_size: int, asked: int) -> int:

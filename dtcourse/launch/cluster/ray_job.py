@@ -103,9 +103,10 @@ class RayJob:
             self.logs[rank].begin(self.actors[rank].start.remote(self._asked, station, visible))
 
     def _lost_name(self, identifier: str) -> str | None:
-        """The name of a node that Ray has lost; None for one that lives."""
-        alive = {node.identifier for node in ray_connection.nodes(self.ray)}
-        return None if identifier in alive else self.names.get(identifier, identifier[:6])
+        """The name of a node that is lost; None for one that lives."""
+        if ray_connection.lives(self.ray, identifier):
+            return None
+        return self.names.get(identifier, identifier[:6])
 
     def where(self) -> list[str]:
         """The names of its nodes, as far as they are known."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,9 +13,11 @@ from dtcourse import launch
 from dtcourse.launch.cluster import jobs, ray, ray_connection, scheduler
 from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.agent import Node
-from dtcourse.launch.cluster.call import REFUSED, Call, log_name
+from dtcourse.launch.cluster.call import FAILED, REFUSED, Call, log_name
 from dtcourse.launch.cluster.folder import Reader
+from dtcourse.launch.cluster.ray_actor import Place
 from dtcourse.launch.cluster.ray_connection import Node as Machine
+from dtcourse.launch.cluster.ray_log import RayLog
 from dtcourse.launch.cluster.settings import Settings
 from dtcourse.launch.cluster.station import Station
 from dtcourse.launch.options import Layout
@@ -173,3 +177,67 @@ def test_what_launches_on_ray_have_left_is_cleaned_where_there_is_no_slurm(tmp_p
     assert [path.name for path in (tmp_path / "jobs").iterdir()] == [
         "20260101-000000-young-0123abcd"
     ]
+
+
+@pytest.mark.parametrize(
+    ("listens", "alive", "lives"),
+    [(True, True, True), (False, True, False), (True, False, False)],
+)
+def test_a_machine_whose_raylet_was_killed_alone_is_lost_before_ray_misses_it(
+    listens, alive, lives
+):
+    door = socket.create_server(("127.0.0.1", 0))
+    port = door.getsockname()[1]
+    if not listens:
+        door.close()
+    known = {"NodeID": "a1", "Alive": alive}
+    where = {"NodeManagerAddress": "127.0.0.1", "NodeManagerPort": port}
+    assert ray_connection.lives(SimpleNamespace(nodes=lambda: [known | where]), "a1") is lives
+    door.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "summary"),
+    [("second", "was lost with its node, second"), (None, "was killed: its actor's process died")],
+)
+def test_an_actor_that_has_gone_is_told_with_its_node_where_that_is_lost(name, summary):
+    class Gone(Exception):
+        pass
+
+    def get(_):
+        raise Gone("the actor died")
+
+    kinds = {"RayError": Gone, "RayTaskError": KeyError, "ActorUnavailableError": OSError}
+    fake = SimpleNamespace(
+        wait=lambda asked, timeout: (asked, []), get=get, exceptions=SimpleNamespace(**kinds)
+    )
+    actor = SimpleNamespace(place=SimpleNamespace(remote=object))
+    log = RayLog(fake, actor, 2, lambda _: name)
+    log.place = Place("a1", "127.0.0.1", [])
+    ((word, failed),) = [unpack() for unpack in log.new()]
+    assert word == FAILED
+    assert [one.rank for one in failed] == [2]
+    assert all(one.summary.startswith(summary) for one in failed)
+
+
+def test_what_ray_has_to_say_of_its_own_is_not_printed_into_the_cell(monkeypatch):
+    """Of a raylet that ended it prints the last lines of the log, in colours, whatever log_to_driver says."""
+    worker = SimpleNamespace(_worker_logs_enabled=True)
+    asked = {}
+    fake = SimpleNamespace(
+        init=lambda **options: asked.update(options), _private=SimpleNamespace(worker=worker)
+    )
+    ray_connection._connect(fake, "auto")
+    assert asked["log_to_driver"] is False and worker._worker_logs_enabled is False
+
+
+def test_that_switch_is_ray_s(capfd, monkeypatch):
+    optional_programs.require("ray")
+    from ray._private import worker
+
+    line = {"lines": ["[state-dump] of a raylet"], "pid": "raylet", "is_err": False}
+    for enabled, shown in ((True, 1), (False, 0)):
+        monkeypatch.setattr(worker, "_worker_logs_enabled", enabled)
+        worker.print_to_stdstream(line, ignore_prefix=False)
+        said = capfd.readouterr()
+        assert (said.out + said.err).count("state-dump") == shown

@@ -41,6 +41,11 @@ def own_sum(x: Tensor, group: Group) -> Tensor:
     """(B, S, D), a part of a sum -> (B, S/t, D), this rank's tokens of it."""
     size = dist.get_world_size(group)
     require_equal_parts(x.shape[DIM], size, f"{size} ranks")
+    return sum_cut(x, group)
+
+
+def sum_cut(x: Tensor, group: Group) -> Tensor:
+    """own_sum of tokens that are known to divide: a reduce-scatter, and an all-gather in backward."""
     return mappings.reduce_scatter(x, DIM, group)
 
 

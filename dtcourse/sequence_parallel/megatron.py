@@ -36,7 +36,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from dtcourse.parameters.kept_placements import keep
 from dtcourse.parameters.partial_gradients import sum_gradients
 from dtcourse.parameters.replicas import Group
-from dtcourse.sequence_parallel.embedding import cut_embeddings
+from dtcourse.sequence_parallel.embedding import cut_embeddings, sum_cut
 from dtcourse.sequence_parallel.order import DIM
 from dtcourse.tensor_parallel.linear import (
     ColumnParallelLinear,
@@ -44,7 +44,7 @@ from dtcourse.tensor_parallel.linear import (
     SharedInput,
     as_autocast,
 )
-from dtcourse.tensor_parallel.mappings import reduce_scatter, start_gather, start_sum
+from dtcourse.tensor_parallel.mappings import start_gather, start_sum
 from dtcourse.tensor_parallel.overlapped import gather_linear, linear_sum
 from dtcourse.tensor_parallel.random_state import SplitDropout
 from dtcourse.tensor_parallel.shards import Sharded
@@ -181,7 +181,7 @@ class CutRowLinear(Sharded):
             x, weight = as_autocast(x, self.weight)
             y = linear_sum(x.movedim(DIM, 0), weight, self.group).movedim(0, DIM)
         else:
-            y = reduce_scatter(F.linear(x, self.weight), DIM, self.group)
+            y = sum_cut(F.linear(x, self.weight), self.group)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 

@@ -144,8 +144,14 @@ def node_names() -> list[str]:
 
 
 def lost_nodes(nodes: str) -> list[str]:
-    """Those of a job's nodes that Ray has lost."""
-    return sorted(set(nodes.split(",")) - {*node_names(), ""})
+    """Those of a job's nodes that are lost, whether Ray has missed them yet or not."""
+    ray = ray_connection.connected()
+    living = {
+        node.name
+        for node in ray_connection.nodes(ray)
+        if ray_connection.lives(ray, node.identifier)
+    }
+    return sorted(set(nodes.split(",")) - {*living, ""})
 
 
 def cancel(job: str) -> None:

@@ -184,15 +184,18 @@ def test_what_launches_on_ray_have_left_is_cleaned_where_there_is_no_slurm(tmp_p
     [(True, True, True), (False, True, False), (True, False, False)],
 )
 def test_a_machine_whose_raylet_was_killed_alone_is_lost_before_ray_misses_it(
-    listens, alive, lives
+    listens, alive, lives, monkeypatch
 ):
     door = socket.create_server(("127.0.0.1", 0))
     port = door.getsockname()[1]
     if not listens:
         door.close()
-    known = {"NodeID": "a1", "Alive": alive}
+    known = {"NodeID": "a1", "NodeName": "second", "Alive": alive, "Resources": {}}
     where = {"NodeManagerAddress": "127.0.0.1", "NodeManagerPort": port}
-    assert ray_connection.lives(SimpleNamespace(nodes=lambda: [known | where]), "a1") is lives
+    fake = SimpleNamespace(nodes=lambda: [known | where])
+    monkeypatch.setattr(ray_connection, "connected", lambda: fake)
+    assert ray_connection.lives(fake, "a1") is lives
+    assert ray.lost_nodes("second") == ([] if lives else ["second"])
     door.close()
 
 

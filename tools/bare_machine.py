@@ -46,6 +46,7 @@ TRIED = [
     "tests/checkpoint",
     "tests/cli",
     "tests/browser",
+    "tests/course/test_attacks.py",
     "tests/course/test_bubblewrap.py",
     "tests/course/test_hostile_answers.py",
     "tests/course/test_judging.py",

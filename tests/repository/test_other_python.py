@@ -44,6 +44,16 @@ def test_ci_tries_each_in_one_run_of_four(tool, monkeypatch, capsys):
     assert "not tried: 3.13 has its turn in another run" in capsys.readouterr().out
 
 
+def test_ci_tries_none_on_a_slow_machine(tool, monkeypatch, capsys):
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv("DTCOURSE_TEST_SLOWNESS", "2.4")
+    monkeypatch.setattr(tool, "find", lambda version: "a Python")
+    monkeypatch.setattr(tool.rotation, "draw", lambda: "00000001")
+    monkeypatch.setattr(tool, "made", lambda version, python: pytest.fail("it installs"))
+    assert tool.main() == 0
+    assert "it takes 2.4 times as long as usual" in capsys.readouterr().out
+
+
 def test_what_it_tries_is_there(tool):
     for place in tool.TRIED:
         assert (ROOT / place).exists(), place

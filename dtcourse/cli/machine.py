@@ -78,7 +78,7 @@ def doctor(
         raise typer.Exit(1 if bad else 0)
 
     what = "the lessons run here" if cluster is None else "launches run on the cluster"
-    what += ", as some just have" * prove
+    what += ", as one just did" * prove
     notes = sum(finding.state == "note" for finding in findings)
     if bad:
         console.print(

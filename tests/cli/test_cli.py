@@ -260,7 +260,7 @@ def test_in_a_pipe_doctor_says_each_thing_in_a_line(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr(
         "dtcourse.course.doctor.examine",
-        lambda launch_ranks: [Finding("torch", "note", "x" * 200, "y" * 200)],
+        lambda launch_ranks, prove: [Finding("torch", "note", "x" * 200, "y" * 200)],
     )
     assert [line.split()[-1] for line in dtcourse("doctor").splitlines()[:2]] == [
         "x" * 200,
@@ -631,7 +631,7 @@ def test_the_packages_syllabus_is_the_projects():
 
 
 def test_doctor_says_each_thing_as_it_is_found(monkeypatch, capsys):
-    def findings(launch_ranks):
+    def findings(launch_ranks, prove):
         yield doctor.Finding("first", "ok", "is there")
         assert "first" in capsys.readouterr().out, "said before the second is looked for"
         yield doctor.Finding("second", "ok", "is there too")

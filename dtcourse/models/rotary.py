@@ -11,29 +11,6 @@ import torch
 from torch import nn
 
 
-def places_of(
-    tokens_BS: torch.Tensor, positions_S: torch.Tensor | None, max_length: int
-) -> torch.Tensor:
-    """Each token's place in the whole sequence: as it was given, or 0, 1, 2, ...
-
-    Raises ValueError beyond max_length: rotary attention would turn by any angle, and a table of learned positions end
-    in an error that names no length.
-    """
-    S = tokens_BS.shape[-1]
-    if max_length < S:
-        raise ValueError(
-            f"a sequence of {S} tokens; this model's longest is max_length={max_length}"
-        )
-    if positions_S is None:
-        return torch.arange(S, device=tokens_BS.device)
-    if positions_S.numel() and not positions_S.is_meta and int(positions_S.max()) >= max_length:
-        raise ValueError(
-            f"a token at place {int(positions_S.max())} of its sequence; this model's longest is max_length="
-            f"{max_length}, with places 0 to {max_length - 1}"
-        )
-    return positions_S
-
-
 class Rotary(nn.Module):
     """x_BHSE -> the same shape, pair i of position s turned by s / base^(2 i / E). It has no parameters.
 

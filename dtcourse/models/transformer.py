@@ -21,7 +21,7 @@ from torch import nn
 
 from dtcourse.models.gates import TopKGate
 from dtcourse.models.moe import Experts, MoE
-from dtcourse.models.rotary import Rotary, places_of
+from dtcourse.models.rotary import Rotary
 from dtcourse.models.seeding import seeded
 
 KINDS = {"positions": ("learned", "rotary"), "norm": ("layer", "rms"), "mlp": ("gelu", "swiglu")}
@@ -275,7 +275,13 @@ class Transformer(nn.Module):
         positions_S: each token's place in the whole sequence; default 0, 1, 2, ... (a rank that holds only part of a
         long sequence gives its own)
         """
-        positions_S = places_of(tokens_BS, positions_S, self.config.max_length)
+        S = tokens_BS.shape[-1]
+        if self.config.max_length < S:
+            raise ValueError(
+                f"a sequence of {S} tokens; this model's longest is max_length={self.config.max_length}"
+            )
+        if positions_S is None:
+            positions_S = torch.arange(S, device=tokens_BS.device)
         x_BSD = self.token_embedding(tokens_BS)
         if self.position_embedding is not None:
             x_BSD = x_BSD + self.position_embedding(positions_S)

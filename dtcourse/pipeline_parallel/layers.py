@@ -20,24 +20,12 @@ from dtcourse.pipeline_parallel.actions import Schedule
 from dtcourse.pipeline_parallel.stages import names_of, tied_parameters
 
 
-def check_length(
-    tokens_BS: torch.Tensor, max_length: int, positions_BS: torch.Tensor | None = None
-) -> None:
-    """Raises ValueError for sequences that are longer than a model's longest, as the whole Transformer does.
-
-    positions_BS: of a part of longer ones
-    """
+def check_length(tokens_BS: torch.Tensor, max_length: int) -> None:
+    """Raises ValueError for sequences that are longer than a model's longest, as the whole Transformer does."""
     if tokens_BS.shape[-1] > max_length:
         raise ValueError(
             f"a sequence of {tokens_BS.shape[-1]} tokens; this model's longest is max_length={max_length}"
         )
-    if positions_BS is not None and not positions_BS.is_meta and positions_BS.numel():
-        last = int(positions_BS.max())
-        if last >= max_length:
-            raise ValueError(
-                f"a token at place {last} of its sequence; this model's longest is max_length={max_length}, with "
-                f"places 0 to {max_length - 1}"
-            )
 
 
 class Embeddings(nn.Module):
@@ -57,7 +45,7 @@ class Embeddings(nn.Module):
         self.max_length: int = model.config.max_length
 
     def forward(self, tokens_BS: torch.Tensor, positions_BS: torch.Tensor | None = None) -> Any:
-        check_length(tokens_BS, self.max_length, positions_BS)
+        check_length(tokens_BS, self.max_length)
         x_BSD = self.token_embedding(tokens_BS)
         if self.position_embedding is not None:
             places = positions_BS

@@ -62,17 +62,22 @@ class SumOverRanks:
 def sum_gradients(parameters: Iterable[Tensor], group: Group, of: nn.Module | None = None) -> None:
     """Of parameters that every rank uses for its own tokens: from now on backward adds up their gradients.
 
+    One that two modules share is added up once, whoever asks second.
+
     of: the model that has them; gradients of a deep copy of it, or of a module of it, are added up as well
     """
-    hook = SumOverRanks(group)
-    trained = {id(parameter): parameter for parameter in parameters if parameter.requires_grad}
-    for parameter in trained.values():
-        parameter.register_hook(hook)
+    new, hooks = SumOverRanks(group), dict[int, SumOverRanks]()
+    for parameter in parameters:
+        if parameter.requires_grad and id(parameter) not in hooks:
+            known = [hook for hook in sums_of(parameter) if hook.group is group]
+            if not known:
+                parameter.register_hook(new)
+            hooks[id(parameter)] = known[0] if known else new
     for module in of.modules() if of is not None else ():
         for own in own_parameters(module).values():
-            if id(own) in trained:
+            if id(own) in hooks:
                 module.__dict__.setdefault("sums_kept", _Kept()).pairs.append(
-                    (weakref.ref(own), hook)
+                    (weakref.ref(own), hooks[id(own)])
                 )
 
 
@@ -90,6 +95,8 @@ class _Kept:
             if parameter is None:  # replaced
                 continue
             twin = copy.deepcopy(parameter, memo)
+            if not twin.requires_grad:  # frozen since: a teacher's has no gradient to add up
+                continue
             if copied_hook not in sums_of(twin):  # of a tied one, by another module
                 twin.register_hook(copied_hook)
             made.pairs.append((weakref.ref(twin), copied_hook))

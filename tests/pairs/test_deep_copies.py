@@ -151,6 +151,16 @@ def test_a_part_of_a_model_keeps_the_sum_of_its_gradients():
     assert list(launch(part, 2)) == [[8.0] * 16] * 2  # four tokens on each of two ranks
 
 
+def frozen():
+    model = MADE["Megatron's sequence"]().eval().requires_grad_(False)
+    tokens = torch.arange(16).view(2, 8)
+    return torch.equal(copy.deepcopy(model)(tokens), model(tokens))
+
+
+def test_a_teacher_that_is_frozen_already_is_copied():
+    assert all(launch(frozen, 2))
+
+
 def zero_2(model):
     return ShardedDataParallel(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD))
 

@@ -116,6 +116,26 @@ def test_a_model_whose_ranks_have_their_own_tokens_between_regions(world_size):
     assert [*launch(whole_model, world_size)] == [13] * world_size
 
 
+def tied_norms():
+    def model():
+        made = residual()
+        made.norms[1].weight = made.norms[0].weight
+        return made
+
+    right = model()
+    loss_of(right).backward()
+    ours = parallelize(model(), plan(tensor_parallel), the_mesh())
+    for made in (ours, copy.deepcopy(ours)):
+        made.zero_grad()
+        loss_of(made).backward()
+        gradients = {n: p.grad for n, p in right.named_parameters()}
+        compare(full_gradients(made), gradients, 1e-12)
+
+
+def test_the_gradient_of_a_norm_that_stands_twice_is_added_up_once():
+    launch(tied_norms, 2)
+
+
 LAYOUTS = {  # style, layouts of the input and the output
     "columns, tokens": ("Colwise", S1, None),
     "columns, rows": ("Colwise", S0, None),

@@ -58,6 +58,17 @@ def double(n, x=_x): return n
     assert "the answer changes what measures it (dtcourse.course.judging.serving._attempt)" in said
 
 
+def test_by_a_module_that_is_changed_as_soon_as_it_is_loaded():
+    """Before anything is measured, so that what measures would take it for ours."""
+    said = told("""
+        import dtcourse.memory.offload as theirs
+        def change(thing): setattr(thing, "Offload", lambda *a: 0)
+        changed = change(theirs)
+        def double(n, changed=changed): return 2 * n
+    """)
+    assert "changes what measures it (dtcourse.memory.offload.Offload)" in said
+
+
 def test_by_the_memory_of_the_process_that_speaks_with_the_judge():
     said = told("""
         import os

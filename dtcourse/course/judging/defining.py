@@ -41,14 +41,13 @@ def arrived(pieces: list[Piece], takes: tuple[str, ...]) -> tuple[Any, ...] | Ch
     All ranks draw the same random numbers meanwhile: what a notebook makes once is alike on all of them.
     """
     attempts.watch()
-    before = tampering.marks_of_new()
     try:
-        with _same_numbers():
+        with tampering.Definition() as definition, _same_numbers():
             functions = define(pieces, takes)
     except CheckFailed as error:
         return error
-    if changed := tampering.changed(before):
-        return Refused(tampering.sentence(changed))
+    if definition.changed:
+        return Refused(tampering.sentence(definition.changed))
     return tuple(functions.values())
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -44,16 +44,22 @@ def marks(*steps: Callable[..., Any]) -> Marks:
     return before
 
 
-def marks_of_new() -> Marks:
-    """The same of what `marks` would look at later, where an answer is about to be defined: all that no `remember` saw.
+class Definition:
+    """A context manager round the definition of an answer: `changed` has what `marks` would take for ours later.
 
-    What it saw, `marks` compares with what it saw.
+    That is what no `remember` saw, and what is loaded meanwhile: what it saw, `marks` compares with what it saw.
     """
-    return {
-        name: _marks_of(name)
-        for name in list(sys.modules)
-        if name in _SET_BY_LAUNCH or (_is_ours(name) and name not in _remembered)
-    }
+
+    def __enter__(self) -> Definition:
+        self.changed: list[str] = []
+        self._loaded = {name for name in sys.modules if _is_ours(name)}
+        new = {name for name in self._loaded if name in _SET_BY_LAUNCH or name not in _remembered}
+        self._before = {name: _marks_of(name) for name in new}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        since = {name for name in sys.modules if _is_ours(name)} - self._loaded
+        self.changed = changed(self._before) + _foreign(since)
 
 
 def seal() -> None:
@@ -78,10 +84,14 @@ def changed(before: Marks, *steps: Callable[..., Any]) -> list[str]:
         # or there is more of it: a name bound at its first use
         if (now := _marks_of(name)) != known:
             different += [f"{name}.{key}" for key, mark in known.items() if now.get(key) != mark]
-    for name in list(sys.modules):
-        if name not in before and any(_counts(name, step) for step in steps):
-            different += [f"{name}.{key}" for key, thing in _things(name) if _is_foreign(thing)]
+    new = (name for name in list(sys.modules) if name not in before)
+    different += _foreign(name for name in new if any(_counts(name, step) for step in steps))
     return sorted(different)[:3]
+
+
+def _foreign(names: Iterable[str]) -> list[str]:
+    """What stands in modules and is of no file of the course's."""
+    return [f"{name}.{key}" for name in names for key, thing in _things(name) if _is_foreign(thing)]
 
 
 def _is_ours(name: str) -> bool:

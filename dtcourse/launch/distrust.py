@@ -9,9 +9,11 @@ send it can call anything, as a pickle may. From then on
 - the system lets no process of its user in (Linux's PR_SET_DUMPABLE, prctl(2): neither ptrace nor /proc/PID/fd),
 - what ranks send is read as data. It builds numbers, text, lists, dicts, plain tensors and the records of a launch. All
   else becomes a Foreign, which takes anything and keeps nothing. A pickle can also set attributes of what it names, so
-  each message gets classes and functions of its own.
+  each message gets classes and functions of its own. What was built may still hold such a class: take plain values out
+  of it before it is pickled again.
+- a stack shows lines of Python's and the course's files alone: which files a rank's stack names is the rank's own word.
 
-Start the ranks' server before: it is to be as open as ever.
+Start the ranks' server before: ranks must be able to open its /proc/PID/fd.
 """
 
 from __future__ import annotations
@@ -19,12 +21,15 @@ from __future__ import annotations
 import ctypes
 import importlib
 import io
+import linecache
+import os
 import pickle
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 from dtcourse.launch import rendezvous, serialization
+from dtcourse.launch.course_files import COURSE
 
 _PR_SET_DUMPABLE = 4
 # The records of a launch, by module.
@@ -50,6 +55,14 @@ def begin() -> None:
         importlib.import_module(module)
     serialization.loads = _loads
     rendezvous.in_memory = False  # a file in memory is found through /proc/PID/fd
+    roots = tuple(f"{path}/" for path in (sys.prefix, sys.base_prefix, os.path.dirname(COURSE)))
+    read = linecache.updatecache
+
+    def read_ours(filename: str, module_globals: Any = None) -> list[str]:
+        ours = os.path.normpath(filename).startswith(roots)
+        return read(filename, module_globals) if ours else []
+
+    linecache.updatecache = read_ours
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
@@ -70,6 +83,7 @@ class _Unpickler(pickle.Unpickler):
             return type(name, (record,), {})
         if (module, name) == (serialization.__name__, serialization.rebuild_tensor.__name__):
             return lambda *parts: serialization.rebuild_tensor(*parts)
-        if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
+        # Not by getattr, for which torch may import what is asked for.
+        if module == "torch" and isinstance(dtype := vars(torch).get(name), torch.dtype):
             return dtype
         return type("Foreign", (Foreign,), {})

@@ -102,3 +102,35 @@ def test_by_a_pickle_that_calls_something_where_it_is_read():
             return 2 * n
     """)
     assert "cannot be rebuilt" in said
+
+
+def test_by_a_class_that_is_looked_up_where_it_is_pickled_again():
+    """A record's class, with the module's name that the rank gives it: who looks it up there would import that."""
+    said = told("""
+        import os, pickle, struct
+        LINES = "import os; os._exit(0)"
+        def double(n):
+            with open("/tmp/evil.py", "w") as file:
+                file.write(LINES)
+            record = b"cdtcourse.collectives.counted\\nRankRecord\\nN}X\\n\\0\\0\\0__module__X\\4\\0\\0\\0evils\\x86b"
+            value = {"value": "@@", "changed": [], "called": []}
+            body = pickle.dumps(("result", {"value": value, "seconds": 1.0}), 2)
+            whole = pickle.dumps((body.replace(b"X\\2\\0\\0\\0@@", record), [], None))
+            for descriptor in range(3, 64):
+                try: os.write(descriptor, struct.pack("!i", len(whole)) + whole)
+                except OSError: pass
+            return 2 * n
+    """)
+    assert "A type came back" in said
+
+
+def test_by_a_tensor_that_is_larger_than_what_it_holds():
+    """One number, shown a thousand million times: the judge's memory is nobody's to fill."""
+    said = told("""
+        import torch
+        from dtcourse.launch import reporting
+        def double(n):
+            value = {"value": torch.zeros(1).expand(4 * 10**9), "changed": [], "called": []}
+            reporting._channel("result", {"value": value, "seconds": 1.0})
+    """)
+    assert "allocate memory" in said or "memory, and was stopped" in said

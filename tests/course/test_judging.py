@@ -371,6 +371,7 @@ class Bomb:
     def __reduce__(self):
         return (os.system, ("touch {tmp_path}/bomb",))
 lies = [{", ".join(reply for reply, _ in REPLIES)}]
+serving.plain = lambda reply: reply
 serving._attempt = lambda request, written: types.SimpleNamespace(**lies.pop(0))
 serving.serve(sys.argv[1])
 """

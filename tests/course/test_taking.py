@@ -265,3 +265,26 @@ def test_a_module_by_another_name_is_not_changed(code):
 )
 def test_an_object_of_ones_own_is_anybodys(code):
     assert take(notebook("import torch", f"def f(self, name, torch=None):\n    {code}"), ("f",))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from sys import _getframe",
+        "from sys import modules",
+        "from builtins import exec",
+        "import sys as s; s.modules",
+        'from operator import attrgetter; attrgetter("f_back.f_locals")',
+        "import logging; logging.currentframe()",
+    ],
+)
+def test_the_ways_to_frames_are_closed_under_their_other_names(code):
+    with pytest.raises(Refused, match=r"leads into what measures it|no need of"):
+        take(notebook("import torch", f"def f(tensor):\n    {code}"), ("f",))
+
+
+@pytest.mark.parametrize(
+    "code", ["model.modules()", 'options["modules"]', "skill(1)", "nn.Module.modules"]
+)
+def test_what_only_looks_like_them_is_anybodys(code):
+    take(notebook("import torch", f"def f(model, options, skill, nn):\n    return {code}"), ("f",))

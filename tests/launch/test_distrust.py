@@ -92,3 +92,11 @@ def test_a_header_names_nothing():
     theirs.send_bytes(b"cos\nsystem\n(S'true'\ntR.")
     with pytest.raises(Exception, match=r"a payload's header names os\.system"):
         serialization.receive(ours)
+
+
+def test_a_name_of_torchs_that_is_imported_when_it_is_asked_for_is_not(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch, "__getattr__", lambda name: pytest.fail(f"torch imports {name}"))
+    assert issubclass(distrust._loads(b"\x80\x04ctorch\n_inductor_of_tests\n."), distrust.Foreign)
+    assert distrust._loads(b"\x80\x04ctorch\nbfloat16\n.") is torch.bfloat16

@@ -13,6 +13,7 @@ from typing import Any
 from dtcourse.course.judging import attempts, tampering
 from dtcourse.course.judging.requirements import CheckFailed, Refused, Unfinished
 from dtcourse.course.judging.taking import Piece
+from dtcourse.launch import own_process
 
 # Of what may have been made in a cell that is not run.
 TAKEN = (
@@ -48,6 +49,8 @@ def arrived(pieces: list[Piece], takes: tuple[str, ...]) -> tuple[Any, ...] | Ch
         return error
     if definition.changed:
         return Refused(tampering.sentence(definition.changed))
+    for function in functions.values():
+        own_process.adopt_main(function)  # for objects of the answer's classes that it pickles
     return tuple(functions.values())
 
 

@@ -71,7 +71,8 @@ class AnswerProcess:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is ready, or with it
         # bubblewrap ends with the thread that starts it, so that has to be one that lasts: the main thread.
         self._popen = subprocess.Popen(
-            [*front, sys.executable, "-c", _CODE, json.dumps(orders)],
+            # -P: its folder is the answer's, and no module is imported from there.
+            [*front, sys.executable, "-P", "-c", _CODE, json.dumps(orders)],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -71,8 +72,11 @@ def plain(value: Any, depth: int = 0, to_answer: bool = False) -> Any:
     if to_answer and type(value) is bytes:
         return value
     if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided or value.is_nested:
+            raise CheckFailed("A sparse or nested tensor came back, where a dense one is expected.")
         dense = value.detach().to("cpu", copy=False).resolve_conj().resolve_neg()
-        return dense.as_subclass(torch.Tensor).clone()
+        # What expand() shows many times has its whole size from here on.
+        return dense.as_subclass(torch.Tensor).clone(memory_format=torch.contiguous_format)
     if type(value) in (list, tuple):
         return type(value)(plain(one, depth + 1, to_answer) for one in value)
     if type(value) is dict:
@@ -80,7 +84,8 @@ def plain(value: Any, depth: int = 0, to_answer: bool = False) -> Any:
             plain(key, depth + 1, to_answer): plain(one, depth + 1, to_answer)
             for key, one in value.items()
         }
-    if type(value).__module__ == "numpy":
+    numpy = sys.modules.get("numpy")
+    if numpy and issubclass(type(value), numpy.ndarray | numpy.generic):
         return plain(value.tolist(), depth + 1)
     raise CheckFailed(
         f"A {type(value).__name__} came back, where tensors, numbers, text, lists, tuples or dicts are expected."

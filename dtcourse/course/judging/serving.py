@@ -10,13 +10,15 @@ import io
 import json
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from dtcourse.course.judging import attempts, limits, tampering
 from dtcourse.course.judging.defining import Written, show_in_tracebacks
 from dtcourse.course.judging.process import frame
 from dtcourse.course.judging.requirements import CheckFailed, Refused
-from dtcourse.course.judging.runs import Results, attempt, check_definition
+from dtcourse.course.judging.runs import Results, attempt, check_definition, plain
 from dtcourse.course.judging.taking import Piece
 
 
@@ -31,9 +33,10 @@ def serve(orders: str) -> None:
 
     server.load(ordered["imports"])  # what is loaded here need not be in each rank
     tampering.remember()
-    # Before this process speaks or listens: of its lines the ranks' server has that for attempts alone. Ranks find it
-    # there, since nobody finds anything here.
-    server.start_within(ordered["imports"], keeps=[ordered["line"]])
+    # The ranks' server is split off before this process speaks or listens, so of our lines it has only the one that
+    # attempts are told on. Ranks open that one through the server: ours are closed to them.
+    with _silent():
+        server.start_within(ordered["imports"], keeps=[ordered["line"]])
     distrust.begin()
     tampering.seal()
 
@@ -46,6 +49,19 @@ def serve(orders: str) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # up to here, it says why there is no sandbox
     with standby.keeping():  # all answers in here are one person's
         _answer_requests(source, replies)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """What is split off meanwhile has no file of the judge's for its errors."""
+    said, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    os.close(nothing)
+    try:
+        yield
+    finally:
+        os.dup2(said, 2)
+        os.close(said)
 
 
 def _answer_requests(source: BinaryIO, replies: int) -> None:
@@ -65,6 +81,8 @@ def _answer_requests(source: BinaryIO, replies: int) -> None:
                 reply: dict[str, Any] = {}
             else:
                 reply = vars(_attempt(request, written))
+            # Once more, here: what a rank sends as its result may be anything that is data.
+            reply = plain(reply)
             if changed := tampering.changed_here():
                 raise Refused(tampering.sentence(changed))
         except CheckFailed as error:

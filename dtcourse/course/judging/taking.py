@@ -33,9 +33,10 @@ _MACHINERY_NAMES = {
 _MACHINERY_ATTRIBUTES = {
     "_getframe",
     "_current_frames",
+    "currentframe",
+    "walk_stack",
     "settrace",
     "setprofile",
-    "modules",
     "__globals__",
     "__builtins__",
     "__code__",
@@ -141,20 +142,33 @@ def _refuse(statement: ast.stmt, imported: set[str]) -> None:
                 _refuse_module(module)
                 for alias in node.names:
                     _refuse_module(f"{module}.{alias.name}")
+                    _refuse_attribute(alias.name, module)
         elif isinstance(node, ast.Name) and node.id in _MACHINERY_NAMES:
             raise Refused(f"the answer uses {node.id}, which an answer has no need of")
         elif isinstance(node, ast.Call):
             _refuse_call(node, imported - own)
         elif isinstance(node, ast.Attribute):
-            if node.attr in _MACHINERY_ATTRIBUTES:
-                raise Refused(f"the answer uses .{node.attr}, which leads into what measures it")
+            taken_out = statements.base(node) in imported  # model.modules() is everybody's
+            _refuse_attribute(node.attr, "sys" if taken_out else "")
             if "dtcourse.course" in ast.unparse(node):
                 raise Refused("the answer reaches for the checks (dtcourse.course)")
             changes = isinstance(node.ctx, (ast.Store, ast.Del))
             if changes and statements.base(node) in imported - own:
                 raise Refused(f"the answer changes a module ({ast.unparse(node)} = ...)")
-        elif isinstance(node, ast.Constant) and re.search(_CHECKS_FILES, str(node.value)):
-            raise Refused("the answer names the checks' files")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if re.search(_CHECKS_FILES, node.value):
+                raise Refused("the answer names the checks' files")
+            if node.value.isprintable() and " " not in node.value:
+                for part in node.value.split("."):  # operator.attrgetter("f_back.f_locals")
+                    _refuse_attribute(part, "")
+
+
+def _refuse_attribute(name: str, of: str) -> None:
+    """of: the module that it is taken out of, as far as that is known; "sys" for any"""
+    if name in _MACHINERY_ATTRIBUTES or (name == "modules" and of == "sys"):
+        raise Refused(f"the answer uses {name}, which leads into what measures it")
+    if of == "builtins" and name in _MACHINERY_NAMES:
+        raise Refused(f"the answer uses {name}, which an answer has no need of")
 
 
 def _refuse_call(call: ast.Call, imported: set[str]) -> None:
@@ -169,7 +183,7 @@ def _refuse_call(call: ast.Call, imported: set[str]) -> None:
             )
     # Its own process it may end (and learns that from a sentence); any other is none of its business.
     own = r"kill\((os\.)?getpid\(\)"
-    if called.endswith(("kill", "killpg")) and not re.search(own, ast.unparse(call)):
+    if called.rpartition(".")[2] in ("kill", "killpg") and not re.search(own, ast.unparse(call)):
         raise Refused(f"the answer sends a signal to another process ({ast.unparse(call)})")
 
 

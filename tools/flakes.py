@@ -85,7 +85,8 @@ def main() -> int:
     late = overdue(read(), date.today())
     for one in late:
         print(
-            f"tests/flakes.toml: {one.test} flaked on {one.date} and is not mended after {DAYS} days"
+            f"tests/flakes.toml: {one.test} flaked on {one.date} and is not mended after {DAYS} days: find the "
+            "cause, and enter the commit that mends it"
         )
     return 1 if late else 0
 

@@ -20,9 +20,8 @@ from datetime import timedelta
 from multiprocessing import connection
 from typing import Any
 
-in_memory = (
-    True  # whether the file of a store has no name, where the system can; distrust.py says no
-)
+# Whether the file of a store has no name, where the system can; distrust.py says no.
+in_memory = True
 LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 

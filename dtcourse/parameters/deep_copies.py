@@ -2,13 +2,12 @@
 
     best = copy.deepcopy(model)                  # for evaluation, a teacher, an average of weights; nothing is sent
 
-A process group is no data: it cannot be copied, and whoever holds a slice of the one copy or of the other talks to the
-same ranks. So a module that knows groups says that it does, and its copy knows the same ones. All ranks copy the model,
-or none: a collective of the copy waits for the copies of the others.
+A process group cannot be copied. The copy's modules hold the same groups as the original's, so its collectives meet
+those of the other ranks' copies: all ranks copy the model, or none.
 
 PyTorch copies a parameter without the attributes and the hooks that were set on it. Its placement is kept by its module
-(kept_placements.py), and so are hooks that add up gradients (partial_gradients.py). A wrapper whose hooks reduce
-gradients refuses to be copied.
+(kept_placements.py), and so are hooks that add up gradients (partial_gradients.py). A wrapper whose hooks
+on parameters reduce gradients refuses to be copied; DistributedDataParallel makes its hooks anew.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ of the course's Transformer has two parallel regions, attention and MLP, with on
 attention's input three times, once each for query, key and value. Source: Megatron-LM, Shoeybi et al. 1909.08053.
 
 Per rank of p: 1 / p of the weights that the plan names; norms, positions and the biases of row-parallel layers whole.
-Those have equal gradients on all tensor ranks, bit by bit, so their copies stay equal without a message. Data
+Those have equal gradients on all tensor ranks, bit by bit, so their copies stay equal without a message; where ranks
+hold tokens of their own (SequenceParallel, rows that end in Shard(1)), their gradients are added up. Data
 parallelism over the other axis of the mesh takes the model as it is: DistributedDataParallel(model, process_group=...),
 or fully_shard(model, mesh=mesh["data"]).
 """

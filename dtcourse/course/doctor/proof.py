@@ -1,6 +1,6 @@
 """Two minutes that prove an installation: each part does once what the course does all the time.
 
-The launch itself is training.two_ranks, which every examination ends with.
+The launch itself is training.two_ranks, with which every other examination but a quick one ends.
 """
 
 from __future__ import annotations
@@ -98,7 +98,12 @@ def _timed(name: str, part: Callable[[], str]) -> Finding:
         found = part()
     except Exception as error:
         said = str(error).strip() or type(error).__name__
-        return Finding(name, "problem", said.splitlines()[0], "the same by itself says more")
+        return Finding(
+            name,
+            "problem",
+            said.splitlines()[0],
+            "the lesson in JupyterLab, or `dtcourse check`, shows the whole message",
+        )
     return Finding(name, "ok", f"{found} ({time.monotonic() - began:.0f} s)")
 
 

@@ -3,9 +3,9 @@
 The other side is serving.py. On Linux bubblewrap gives that process a file system, a network and processes of its own;
 without it the process is the user's, with all their files (bubblewrap.py). What comes back is read with torch's
 weights_only loader, which builds tensors, numbers and text and calls nothing. That process does not execute the answer
-either: its ranks do, it reads what they send as data, and none of them can look into it (launch/distrust.py). Whatever
-the answer does there (patch the package, print a verdict, leave with exit code 0), the judge compares the numbers that
-came back with its own.
+either. Its ranks do; it reads what they send as data, and on Linux none of them can look into it (launch/distrust.py).
+Whatever the answer does there (patch the package, print a verdict, leave with exit code 0), the judge compares the
+numbers that came back with its own.
 
 What an answer could still do is fake what its own ranks *return* and *measure* (values made of the inputs that a step
 has, bytes sent, messages, seconds), since those numbers come from processes that run its code. runs.guarded and

@@ -154,12 +154,8 @@ class _Scatter(torch.autograd.Function):
         return _Gather.apply(grad, *ctx.rest), None, None
 
 
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
-        ctx.rest = (dim, group)
-        y, _ = start_gather(x, dim, group)
-        return y.movedim(0, dim)
+class _Enter(_Gather):
+    """Forward as _Gather; the gradients of what all ranks used are added up."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:

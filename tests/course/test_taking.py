@@ -267,6 +267,40 @@ def test_an_object_of_ones_own_is_anybodys(code):
     assert take(notebook("import torch", f"def f(self, name, torch=None):\n    {code}"), ("f",))
 
 
+CHANGE = 'setattr(dtcourse.launch, "launch", print)'
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"g = lambda dtcourse: 1\n    {CHANGE}",
+        f"def g(dtcourse):\n        pass\n    {CHANGE}",
+        f"g = lambda dtcourse={CHANGE}: 1",
+        f"def g(a=lambda dtcourse: 1):\n        {CHANGE}",
+        f"@{CHANGE}\n    def g(dtcourse):\n        pass",
+        f"def g(dtcourse):\n        import dtcourse\n        {CHANGE}",
+        f"def g(dtcourse):\n        def h():\n            global dtcourse\n            {CHANGE}",
+        "def g(where=None):\n        where = dtcourse.launch\n        where.launch = print",
+        "g = lambda dtcourse: 1\n    dtcourse.launch.launch = print",
+    ],
+)
+def test_an_argument_s_name_is_a_module_s_outside_its_function(code):
+    with pytest.raises(Refused, match="changes a module"):
+        take(notebook("import dtcourse", f"def f():\n    {code}"), ("f",))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "return lambda torch: setattr(torch, 'x', 1)",
+        "def g(*torch):\n        torch[0].x = 1",
+        "async def g(torch):\n        def h():\n            torch.x = 1",
+    ],
+)
+def test_an_argument_is_no_module_in_its_function(code):
+    assert take(notebook("import torch", f"def f():\n    {code}"), ("f",))
+
+
 @pytest.mark.parametrize(
     "code",
     [

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dtcourse.course.judging import statements
@@ -127,9 +129,8 @@ def _refuse(statement: ast.stmt, imported: set[str]) -> None:
     imported: names that stand for modules, and for what was taken out of them
     """
     written = statements.ATTRIBUTES.visit(ast.parse(ast.unparse(statement)))
-    own = {node.arg for node in ast.walk(written) if isinstance(node, ast.arg)}
     imported = imported | statements.aliases(list(ast.walk(written)), imported)
-    for node in ast.walk(written):
+    for node, own in _with_arguments(written, imported):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 _refuse_module(alias.name)
@@ -161,6 +162,36 @@ def _refuse(statement: ast.stmt, imported: set[str]) -> None:
             if node.value.isprintable() and " " not in node.value:
                 for part in node.value.split("."):  # operator.attrgetter("f_back.f_locals")
                     _refuse_attribute(part, "")
+
+
+def _with_arguments(tree: ast.AST, imported: set[str]) -> Iterator[tuple[ast.AST, set[str]]]:
+    """Each node, with the arguments of the functions around it: under these names it meets no module.
+
+    An argument is known in the function's body alone, and there not where the body imports the name, takes what it
+    means out of a module, or declares it global.
+    """
+    nodes: deque[tuple[ast.AST, set[str]]] = deque([(tree, set())])
+    while nodes:
+        node, own = nodes.popleft()
+        yield node, own
+        body: list[ast.AST] = []
+        inside = own
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            body = [node.body] if isinstance(node, ast.Lambda) else [*node.body]
+            args = ast.iter_child_nodes(
+                node.args
+            )  # their defaults are among them, and mean what is around
+            inside = own | {each.arg for each in args if isinstance(each, ast.arg)}
+            within = [each for part in body for each in ast.walk(part)]
+            taken_out = statements.aliases(within, imported - inside)
+            for each in within:
+                if isinstance(each, (ast.Import, ast.ImportFrom)):
+                    taken_out |= statements.imports(each)
+                elif isinstance(each, ast.Global):
+                    taken_out |= {*each.names}
+            inside -= taken_out
+        for child in ast.iter_child_nodes(node):
+            nodes.append((child, inside if any(child is part for part in body) else own))
 
 
 def _refuse_attribute(name: str, of: str) -> None:

@@ -4,6 +4,7 @@ launcher.py       launch()
 place.py          use_cluster(): where a notebook's launches go
 options.py        which device and backend; what a user may ask for
 processes.py      the ranks of one launch: started, watched, gone in the end
+leaving.py        how they leave, or stay
 server.py         the fork server that makes a rank start in milliseconds
 server_process.py how its process begins: as a new Python, or as a copy of this one
 sockets.py        where its socket lies, and those of others
@@ -20,6 +21,7 @@ own_process.py    what makes a process that was split off a rank's own
 distrust.py       for a process that launches code of people whom it does not trust
 environment.py    what a rank finds around it: torchrun's variables, the notebook's own
 log_settings.py   what the notebook has set of logging and warnings
+each.py           an argument of which each rank gets its own alone
 sendable.py       the call, serialized, and what is said of what cannot be sent
 by_value.py       what a notebook defines, for the processes that Python itself starts
 serialization.py  how functions, arguments and results travel (tensors out of band, through shared memory)

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, overload
 from dtcourse.emulation.cluster import EmulatedCluster, measured_again
 from dtcourse.launch import (
     around,
+    each,
     environment,
     failures,
     log_settings,
@@ -174,11 +175,11 @@ def launch(
             sources=environment.typed_sources(),
             rendezvous="",
             logs=log_settings.current(),
+            own=each.by_rank(args, layout.world_size),
             together=goes_on,
             # A failure that was survived may have left anything.
             again=cluster is None and not goes_on and standby.keeps(),
         )
-
         name = getattr(function, "__name__", "function")
 
         def run_all(on_line: Callable[[int, str], None] | None, stop: Stop | None) -> Run[Any]:
@@ -224,8 +225,7 @@ def _run_here(
     ):
         base = {**os.environ, **asked.environment}
         variables = environment.environments(layout, store.address, store.port, base)
-        asked = replace(asked, rendezvous=store.path)
-        settings = [replace(asked, rank=r, environment=own) for r, own in enumerate(variables)]
+        settings = [asked.of(r, variables[r], store.path) for r in range(layout.world_size)]
         with (
             Interrupts(stop) as interrupts,
             standby.launching(layout.world_size, interrupts, light),

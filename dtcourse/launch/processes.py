@@ -14,7 +14,16 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from dtcourse.launch import deadlock, deaths, failures, rank, serialization, standby, waiting
+from dtcourse.launch import (
+    deadlock,
+    deaths,
+    failures,
+    leaving,
+    rank,
+    serialization,
+    standby,
+    waiting,
+)
 from dtcourse.launch.interrupts import Interrupts
 from dtcourse.launch.output import Output, what_waits
 from dtcourse.launch.rank_process import RankProcess
@@ -114,15 +123,15 @@ class Ranks:
                 if self.failures and grace is None and not self.goes_on:
                     grace = time.monotonic() + GRACE
         except KeyboardInterrupt as interrupt:
-            where = {r: failures.where(s) for r, s in self._dump_stacks().items()}
-            for index, place in where.items():
-                interrupt.add_note(f"rank {index} {failures.readable(place)}")
+            for index, stack in self._dump_stacks().items():
+                interrupt.add_note(f"rank {index} {failures.readable(failures.where(stack))}")
             # it says where the ranks were, not where we were
             raise interrupt.with_traceback(None) from None
+        if self.goes_on or not self.failures:
+            self._release()
         if self.failures and not self.goes_on:
             failure = failures.rank_failure(list(self.failures.values()), self.world_size)
             raise failure from failure.failures[0].exception
-        self._release()
         return [self.results.get(r) or self.lost[r] for r in range(self.world_size)]
 
     def _may_go_on(self) -> bool:
@@ -250,43 +259,18 @@ class Ranks:
         return {index: what_waits(self.members[index].stacks) for index in asked}
 
     def _release(self) -> None:
-        """Lets every rank take down its group and leave; reads what it still prints."""
-        again = self.settings[0].again
-        for channel in self.channels:
-            with suppress(OSError):
-                channel.send_bytes(rank.AGAIN if again else rank.LEAVE)
-        limit = time.monotonic() + 5.0
-        open_sentinels = {p.sentinel for p in self.processes}
-        staying = {channel: r for r, channel in enumerate(self.channels)} if again else {}
-        while open_sentinels and (left := limit - time.monotonic()) > 0:
-            for item in wait([*open_sentinels, *staying, *self.output.open_pipes], left):
-                if item in staying:
-                    index = staying.pop(item)  # type: ignore[arg-type]
-                    if self._stays(index):
-                        open_sentinels.discard(self.processes[index].sentinel)
-                elif item in open_sentinels:
-                    open_sentinels.discard(item)  # type: ignore[arg-type]
-                elif item in self.output.open_pipes:
-                    self.output.read(item)  # type: ignore[arg-type]
-
-    def _stays(self, index: int) -> bool:
-        """Hears whether a rank's process can serve another launch. It has printed all that it will by then."""
-        with suppress(EOFError, OSError, ValueError):
-            kind, _ = serialization.receive(self.channels[index])()
-            if kind == "again":
-                self.output.let_go(self.members[index].output)
-                self.kept.add(index)
-        return index in self.kept
+        self.kept, twice = leaving.release(self.members, self.output, self.settings[0].again)
+        for index in twice:  # so the answer before was not its function's
+            self._fail(failures.Failure(self.first + index, failures.TWICE))
 
     def __exit__(self, *_: object) -> None:
         self.interrupts.cleaning_up = True
         # The group, not only the process: data loaders' workers and whatever else a rank started go with it.
         ended = [member for r, member in enumerate(self.members) if r not in self.kept]
         for pid in [member.pid for member in ended]:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)  # in case it had no time to form a group
+            for kill in (os.killpg, os.kill):  # in case it had no time to form a group
+                with suppress(ProcessLookupError, PermissionError):
+                    kill(pid, signal.SIGKILL)
         for process in [member.process for member in ended]:
             process.join(10)
             # Killed it is; who tells of its end may get no processor for that long, where hundreds want one.

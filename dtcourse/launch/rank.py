@@ -17,8 +17,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from multiprocessing import current_process, parent_process, set_start_method, spawn
 from multiprocessing.connection import Connection
 from typing import Any
@@ -27,6 +28,7 @@ from dtcourse import events
 from dtcourse.launch import (
     again,
     deaths,
+    each,
     log_settings,
     own_process,
     recording,
@@ -61,6 +63,14 @@ class Settings:
     together: bool = False  # begin the function when all ranks can: one that fails at once breaks no group half made
     again: bool = False  # another launch may follow in this process
     logs: log_settings.LogSettings | None = None  # the notebook's
+    own: dict[int, tuple[Any, ...]] = field(
+        default_factory=dict
+    )  # what a rank alone is given (each.py)
+
+    def of(self, rank: int, environment: dict[str, str], rendezvous: str) -> Settings:
+        """One rank's, where these are all ranks'."""
+        own = {rank: self.own[rank]} if self.own else {}
+        return replace(self, rank=rank, environment=environment, rendezvous=rendezvous, own=own)
 
 
 def main(channel: Connection, output: Connection, stacks: Connection) -> None:
@@ -92,12 +102,14 @@ def _serve(channel: Connection, say: Callable[[str, Any], None], lock: Any) -> b
             say("taken", None)
             first = serialization.receive(channel)()
         settings: Settings = first
-        reporting.connect(say)
+        reporting.connect(partial(_tell, say))
         _prepare(settings)
         if settings.again:
             condition = again.Condition()
         deserialize = serialization.receive(channel)
         function, args, kwargs = deserialize()
+        if settings.own:
+            args = each.filled(args, settings.own[settings.rank])
         own_process.adopt_main(function)
         _form_group(settings)
         deaths.watch(settings.rendezvous, settings.together)
@@ -139,6 +151,15 @@ def _serve(channel: Connection, say: Callable[[str, Any], None], lock: Any) -> b
     fits = condition.is_restored()
     own_process.flush()
     return fits
+
+
+def _tell(say: Callable[[str, Any], None], kind: str, content: Any) -> None:
+    """What the function may say on its way: how it ended is ours to say."""
+    if kind not in ("message", "progress"):
+        raise ValueError(
+            f"a rank's function sends messages and progress, and nothing of kind {kind!r}"
+        )
+    say(kind, content)
 
 
 def _prepare(settings: Settings) -> None:

@@ -38,7 +38,7 @@ def grade(
     on_changed: Callable[[list[str]], None] | None = None,
     on_grade: Callable[[int, int, Grade], None] | None = None,
 ) -> list[Grade]:
-    """Grade every notebook of a folder; writes points.csv and feedback/ under `out` at the end.
+    """Grade every notebook of a folder; writes points.csv and feedback/ under `out` after each.
 
     trust:      run the answers without bubblewrap
     on_changed: is told of files of the package that are not what they were before the first answer ran
@@ -73,9 +73,9 @@ def grade(
             if on_submission:
                 on_submission(index, len(all_of_them), submission)
             grades.append(_grade_one(submission, lesson, options))
+            write(grades, out)  # all so far: whatever ends this run, they are there
             if on_grade:
                 on_grade(index, len(all_of_them), grades[-1])
-    write(grades, out)
     after = contents()
     changed = sorted(
         name for name in before.keys() | after.keys() if before.get(name) != after.get(name)

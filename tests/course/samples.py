@@ -6,9 +6,9 @@ import random
 import sys
 
 import torch
-import torch.distributed as dist
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require
+from dtcourse.emulation import EmulatedNetwork
 
 SHIFT = Exercise(
     "shift",
@@ -19,15 +19,15 @@ SHIFT = Exercise(
 )
 
 
-def _shift(shift, values):
-    return shift(values[dist.get_rank()].clone())
+def _shift(shift, own):
+    return shift(own)
 
 
 @SHIFT.check("each rank gets its left neighbour's tensor", points=3)
 def check_values(answer: Answer) -> None:
     for world_size in (2, 3):
         values = [torch.randn(5) for _ in range(world_size)]
-        run = answer.run(_shift, world_size, values, timeout=5)
+        run = answer.run(_shift, world_size, Each(values), timeout=5)
         for rank in range(world_size):
             require(
                 torch.equal(run[rank], values[rank - 1]),
@@ -37,10 +37,31 @@ def check_values(answer: Answer) -> None:
 
 @SHIFT.check("one message per rank", points=1)
 def check_messages(answer: Answer) -> None:
-    run = answer.run(_shift, 3, [torch.ones(5)] * 3, record=True, timeout=5)
+    run = answer.run(_shift, 3, Each([torch.ones(5)] * 3), record=True, timeout=5)
     for rank in range(3):
         sent = run.traffic.messages_sent(rank=rank)
         require(sent == 1, f"rank {rank} sent {sent} messages; one is enough.")
+
+
+QUICK = Exercise(
+    "quick", lesson="00", title="Pass it on", takes=("quick",), target="1 second on 2 ranks"
+)
+
+
+def _quick(quick, own):
+    from dtcourse import emulation
+
+    start = emulation.now()
+    return quick(own), emulation.now() - start
+
+
+@QUICK.check("each rank gets the other's tensor, in one message's time", points=2)
+def check_quick(answer: Answer) -> None:
+    values, network = [torch.randn(5) for _ in range(2)], EmulatedNetwork(latency=1.0)
+    run = answer.run(_quick, 2, Each(values), network=network, clock="virtual", timeout=5)
+    for rank, (got, seconds) in enumerate(run):
+        require(torch.equal(got, values[1 - rank]), f"rank {rank} should hold the other's tensor.")
+        require(seconds == 1, f"rank {rank} took {seconds:g} s; a message takes one.")
 
 
 DOUBLE = Exercise(

@@ -1,12 +1,19 @@
-"""Answers that do nothing and want points: what tells the judge of all ranks belongs to none of them."""
+"""Answers that do nothing and want points. What tells the judge of all ranks belongs to none of them; a rank has its
+own input alone; and what is counted in it, the course alone counts.
 
+All of them are in one notebook, put to copies of the samples' exercises: an attack defines a function of its own name.
+"""
+
+import dataclasses
 import textwrap
 
 import pytest
 
 from dtcourse.course.grading import check_notebook
 from dtcourse.course.judging import bubblewrap
-from tests.course.samples import DOUBLE, notebook
+from dtcourse.course.judging.sandbox import MODULES
+from tests.course.conftest import ROOT, SAMPLES
+from tests.course.samples import DOUBLE, IMPORTS, QUICK, SHIFT, notebook
 
 pytestmark = [
     pytest.mark.slow,
@@ -14,123 +21,213 @@ pytestmark = [
     pytest.mark.needs("bubblewrap"),
 ]
 # For what reads the text, `thing` may be anything.
-REACH = "reach = lambda thing, *names: getattr(thing, ''.join(names))\n"
+COMMON = """
+import os, pickle, struct, sys, time, types
+import dtcourse
+from dtcourse import emulation, events
+from dtcourse.collectives import traffic
+from dtcourse.launch import reporting
 
+reach = lambda thing, *names: getattr(thing, "".join(names))
+put = lambda thing, name, value: setattr(thing, name, value)
 
-def told(code: str) -> str:
-    """What the judge says to an answer that earns nothing."""
-    assert not bubblewrap.why_not()
-    (found,) = check_notebook(notebook(textwrap.dedent(code)), [DOUBLE])
-    assert not found.passed and not found.points
-    return str(found)
+def tell_on_every_line(whole):
+    for descriptor in range(3, 64):
+        try: os.write(descriptor, struct.pack("!i", len(whole)) + whole)
+        except OSError: pass
 
-
+def result(value):
+    return {"value": {"value": value, "changed": [], "called": []}, "seconds": 1.0}
+"""
 FAKE = """
-import dtcourse.launch, types
 reply = dict(values=[42], seconds=1.0, traffic_rows=[], traffic_calls=[], algorithmic=False, event_rows=[])
 _fake = lambda request, written: types.SimpleNamespace(**reply)
 """
 
+ATTACKS = {}  # name: (exercise, words of the judge's, code)
 
-def test_by_another_attempt_found_by_names_that_are_put_together():
-    said = told(
-        FAKE
-        + """
+
+def attack(name, words, code, on=DOUBLE):
+    assert name not in ATTACKS and f"def {name}(" in code
+    ATTACKS[name] = (on, words, textwrap.dedent(code))
+
+
+# --- on what tells the judge of all ranks -------------------------------------------------------------------------
+
+attack(
+    "by_another_attempt_found_by_names_that_are_put_together",
+    ["write that name out"],
+    FAKE
+    + """
 _s = getattr(getattr(getattr(dtcourse, "cou" + "rse"), "jud" + "ging"), "ser" + "ving")
 _x = setattr(_s, "_att" + "empt", _fake)
-def double(n, x=_x): return n
+def by_another_attempt_found_by_names_that_are_put_together(n, x=_x): return n
+""",
+)
+# It is changed in the rank, where nobody asks it; and in the process that is asked, no such code ever runs.
+attack(
+    "by_another_attempt_found_where_the_text_does_not_show_it",
+    ["the answer changes what measures it (dtcourse.course.judging.serving._attempt)"],
+    FAKE
+    + """
+_t = reach(reach(reach(dtcourse, "cou", "rse"), "judging"), "serving")
+_y = put(_t, "_att" + "empt", _fake)
+def by_another_attempt_found_where_the_text_does_not_show_it(n, x=_y): return n
+""",
+)
+# Before anything is measured, so that what measures would take it for ours.
+attack(
+    "by_a_module_that_is_changed_as_soon_as_it_is_loaded",
+    ["changes what measures it (dtcourse.memory.offload.Offload)"],
+    """
+import dtcourse.memory.offload as theirs
+def change(thing): setattr(thing, "Offload", lambda *a: 0)
+changed = change(theirs)
+def by_a_module_that_is_changed_as_soon_as_it_is_loaded(n, changed=changed): return 2 * n
+""",
+)
+attack(
+    "by_the_memory_of_the_process_that_speaks_with_the_judge",
+    ["all but 1, and not the last: True"],
+    """
+def by_the_memory_of_the_process_that_speaks_with_the_judge(n):
+    above, seen = [os.getpid()], []
+    while above[-1] > 1:  # the first is bubblewrap's
+        state = open(f"/proc/{above[-1]}/stat").read().rpartition(")")[2]
+        above.append(int(state.split()[1]))
+    for pid in above[:-1]:
+        try:
+            files = os.listdir(f"/proc/{pid}/fd")
+            open(f"/proc/{pid}/mem", "r+b").close()
+            seen.append(pid)
+        except OSError as error:
+            pass
+    raise ValueError(f"all but {above.index(1) - len(seen)}, and not the last: {above[-2] not in seen}")
+""",
+)
+# On every line of its process: of the rank's own it comes where an answer's result is expected.
+attack(
+    "by_a_pickle_that_calls_something_where_it_is_read",
+    ["cannot be rebuilt"],
+    """
+def by_a_pickle_that_calls_something_where_it_is_read(n):
+    tell_on_every_line(pickle.dumps((b"\\x80\\x04cos\\n_exit\\nK\\x00\\x85R.", [], None)))
+    return 2 * n
+""",
+)
+# A record's class, with the module's name that the rank gives it: who looks it up there would import that.
+attack(
+    "by_a_class_that_is_looked_up_where_it_is_pickled_again",
+    ["A type came back"],
+    """
+LINES = "import os; os._exit(0)"
+def by_a_class_that_is_looked_up_where_it_is_pickled_again(n):
+    with open("/tmp/evil.py", "w") as file:
+        file.write(LINES)
+    record = b"cdtcourse.collectives.counted\\nRankRecord\\nN}X\\n\\0\\0\\0__module__X\\4\\0\\0\\0evils\\x86b"
+    body = pickle.dumps(("result", result("@@")), 2)
+    tell_on_every_line(pickle.dumps((body.replace(b"X\\2\\0\\0\\0@@", record), [], None)))
+    os._exit(0)
+""",
+)
+# One number, shown a thousand million times: the judge's memory is nobody's to fill.
+attack(
+    "by_a_tensor_that_is_larger_than_what_it_holds",
+    ["16,000 MB", "512 MB is the most"],
+    """
+def by_a_tensor_that_is_larger_than_what_it_holds(n):
+    serialization = reach(dtcourse.launch, "__glo", "bals__")["serialization"]
+    stream, buffers = serialization.serialize(("result", result(torch.zeros(1).expand(4 * 10**9))))
+    tell_on_every_line(pickle.dumps((stream, [bytes(one) for one in buffers], None)))
+    os._exit(0)
+""",
+)
+
+# --- on what tells of one rank --------------------------------------------------------------------------------------
+
+attack(
+    "by_a_result_of_its_own_where_messages_go",
+    ["nothing of kind 'result'"],
+    """
+def by_a_result_of_its_own_where_messages_go(n):
+    reach(reporting, "_chan", "nel")("result", result(2 * n))
+    os._exit(0)
+""",
+)
+attack(
+    "by_a_result_before_that_of_its_function",
+    ["the answer speaks for its rank: rank 0 answered twice"],
+    """
+def by_a_result_before_that_of_its_function(n):
+    tell_on_every_line(pickle.dumps((pickle.dumps(("result", result(2 * n))), [], None)))
+    return 0
+""",
+)
+
+# --- on what a rank is given, and what is counted in it -------------------------------------------------------------
+
+attack(
+    "by_what_the_others_were_given",
+    ["should hold what its left neighbour had"],
+    """
+def arguments_of_the_step():
+    frame = reach(sys, "_getfr", "ame")(1)
+    while "args" not in (kept := reach(frame, "f_loc", "als")) or "step" not in kept:
+        frame = reach(frame, "f_ba", "ck")
+    return kept["args"]
+def by_what_the_others_were_given(tensor):
+    given, = arguments_of_the_step()
+    return given[dist.get_rank() - 1] + 0 * tensor
+""",
+    on=SHIFT,
+)
+attack(
+    "by_a_file_and_a_message_that_is_counted_and_not_sent",
+    ["the answer counts a message that it has not sent"],
+    """
+def by_a_file_and_a_message_that_is_counted_and_not_sent(tensor):
+    own, left = (f"/tmp/of-{rank % dist.get_world_size()}" for rank in (dist.get_rank(), dist.get_rank() - 1))
+    torch.save(tensor, own)
+    dist.monitored_barrier()
+    received = torch.load(left)
+    dist.monitored_barrier()
+    reach(traffic, "se", "nt")(reach(traffic, "La", "bel")("send", "forward"), 0, 20)
+    return received
+""",
+    on=SHIFT,
+)
+TWICE = """
+def {name}(tensor):
+    first, second = torch.empty_like(tensor), torch.empty_like(tensor)
+    other = 1 - dist.get_rank()
+    p2p.exchange(tensor, other, first, other)
+    p2p.exchange(tensor, other, second, other)
+    clock = reach(emulation, "clo", "ck")
+    put({lane}, "time", 1.0)
+    return second
 """
-    )
-    assert "write that name out" in said
+for name, lane, words in (
+    ("by_the_clock", 'reach(clock, "inst", "alled")().main', "reaches for the clock"),
+    ("by_the_clocks_lane", 'reach(clock, "_clo", "ck").main', "sets the time of its emulated"),
+):
+    attack(name, ["the answer " + words], TWICE.format(name=name, lane=lane), on=QUICK)
 
 
-def test_by_another_attempt_found_where_the_text_does_not_show_it():
-    """It is changed in the rank, where nobody asks it; and in the process that is asked, no such code ever runs."""
-    said = told(
-        FAKE
-        + REACH
-        + """
-_s = reach(reach(reach(dtcourse, "cou", "rse"), "judging"), "serving")
-_x = setattr(_s, "_att" + "empt", _fake)
-def double(n, x=_x): return n
-"""
-    )
-    assert "the answer changes what measures it (dtcourse.course.judging.serving._attempt)" in said
+@pytest.fixture(scope="module")
+def told():
+    """{attack: what the judge says to it}; none of them earns anything."""
+    assert not bubblewrap.why_not()
+    exercises = [
+        dataclasses.replace(on, name=name, takes=(name,)) for name, (on, *_) in ATTACKS.items()
+    ]
+    cells = [IMPORTS, COMMON, *(code for *_, code in ATTACKS.values())]
+    modules = {**MODULES, SAMPLES: ROOT / SAMPLES}
+    reports = check_notebook(notebook(*cells), exercises, modules=modules)
+    return {found.exercise.name: found for found in reports}
 
 
-def test_by_a_module_that_is_changed_as_soon_as_it_is_loaded():
-    """Before anything is measured, so that what measures would take it for ours."""
-    said = told("""
-        import dtcourse.memory.offload as theirs
-        def change(thing): setattr(thing, "Offload", lambda *a: 0)
-        changed = change(theirs)
-        def double(n, changed=changed): return 2 * n
-    """)
-    assert "changes what measures it (dtcourse.memory.offload.Offload)" in said
-
-
-def test_by_the_memory_of_the_process_that_speaks_with_the_judge():
-    said = told("""
-        import os
-        def double(n):
-            above, seen = [os.getpid()], []
-            while above[-1] > 1:  # the first is bubblewrap's
-                state = open(f"/proc/{above[-1]}/stat").read().rpartition(")")[2]
-                above.append(int(state.split()[1]))
-            for pid in above[:-1]:
-                try:
-                    files = os.listdir(f"/proc/{pid}/fd")
-                    open(f"/proc/{pid}/mem", "r+b").close()
-                    seen.append(pid)
-                except OSError as error:
-                    pass
-            raise ValueError(f"all but {above.index(1) - len(seen)}, and not the last: {above[-2] not in seen}")
-    """)
-    assert "all but 1, and not the last: True" in said
-
-
-def test_by_a_pickle_that_calls_something_where_it_is_read():
-    """On every line of its process: of the rank's own it comes where an answer's result is expected."""
-    said = told("""
-        import os, pickle, struct
-        def double(n):
-            bomb = b"\\x80\\x04cos\\n_exit\\nK\\x00\\x85R."
-            whole = pickle.dumps((bomb, [], None))
-            for descriptor in range(3, 64):
-                try: os.write(descriptor, struct.pack("!i", len(whole)) + whole)
-                except OSError: pass
-            return 2 * n
-    """)
-    assert "cannot be rebuilt" in said
-
-
-def test_by_a_class_that_is_looked_up_where_it_is_pickled_again():
-    """A record's class, with the module's name that the rank gives it: who looks it up there would import that."""
-    said = told("""
-        import os, pickle, struct
-        LINES = "import os; os._exit(0)"
-        def double(n):
-            with open("/tmp/evil.py", "w") as file:
-                file.write(LINES)
-            record = b"cdtcourse.collectives.counted\\nRankRecord\\nN}X\\n\\0\\0\\0__module__X\\4\\0\\0\\0evils\\x86b"
-            value = {"value": "@@", "changed": [], "called": []}
-            body = pickle.dumps(("result", {"value": value, "seconds": 1.0}), 2)
-            whole = pickle.dumps((body.replace(b"X\\2\\0\\0\\0@@", record), [], None))
-            for descriptor in range(3, 64):
-                try: os.write(descriptor, struct.pack("!i", len(whole)) + whole)
-                except OSError: pass
-            return 2 * n
-    """)
-    assert "A type came back" in said
-
-
-def test_by_a_tensor_that_is_larger_than_what_it_holds():
-    """One number, shown a thousand million times: the judge's memory is nobody's to fill."""
-    said = told("""
-        import torch
-        from dtcourse.launch import reporting
-        def double(n):
-            value = {"value": torch.zeros(1).expand(4 * 10**9), "changed": [], "called": []}
-            reporting._channel("result", {"value": value, "seconds": 1.0})
-    """)
-    assert "allocate memory" in said or "memory, and was stopped" in said
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_earns_nothing_and_is_named(name, told):
+    found, (_, words, _) = told[name], ATTACKS[name]
+    assert not found.passed and not found.points, str(found)
+    assert not [one for one in words if one not in str(found)], str(found)

@@ -52,6 +52,57 @@ def test_what_only_stands_beside_it_is_not(cells):
     assert not found(*cells)
 
 
+@pytest.mark.parametrize(
+    ("head", "call", "words"),
+    [
+        ("from dtcourse.launch import reporting", "reporting._channel('result', x)", "_channel"),
+        ("from dtcourse.launch import reporting as r", "r.connect(x)", "reporting.connect"),
+        ("from dtcourse.launch.reporting import connect", "connect(x)", "part of what measures"),
+        ("import dtcourse.launch.rank", "dtcourse.launch.rank.main(x)", "dtcourse.launch.rank"),
+        ("from dtcourse.collectives import traffic", "traffic.sent(x, 0, 8)", "counting, phase"),
+        ("from dtcourse.collectives.traffic import sent as s", "s(x, 0, 8)", "traffic.sent"),
+        ("from dtcourse.collectives import p2p", "p2p.traffic.sent(x, 0, 8)", "p2p.traffic.sent"),
+        ("from dtcourse.collectives import p2p", "p2p.operation('send')", "p2p.operation"),
+        ("from dtcourse.collectives import p2p", "p2p._channels", "the course's own"),
+        ("from dtcourse.collectives import p2p", "p2p.__dict__['send']", "the course's own"),
+        ("from dtcourse import events", "events.add('send', 'wait', 0, 0)", "events.add"),
+        ("from dtcourse import emulation", "emulation.clock.installed()", "clock.installed"),
+        ("from dtcourse import emulation\nc = emulation.clock", "c.installed()", "clock.installed"),
+        ("from dtcourse.emulation.clock import on", "on(x, 0.0)", "emulation.clock.on"),
+        ("from dtcourse.emulation.cluster import EmulatedCluster as E", "E()", "EmulatedCluster"),
+        ("from dtcourse.collectives.wire.channel import Channel", "Channel(x)", "wire.channel"),
+    ],
+)
+def test_names_of_the_course_that_no_answer_has_use_for_are_refused(head, call, words):
+    assert words in found(head, f"def f(x):\n    return {call}")
+    assert not found(head, "def f(x):\n    return x")
+
+
+def test_a_star_that_brings_them_is_one_of_them():
+    assert "traffic.*" in found("from dtcourse.collectives.traffic import *\ndef f(x): return x")
+    for module in ("launch", "emulation"):
+        assert not found(f"from dtcourse.{module} import *\ndef f(x): return launch(x)")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from dtcourse import launch\ndef f(x): return launch(x, 2)",
+        "from dtcourse.launch import send_message, launch\ndef f(x): return launch(send_message, 2, x)",
+        "from dtcourse.collectives import p2p\ndef f(x): return p2p.exchange(x, 1, x, 1)",
+        "from dtcourse.collectives import traffic\ndef f(x):\n    with traffic.counting() as c: return c.rows",
+        "from dtcourse.collectives import traffic\ndef f(x):\n    with traffic.phase('a'): return x.traffic.sent",
+        "from dtcourse import events, emulation\ndef f(x):\n    with events.span('a'): emulation.sleep(1)",
+        "from dtcourse import emulation\ndef f(x): return emulation.now(), emulation.clock.now()",
+        "from dtcourse.emulation import EmulatedNetwork\ndef f(x): return EmulatedNetwork(1.0).latency",
+        "from dtcourse.pipeline_parallel.simulate import simulate\ndef f(x): return simulate(x).timeline",
+        "import dtcourse\ndef f(x): return dtcourse.__file__, dtcourse.__version__",
+    ],
+)
+def test_what_an_exercise_may_use_of_them_is_not(code):
+    assert not found(code)
+
+
 def test_what_is_refused_is_said_in_one_sentence():
     assert forbidden.in_words(()) == ""
     assert forbidden.in_words(("torch.amp",)) == "An answer that uses `torch.amp` is refused."

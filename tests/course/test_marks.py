@@ -6,8 +6,10 @@ import os
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from dtcourse.course.doctor.cluster import closed_to_others
-from dtcourse.course.grading import Grade, write
+from dtcourse.course.grading import Grade, grade, write
 
 
 def modes(folder):
@@ -51,3 +53,16 @@ def test_what_lets_a_class_not_use_an_installation_is_found():
         home.chmod(0o755)
         python.chmod(0o700)
         assert closed_to_others(link) == python
+
+
+def test_what_ends_a_run_leaves_the_marks_that_were_given(tmp_path):
+    for student in ("ana", "bob"):
+        (tmp_path / f"{student}-03.ipynb").write_text("{")
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grade(tmp_path, tmp_path / "graded", trust=True, on_grade=stop)
+    table = (tmp_path / "graded" / "points.csv").read_text()
+    assert "ana-03.ipynb" in table and "bob" not in table

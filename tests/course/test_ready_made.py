@@ -1,5 +1,6 @@
 """Ready-made code is seen where it runs, under whatever name it was reached."""
 
+import _thread
 import sys
 import threading
 
@@ -85,6 +86,35 @@ def test_a_watch_that_is_taken_off_is_noticed():
     with ready_made.Watch([CHECKPOINT]) as watch:
         sys.setprofile(None)
     assert not watch.kept
+
+
+def _put_back():
+    hook = sys.getprofile()
+    sys.setprofile(None)
+    _checkpointed()
+    sys.setprofile(hook)
+
+
+def _in_a_thread_without():
+    hook = threading.getprofile()
+    threading.setprofile(None)
+    thread = threading.Thread(target=_checkpointed)
+    thread.start()
+    thread.join()
+    threading.setprofile(hook)
+
+
+def _in_a_thread_of_nobodys():
+    done = threading.Event()
+    _thread.start_new_thread(lambda: (_checkpointed(), done.set()), ())
+    assert done.wait(60)
+
+
+@pytest.mark.parametrize("function", [_put_back, _in_a_thread_of_nobodys, _in_a_thread_without])
+def test_a_way_round_the_watch_is_noticed(function):
+    with ready_made.Watch([CHECKPOINT]) as watch:
+        function()
+    assert not watch.called and not watch.kept
 
 
 def test_a_name_of_nothing_is_said():

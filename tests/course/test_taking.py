@@ -28,6 +28,23 @@ def test_cells_in_any_order():
     assert answer(*cells)() == 5
 
 
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ("T = []\nfor k in range(3):\n    T.append(k)\n    g(k)", "def g(k): return k"),
+        (
+            "T = []\nfor k in range(3):\n    T.append(k)\n    g(k)",
+            "def g(k): return h(k)",
+            "def h(k): pass",
+        ),
+        ("T = []\nfor k in range(3):\n    T.append(k)\n    g(k)", "N = T[2]", "def g(k): return k"),
+        ("T = []\nT.append(g(0))\nT += [1, 2]", "x = 7", "def g(x, y=0): return x"),
+    ],
+)
+def test_what_needs_a_later_cell_is_done_once(cells):
+    assert answer(*cells, "def f(x=0): return T, x")()[0] == [0, 1, 2]
+
+
 def test_the_last_definition_counts_as_in_a_kernel():
     assert answer("def f(): return 1", "def f(): return 2")() == 2
 
@@ -258,6 +275,9 @@ def test_a_module_by_another_name_is_not_changed(code):
         "getattr(self, name)",
         "[getattr(layer, name) for layer in self.layers]",
         'getattr(torch, "float32")',
+        'getattr(torch, f"float{name}")',
+        'getattr(torch, "int" + name)',
+        "getattr(torch.distributed.ReduceOp, name)",
         "torch = self\n    torch.x = 1",
         "make = torch.optim.SGD\n    make = make(self)\n    make.x = 1",
         "setattr(self, name, torch.zeros(1))",

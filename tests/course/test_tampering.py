@@ -122,7 +122,10 @@ def test_what_is_loaded_meanwhile_is_looked_at_too(monkeypatch):
     )
 
     def load(function):
-        module.count = function
+        module.count, module.kind = (
+            function,
+            types.FunctionType,
+        )  # which has a __code__ that is none
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
     assert runs.guarded(step, (lambda: load(importlib.import_module),), ())["changed"] == []

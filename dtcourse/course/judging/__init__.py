@@ -11,6 +11,7 @@
     simulated.py   the same for a job that runs in one process
     taking.py      what of a student's notebook an exercise takes: a function and what that needs
     forbidden.py   ready-made answers, which are refused by their text; ready_made.py where they are called
+    course_names.py names of the course that no answer has use for; books.py where what they name is used
     defining.py    its statements become functions, in a rank
     runs.py        running an answer on ranks; sentences.py for what went wrong there
     tampering.py   whether an answer changed what measures it
@@ -50,10 +51,12 @@ from dtcourse.course.judging.verdicts import (
     require_near_best,
     require_word,
 )
+from dtcourse.launch.each import Each
 
 __all__ = [
     "Answer",
     "CheckFailed",
+    "Each",
     "Exercise",
     "NotPassed",
     "Report",

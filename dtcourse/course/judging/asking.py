@@ -16,6 +16,7 @@ class Answer(Protocol):
 
         Options are those of `launch`: timeout (20 s), backend, record, nodes, network, env. A failure, a
         deadlock or a time limit raises CheckFailed with a sentence. watched: see Exercise; `judge` gives it.
+        An argument Each([...]) holds each rank's own, which no other rank is sent (launch/each.py).
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 import random
 import sys
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dtcourse.course.judging import attempts, tampering
+from dtcourse.course.judging import attempts, books, statements, tampering
 from dtcourse.course.judging.requirements import CheckFailed, Refused, Unfinished
 from dtcourse.course.judging.taking import Piece
 from dtcourse.launch import own_process
@@ -42,6 +43,7 @@ def arrived(pieces: list[Piece], takes: tuple[str, ...]) -> tuple[Any, ...] | Ch
     All ranks draw the same random numbers meanwhile: what a notebook makes once is alike on all of them.
     """
     attempts.watch()
+    books.watch()
     try:
         with tampering.Definition() as definition, _same_numbers():
             functions = define(pieces, takes)
@@ -76,7 +78,8 @@ def _same_numbers() -> Iterator[None]:
 def define(pieces: list[Piece], takes: tuple[str, ...]) -> dict[str, Any]:
     """Execute the statements of an answer and return the functions that the exercise takes.
 
-    A statement that needs a later one (cells out of order) is tried again after the others.
+    A statement that needs a later one (cells out of order) waits for that; what its names do not tell is tried again
+    after the others.
 
     Raises CheckFailed if a statement raises, with its cell and line.
     """
@@ -87,25 +90,76 @@ def define(pieces: list[Piece], takes: tuple[str, ...]) -> dict[str, Any]:
 
         flags = __future__.annotations.compiler_flag
     show_in_tracebacks(pieces)
-    left = pieces
+    order = _Waits(pieces)
+    left, patient = pieces, True
     while left:
-        again: list[tuple[Piece, BaseException]] = []
-        for piece in left:
+        ready, waiting = order.split(left, space) if patient else (left, [])
+        failed: dict[Piece, BaseException] = {}
+        for piece in ready:
             try:
                 text = "\n" * (piece.line - 1) + piece.code
                 code = compile(text, _file(piece.cell), "exec", flags, dont_inherit=True)
                 exec(code, space)  # noqa: S102 - this is the process that exists to do so
             except NameError as error:
-                again.append((piece, error))
+                failed[piece] = error
             except BaseException as error:
                 raise _undefined(piece, error) from None
-        if len(again) == len(left):
-            raise _undefined(*again[0]) from None
-        left = [piece for piece, _ in again]
+        if len(failed) == len(ready):
+            if not waiting:
+                raise _undefined(*next(iter(failed.items()))) from None
+            patient = False
+        left = [piece for piece in left if piece in failed or piece in waiting]
     missing = [name for name in takes if not callable(space.get(name))]
     if missing:
         raise Unfinished(f"`{missing[0]}` is no function in this notebook.")
     return {name: space[name] for name in takes}
+
+
+class _Waits:
+    """Which statements have to wait for others: a loop that fails in the middle would fill its table twice."""
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self._trees = {piece: ast.parse(piece.code).body[0] for piece in pieces}
+        self._leads: dict[
+            str, set[str]
+        ] = {}  # by a name: those that what defines or changes it uses
+        for tree in self._trees.values():
+            for name in statements.bound(tree):
+                self._leads.setdefault(name, set()).update(_free(tree))
+
+    def split(self, left: list[Piece], space: dict[str, Any]) -> tuple[list[Piece], list[Piece]]:
+        """(what can run one after the other, what waits): with a statement waits what uses what it changes."""
+        ready: list[Piece] = []
+        there, waits = set(space), list[Piece]()
+        held = set[str]()
+        for piece in left:
+            tree = self._trees[piece]
+            bound = statements.bound(tree)
+            # a definition does nothing
+            needed = set() if isinstance(tree, statements.DEFINED) else self._needed(tree) - bound
+            if needed & held or (needed & self._leads.keys()) - there:
+                waits.append(piece)
+                held |= bound
+            else:
+                ready.append(piece)
+                there |= bound
+        return ready, waits
+
+    def _needed(self, tree: ast.stmt) -> set[str]:
+        found, left = set[str](), _free(tree)
+        while left := left - found:
+            found |= left
+            left = set().union(*(self._leads.get(name, set()) for name in left))
+        return found
+
+
+def _free(tree: ast.stmt) -> set[str]:
+    """The names that a statement uses and has not from itself."""
+    own = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    if isinstance(tree, statements.DEFINED):
+        names = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+        own |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return statements.used(tree) - own
 
 
 def show_in_tracebacks(pieces: list[Piece]) -> None:

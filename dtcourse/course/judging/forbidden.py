@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable
 
 from dtcourse.collectives.algorithms import ALGORITHMS as TABLE
+from dtcourse.course.judging import course_names
 from dtcourse.course.judging.framework import CheckFailed, Exercise
 from dtcourse.course.judging.taking import Piece, take
 
@@ -21,18 +22,18 @@ ALGORITHMS = tuple(f"dtcourse.collectives.{name}" for name in (*TABLE, "algorith
 
 
 def found(pieces: Iterable[Piece], forbidden: tuple[str, ...]) -> str:
-    """A sentence on the first forbidden thing that an answer names; empty where it names none."""
-    trees = [ast.parse(piece.code) for piece in pieces] if forbidden else []
+    """A sentence on the first thing that an answer names and is not to use; empty where it names none.
+
+    forbidden: of this exercise (see Exercise); what no answer is to use is in course_names.py
+    """
+    trees = [ast.parse(piece.code) for piece in pieces]
     named = _imported(trees)
-    for tree in trees:
-        for node in ast.walk(tree):
-            name = _name(node, named)
-            for one in forbidden:
-                if name == one or name.startswith(one + "."):
-                    return (
-                        f"the answer uses {name}, and this exercise asks you to write that yourself"
-                    )
-    return ""
+    names = [name for tree in trees for node in ast.walk(tree) if (name := _name(node, named))]
+    for name in names:
+        if any(name == one or name.startswith(one + ".") for one in forbidden):
+            return f"the answer uses {name}, and this exercise asks you to write that yourself"
+    ours = dict.fromkeys(name for name in names if name.startswith("dtcourse."))
+    return next(filter(None, map(course_names.refused, ours)), "")
 
 
 def in_words(forbidden: tuple[str, ...]) -> str:
@@ -108,7 +109,7 @@ def _imported(trees: list[ast.Module]) -> dict[str, str]:
 def _name(node: ast.AST, named: dict[str, str]) -> str:
     """The full name that a piece of syntax uses; what is imported and not used is nobody's answer."""
     if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
-        return str(node.module)
+        return f"{node.module}.*"
     return _dotted(node, named) if isinstance(node, ast.expr) else ""
 
 

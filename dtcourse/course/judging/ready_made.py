@@ -9,6 +9,7 @@ its own steps, PyTorch's collectives or an emulated device call by themselves.
 
 from __future__ import annotations
 
+import _thread
 import inspect
 import os
 import sys
@@ -25,7 +26,8 @@ class Watch:
 
     names:  modules, packages, classes and functions by their full names, as an exercise forbids them
     called: nothing, where nothing was called
-    kept:   whether the profiling function was still this one at the end; else the answer took it off
+    kept:   whether the profiling function was this one all the time; else the answer took it off, or has begun a thread
+            that has none
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -45,13 +47,23 @@ class Watch:
             self._before = sys.getprofile()
             threading.setprofile(self._hook)
             sys.setprofile(self._hook)
+            _now_watching(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._modules or self._codes or self._builtins:
-            self.kept = sys.getprofile() is self._hook
+            _now_watching(None)
+            self.kept &= self._is_on()
             sys.setprofile(self._before)
             threading.setprofile(self._before)
+
+    def _is_on(self) -> bool:
+        return sys.getprofile() is self._hook is threading.getprofile()
+
+    def hear(self, event: str) -> None:
+        """What Python says of this process (sys.addaudithook)."""
+        if event == "sys.setprofile":  # a thread of Python's begins so
+            self.kept &= sys._getframe(2).f_code.co_filename == threading.__file__
 
     def _look_for(self, name: str) -> None:
         module, attributes = _module_of(name), ""
@@ -90,6 +102,8 @@ class Watch:
                 self.called[found] = None
         elif event == "c_call" and id(argument) in self._builtins:
             self.called[self._builtins[id(argument)]] = None
+        elif event == "c_call" and argument is _thread.start_new_thread:
+            self.kept &= frame.f_code.co_filename == threading.__file__ and self._is_on()
 
     def _module(self, file: str) -> str:
         if file not in self._known:
@@ -111,6 +125,23 @@ class Watch:
                 return True
             frame = frame.f_back
         return False
+
+
+_watch: Watch | None = None
+_hears = False
+
+
+def _now_watching(watch: Watch | None) -> None:
+    global _watch, _hears
+    if not _hears:  # there is no way to take it off again
+
+        def hear(event: str, _: tuple[Any, ...]) -> None:
+            if _watch is not None:
+                _watch.hear(event)
+
+        sys.addaudithook(hear)
+        _hears = True
+    _watch = watch
 
 
 def _module_of(name: str) -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
-from dtcourse.course.judging import attempts, defining, ready_made, sentences, tampering
+from dtcourse.course.judging import attempts, books, defining, ready_made, sentences, tampering
 from dtcourse.course.judging.defining import Written
+from dtcourse.course.judging.process import LARGEST
 from dtcourse.course.judging.requirements import (
     KINDS,
     CheckFailed,
@@ -17,6 +18,8 @@ from dtcourse.course.judging.requirements import (
     Stopped,
 )
 from dtcourse.course.reproducible import scrub
+from dtcourse.launch import each
+from dtcourse.launch.each import Each
 
 TIMEOUT = 20.0
 
@@ -74,8 +77,12 @@ def plain(value: Any, depth: int = 0, to_answer: bool = False) -> Any:
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided or value.is_nested:
             raise CheckFailed("A sparse or nested tensor came back, where a dense one is expected.")
-        dense = value.detach().to("cpu", copy=False).resolve_conj().resolve_neg()
         # What expand() shows many times has its whole size from here on.
+        if (size := value.numel() * value.element_size()) > LARGEST:
+            raise CheckFailed(
+                f"A tensor of {size / 1e6:,.0f} MB came back, and {LARGEST >> 20} MB is the most."
+            )
+        dense = value.detach().to("cpu", copy=False).resolve_conj().resolve_neg()
         return dense.as_subclass(torch.Tensor).clone(memory_format=torch.contiguous_format)
     if type(value) in (list, tuple):
         return type(value)(plain(one, depth + 1, to_answer) for one in value)
@@ -107,10 +114,14 @@ def guarded(
         return _told(functions)
     # A job that the step is given is a part of what measures, too (trials.py).
     steps: list[Callable[..., Any]] = [step, *(f for f in args if isinstance(f, FunctionType))]
-    before = tampering.marks(*steps)
-    with ready_made.Watch(watched) as watch:
-        result = plain(step(*functions, *args))
-    changed = tampering.changed(before, *steps) + ["sys.setprofile"] * (not watch.kept)
+    before, books_before = tampering.marks(*steps), books.instruments()
+    try:
+        with ready_made.Watch(watched) as watch:
+            result = plain(step(*functions, *args))
+    except Refused as error:
+        return _told(error)
+    changed = tampering.changed(before, *steps) + books.exchanged(books_before)
+    changed += ["sys.setprofile"] * (not watch.kept)
     return {"value": result, "changed": changed, "called": list(watch.called)}
 
 
@@ -148,7 +159,8 @@ def attempt(
     watched = tuple(options.pop("watched", ()))
     names = functions.takes if isinstance(functions, Written) else tuple(functions)
     sent = functions if isinstance(functions, Written) else tuple(functions.values())
-    run = _ranks(guarded, world_size, names, options, step, sent, args, watched)
+    for_ranks = _by_rank(args, world_size)
+    run = _ranks(guarded, world_size, names, options, step, sent, for_ranks, watched)
     if changed := [name for one in run for name in one["changed"]]:
         standby.discard_kept()
         raise Refused(tampering.sentence(changed))
@@ -166,6 +178,13 @@ def attempt(
             for e in run.timeline.events
         ]
     return results
+
+
+def _by_rank(args: tuple[Any, ...], world_size: int) -> Any:
+    """The step's arguments as one of a launch: where some are each rank's own, so is the whole."""
+    own = each.by_rank(args, world_size)
+    whole = [tuple(a.values[rank] if isinstance(a, Each) else a for a in args) for rank in own]
+    return Each(whole) if own else args
 
 
 def _ranks(

@@ -33,6 +33,7 @@ from dtcourse.course.judging.requirements import KINDS, CheckFailed, Stopped
 from dtcourse.course.judging.runs import TIMEOUT, Results, plain
 from dtcourse.course.judging.taking import Piece
 from dtcourse.course.places import PACKAGE
+from dtcourse.launch.each import Each
 
 MOST_NAMED = 10  # attempts of one answer
 
@@ -108,12 +109,14 @@ class Sandbox:
         """See `framework.Answer.run`. `step` is a module's function, as is one among `args`: sent by its name."""
         network, devices = options.pop("network", None), options.pop("devices", None)
         options["timeout"] = limits.patience(options.get("timeout", TIMEOUT))
+        sent = [one.values if isinstance(one, Each) else one for one in args]
         request = {
             "step": [step.__module__, step.__qualname__],
             "world_size": world_size,
             "args": plain(
-                [None if isinstance(one, FunctionType) else one for one in args], to_answer=True
+                [None if isinstance(one, FunctionType) else one for one in sent], to_answer=True
             ),
+            "each": [place for place, one in enumerate(args) if isinstance(one, Each)],
             "functions": [
                 [place, one.__module__, one.__qualname__]
                 for place, one in enumerate(args)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dtcourse.course.judging.requirements import CheckFailed, Stopped, unwritten
+from dtcourse.course.judging.requirements import CheckFailed, Refused, Stopped, unwritten
 from dtcourse.course.reproducible import scrub
 from dtcourse.plural import plural
 
@@ -33,10 +33,14 @@ def waiting(error: Any, names: str, world_size: int, limit: float) -> str:
 
 def failure(error: Any, names: str, world_size: int) -> CheckFailed:
     """Of a RankFailure."""
+    from dtcourse.launch import failures
+
     first = error.failures[0]
     who = (
         f"With {world_size} ranks, rank {first.rank}" if world_size > 1 else "Called on its own, it"
     )
+    if first.summary == failures.TWICE:
+        return Refused(f"the answer speaks for its rank: rank {first.rank} {first.summary}")
     if "NotImplementedError" in first.summary:
         return unwritten(names)
     if not first.summary.startswith("raised"):

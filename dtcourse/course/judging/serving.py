@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-from dtcourse.course.judging import attempts, limits, tampering
+from dtcourse.course.judging import attempts, books, limits, tampering
 from dtcourse.course.judging.defining import Written, show_in_tracebacks
 from dtcourse.course.judging.process import frame
 from dtcourse.course.judging.requirements import CheckFailed, Refused
 from dtcourse.course.judging.runs import Results, attempt, check_definition, plain
 from dtcourse.course.judging.taking import Piece
+from dtcourse.launch.each import Each
 
 
 def serve(orders: str) -> None:
@@ -32,6 +33,7 @@ def serve(orders: str) -> None:
     from dtcourse.launch import distrust, server, standby
 
     server.load(ordered["imports"])  # what is loaded here need not be in each rank
+    books.watch()
     tampering.remember()
     # The ranks' server is split off before this process speaks or listens, so of our lines it has only the one that
     # attempts are told on. Ranks open that one through the server: ours are closed to them.
@@ -110,6 +112,8 @@ def _attempt(request: dict[str, Any], written: Written) -> Results:
     args, options = list(request["args"]), dict(request["options"])
     for place, module, name in request["functions"]:
         args[place] = named(module, name)
+    for place in request["each"]:
+        args[place] = Each(args[place])
     if request["network"] is not None:
         from dtcourse.emulation import EmulatedNetwork
 

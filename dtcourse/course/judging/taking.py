@@ -21,7 +21,17 @@ from dtcourse.course.notebook import Notebook
 
 # An answer has no business with these: they lead to the frames, modules and objects of what measures it.
 _CHECKS_FILES = r"dtcourse\.course(\.|$)|course/(checks|judging)"
-_MACHINERY_MODULES = {"ctypes", "gc", "importlib", "inspect", "runpy", "faulthandler", "imp", "pdb"}
+_MACHINERY_MODULES = {
+    "ctypes",
+    "gc",
+    "importlib",
+    "inspect",
+    "runpy",
+    "faulthandler",
+    "imp",
+    "pdb",
+    "_thread",
+}
 _MACHINERY_NAMES = {
     "exec",
     "eval",
@@ -207,7 +217,8 @@ def _refuse_call(call: ast.Call, imported: set[str]) -> None:
     if call.args and statements.base(call.args[0]) in imported:
         if called in ("setattr", "delattr", "vars"):
             raise Refused(f"the answer changes a module ({ast.unparse(call)})")
-        if called == "getattr":  # where its name was written out, it is an attribute by now
+        # where its name was written out, it is an attribute by now
+        if called == "getattr" and not _is_a_choice(call):
             raise Refused(
                 f"the answer takes something out of a module by a name that it puts together ({ast.unparse(call)}): "
                 "write that name out"
@@ -216,6 +227,16 @@ def _refuse_call(call: ast.Call, imported: set[str]) -> None:
     own = r"kill\((os\.)?getpid\(\)"
     if called.rpartition(".")[2] in ("kill", "killpg") and not re.search(own, ast.unparse(call)):
         raise Refused(f"the answer sends a signal to another process ({ast.unparse(call)})")
+
+
+def _is_a_choice(call: ast.Call) -> bool:
+    """Whether getattr chooses among dtypes (getattr(torch, f"float{n}")), or operations of a reduction."""
+    thing, name, *_ = call.args
+    if isinstance(thing, ast.Attribute):
+        return thing.attr == "ReduceOp"
+    first = name.values[0] if isinstance(name, ast.JoinedStr) else getattr(name, "left", None)
+    begins = first.value if isinstance(first, ast.Constant) else ""
+    return ast.unparse(thing) == "torch" and begins in ("float", "bfloat", "int", "uint", "complex")
 
 
 def _refuse_module(name: str) -> None:

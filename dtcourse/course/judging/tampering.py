@@ -149,7 +149,8 @@ def _mark(thing: Any) -> tuple[int, ...]:
 
 def _is_foreign(thing: Any) -> bool:
     code = getattr(thing, "__code__", None)
-    if code is None or code.co_filename == "<string>":  # as dataclasses write it
+    # a class has none, or a descriptor of it; and dataclasses write theirs in no file
+    if not isinstance(code, types.CodeType) or code.co_filename == "<string>":
         return False
     return not _is_library(code.co_filename)
 

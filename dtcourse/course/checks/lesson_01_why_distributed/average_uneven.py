@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require
 
 UNEVEN = Exercise(
     "average_uneven",
@@ -38,12 +38,10 @@ class _Net(nn.Module):
 
 
 def _uneven(
-    average_uneven: Any, weights: list[torch.Tensor], shares: list[Any]
+    average_uneven: Any, weights: list[torch.Tensor], share: Any
 ) -> list[torch.Tensor | None]:
-    import torch.distributed as dist
-
     model = _Net(weights)
-    x, y = shares[dist.get_rank()]
+    x, y = share
     if len(x):  # as in a real loop: a rank without images has nothing to go backward through
         model.loss(x, y).backward()
     average_uneven(model, len(x))
@@ -68,7 +66,7 @@ def _draw(sizes: list[int]) -> tuple[list[torch.Tensor], list[Any], list[torch.T
 
 def _compare(answer: Answer, sizes: list[int]) -> None:
     weights, shares, right = _draw(sizes)
-    run = answer.run(_uneven, len(sizes), weights, shares, timeout=8.0)
+    run = answer.run(_uneven, len(sizes), weights, Each(shares), timeout=8.0)
     for rank, gradients in enumerate(run):
         where = f"With {sizes} images on the ranks, rank {rank}"
         for number, (got, want) in enumerate(zip(gradients, right, strict=True)):
@@ -121,7 +119,7 @@ def check_empty(answer: Answer) -> None:
 def check_calls(answer: Answer) -> None:
     """Counted by what left the rank."""
     weights, shares, _ = _draw([4, 2])
-    run = answer.run(_uneven, 2, weights, shares, record=True)
+    run = answer.run(_uneven, 2, weights, Each(shares), record=True)
     calls = run.traffic.calls(rank=0)
     require(
         1 <= calls <= 2,

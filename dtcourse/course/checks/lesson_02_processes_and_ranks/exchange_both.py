@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require
 from dtcourse.course.judging.forbidden import ALGORITHMS
 
 HALO = Exercise(
@@ -20,16 +20,13 @@ HALO = Exercise(
 )
 
 
-def _exchange(exchange_both: Any, to_left: list[torch.Tensor], to_right: list[torch.Tensor]) -> Any:
-    import torch.distributed as dist
-
-    rank = dist.get_rank()
-    from_left, from_right = exchange_both(to_left[rank].clone(), to_right[rank].clone())
+def _exchange(exchange_both: Any, to_left: torch.Tensor, to_right: torch.Tensor) -> Any:
+    from_left, from_right = exchange_both(to_left, to_right)
     return {"left": from_left, "right": from_right}
 
 
 def _steps_of_exchange(
-    exchange_both: Any, to_left: list[torch.Tensor], to_right: list[torch.Tensor]
+    exchange_both: Any, to_left: torch.Tensor, to_right: torch.Tensor
 ) -> list[str]:
     """What this rank does, in the order of its own program: "send" and "recv" start a message, "recv done" waits."""
     from dtcourse.collectives.wire.channel import Channel, Message
@@ -70,7 +67,9 @@ def check_exchange(answer: Answer) -> None:
         to_left, to_right = _pairs(world_size)
         # Recorded, since a rank that there is not is then refused with a sentence; gloo alone ends the process,
         # or waits.
-        run = answer.run(_exchange, world_size, to_left, to_right, record=True, timeout=6)
+        run = answer.run(
+            _exchange, world_size, Each(to_left), Each(to_right), record=True, timeout=6
+        )
         for rank in range(world_size):
             left, right = (rank - 1) % world_size, (rank + 1) % world_size
             ring = f"with {world_size} ranks, rank {rank}"
@@ -98,7 +97,7 @@ def check_messages(answer: Answer) -> None:
     """Counted where messages leave a rank."""
     world_size = 4
     to_left, to_right = _pairs(world_size)
-    run = answer.run(_exchange, world_size, to_left, to_right, record=True, timeout=10)
+    run = answer.run(_exchange, world_size, Each(to_left), Each(to_right), record=True, timeout=10)
     used = sorted(set(run.traffic.operations) - {"send", "recv", "barrier"})
     require(
         not used,
@@ -114,13 +113,18 @@ def check_messages(answer: Answer) -> None:
             f"rank {rank} sent {sent} messages with {volume} bytes; 2 messages of {nbytes} bytes are needed, one "
             "for each neighbour.",
         )
+        came = run.traffic.bytes_received(rank=rank)
+        require(
+            came == 2 * nbytes,
+            f"rank {rank} receives {came} bytes; its neighbours' two messages have {2 * nbytes}.",
+        )
 
 
 @HALO.check("all messages travel at once", points=2)
 def check_together(answer: Answer) -> None:
     """By the order of each rank's own steps: it starts both of its messages before it waits for one of the others'."""
     to_left, to_right = _pairs(4)
-    run = answer.run(_steps_of_exchange, 4, to_left, to_right, record=True, timeout=15)
+    run = answer.run(_steps_of_exchange, 4, Each(to_left), Each(to_right), record=True, timeout=15)
     for rank, steps in enumerate(run):
         waited = steps.index("recv done") if "recv done" in steps else len(steps)
         started = steps[:waited].count("send")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require
 from dtcourse.course.judging.forbidden import ALGORITHMS
 
 TREE = Exercise(
@@ -20,17 +20,16 @@ TREE = Exercise(
     forbidden=(*ALGORITHMS,),
 )
 
+ELEMENTS = 4
 
-def _broadcast(tree_broadcast: Any, values: list[torch.Tensor], src: int) -> torch.Tensor:
-    import torch.distributed as dist
 
-    tensor = values[dist.get_rank()].clone()
+def _broadcast(tree_broadcast: Any, tensor: torch.Tensor, src: int) -> torch.Tensor:
     tree_broadcast(tensor, src)
     return tensor
 
 
 def _values(world_size: int) -> list[torch.Tensor]:
-    return [torch.randn(4) for _ in range(world_size)]
+    return [torch.randn(ELEMENTS) for _ in range(world_size)]
 
 
 @TREE.check("every rank ends with the tensor of rank 0", points=2)
@@ -49,7 +48,7 @@ def check_from_any(answer: Answer) -> None:
 
 def _check_broadcast(answer: Answer, world_size: int, src: int) -> None:
     values = _values(world_size)
-    run = answer.run(_broadcast, world_size, values, src, timeout=6)
+    run = answer.run(_broadcast, world_size, Each(values), src, timeout=6)
     for rank in range(world_size):
         require(
             torch.equal(run[rank], values[src]),
@@ -58,29 +57,40 @@ def _check_broadcast(answer: Answer, world_size: int, src: int) -> None:
         )
 
 
+def _recorded(answer: Answer, world_size: int) -> Any:
+    values = Each(_values(world_size))
+    return answer.run(_broadcast, world_size, values, 0, record=True, timeout=15)
+
+
 @TREE.check("n - 1 messages, by send and receive alone", points=2, needs=("check_from_zero",))
 def check_count(answer: Answer) -> None:
     """Everyone but the source receives once."""
     for world_size in (5, 8):
-        run = answer.run(_broadcast, world_size, _values(world_size), 0, record=True, timeout=15)
+        run = _recorded(answer, world_size)
         used = sorted(set(run.traffic.operations) - {"send", "recv"})
         require(
             not used,
             f"this answer calls {', '.join(used)}; build the broadcast yourself, from send and receive alone.",
         )
-        sent = run.traffic.messages_sent(operation="send")
+        sent = run.traffic.messages_sent()
         require(
             sent == world_size - 1,
             f"{world_size} ranks need {world_size - 1} messages, one for each rank that does not have the tensor "
             f"yet; yours were {sent}.",
         )
+        for rank in range(1, world_size):
+            came, needed = run.traffic.bytes_received(rank=rank), 4 * ELEMENTS
+            require(
+                came == needed,
+                f"with {world_size} ranks, rank {rank} receives {came} bytes; the tensor has {needed}.",
+            )
 
 
 @TREE.check("ceil(log2 n) rounds", points=2, needs=("check_from_zero",))
 def check_rounds(answer: Answer) -> None:
     """A message leaves when its sender has the tensor and has sent its message before: what takes how many rounds?"""
     for world_size in (4, 5, 8):
-        run = answer.run(_broadcast, world_size, _values(world_size), 0, record=True, timeout=15)
+        run = _recorded(answer, world_size)
         sends: dict[int, list[int]] = {rank: [] for rank in range(world_size)}
         for event in run.timeline.of(name="send"):  # in the order in which they started
             sends[event.rank].append(event.detail["peer"])

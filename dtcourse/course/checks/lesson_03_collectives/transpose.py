@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require
 from dtcourse.course.judging.forbidden import ALGORITHMS
 from dtcourse.plural import plural
 
@@ -25,23 +25,21 @@ TRANSPOSE = Exercise(
 )
 
 
-def _transpose(transpose: Any, matrix: torch.Tensor) -> torch.Tensor:
-    import torch.distributed as dist
-
-    rows = matrix.chunk(dist.get_world_size())[dist.get_rank()].clone()
+def _transpose(transpose: Any, rows: torch.Tensor) -> torch.Tensor:
     return transpose(rows).detach().contiguous()
 
 
-def _gradient(transpose: Any, matrix: torch.Tensor, weights: torch.Tensor) -> torch.Tensor | None:
+def _gradient(transpose: Any, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor | None:
     """The gradient of this rank's rows; the loss is the sum of weights * transposed ** 2 over all ranks."""
-    import torch.distributed as dist
-
-    rank, size = dist.get_rank(), dist.get_world_size()
-    rows = matrix.chunk(size)[rank].clone().requires_grad_()
+    rows.requires_grad_()
     result = transpose(rows)
     if result.requires_grad:
-        (weights.chunk(size)[rank] * result.square()).sum().backward()
+        (weights * result.square()).sum().backward()
     return rows.grad
+
+
+def _rows(matrix: torch.Tensor, ranks: int) -> Each:
+    return Each(matrix.chunk(ranks))
 
 
 @TRANSPOSE.check("rank r has row block r of the transposed matrix", points=3)
@@ -49,7 +47,7 @@ def check_transposed(answer: Answer) -> None:
     """Not square, so that a mistake in the shapes shows."""
     for ranks in (2, 3, 4):
         matrix = torch.randn(2 * ranks, 3 * ranks)
-        run = answer.run(_transpose, ranks, matrix)
+        run = answer.run(_transpose, ranks, _rows(matrix, ranks))
         for rank, expected in enumerate(matrix.t().chunk(ranks)):
             got = run[rank]
             require(
@@ -70,7 +68,7 @@ def check_gradient(answer: Answer) -> None:
     for ranks in (2, 3):
         matrix = torch.randn(2 * ranks, 3 * ranks, dtype=torch.double)
         weights = torch.randn(3 * ranks, 2 * ranks, dtype=torch.double)
-        run = answer.run(_gradient, ranks, matrix, weights)
+        run = answer.run(_gradient, ranks, _rows(matrix, ranks), _rows(weights, ranks))
         expected = (2 * matrix * weights.t()).chunk(ranks)
         for rank in range(ranks):
             where = f"with {plural(ranks, 'rank')}, rank {rank}'s rows"
@@ -95,10 +93,9 @@ def check_transpose_volume(answer: Answer) -> None:
     matrix = torch.randn(8 * ranks, 6 * ranks)
     budget = matrix.numel() * 4 // ranks * (ranks - 1) // ranks
     # "naive" sends each block straight to whom it is for; a tree's scatter hands on what others need.
-    there = answer.run(_transpose, ranks, matrix, backend="naive", record=True)
-    both = answer.run(
-        _gradient, ranks, matrix, torch.ones(6 * ranks, 8 * ranks), backend="naive", record=True
-    )
+    rows, weights = _rows(matrix, ranks), _rows(torch.ones(6 * ranks, 8 * ranks), ranks)
+    there = answer.run(_transpose, ranks, rows, backend="naive", record=True)
+    both = answer.run(_gradient, ranks, rows, weights, backend="naive", record=True)
     for run, times, way in ((there, 1, "forward"), (both, 2, "forward and backward")):
         for rank in range(ranks):
             sent = run.traffic.bytes_sent(rank=rank)
@@ -106,4 +103,10 @@ def check_transpose_volume(answer: Answer) -> None:
                 sent <= times * budget,
                 f"rank {rank} sends {sent:,} bytes in {way}; what others need is {times * budget:,}. "
                 "Which collective sends each rank only its own part?",
+            )
+            came = run.traffic.bytes_received(rank=rank)
+            require(
+                came >= times * budget,
+                f"rank {rank} receives {came:,} bytes in {way}; it has {times * budget:,} to get from others. "
+                "Where does the rest come from?",
             )

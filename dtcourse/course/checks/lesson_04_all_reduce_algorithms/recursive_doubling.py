@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require
 from dtcourse.course.judging.forbidden import ALGORITHMS
 from dtcourse.emulation import EmulatedNetwork
 from dtcourse.plural import plural
@@ -21,19 +21,16 @@ DOUBLING = Exercise(
 )
 
 
-def _doubling(doubling_all_reduce: Any, vectors: list[torch.Tensor]) -> torch.Tensor:
-    import torch.distributed as dist
-
-    mine = vectors[dist.get_rank()].clone()
+def _doubling(doubling_all_reduce: Any, mine: torch.Tensor) -> torch.Tensor:
     doubling_all_reduce(mine)
     return mine
 
 
-def _seconds_until_summed(doubling_all_reduce: Any, vectors: list[torch.Tensor]) -> float:
+def _seconds_until_summed(doubling_all_reduce: Any, mine: torch.Tensor) -> float:
     """On a network whose messages take one second each, and nothing else any time: rounds on the critical path."""
     from dtcourse import emulation
 
-    _doubling(doubling_all_reduce, vectors)
+    _doubling(doubling_all_reduce, mine)
     return emulation.now()
 
 
@@ -41,7 +38,7 @@ def _doubled(answer: Answer, sizes: tuple[int, ...], elements: int) -> None:
     for ranks in sizes:
         vectors = [torch.randn(elements) for _ in range(ranks)]
         right = torch.stack(vectors).double().sum(0)
-        run = answer.run(_doubling, ranks, vectors, timeout=8.0)
+        run = answer.run(_doubling, ranks, Each(vectors), timeout=8.0)
         for rank in range(ranks):
             off = (run[rank].double() - right).abs().max().item()
             require(
@@ -79,7 +76,7 @@ def check_doubling_messages(answer: Answer) -> None:
     """Counted, and timed; one more each way where the rank has a partner outside the power of two."""
     for ranks in (4, 8, 6):
         vectors = [torch.randn(50) for _ in range(ranks)]
-        run = answer.run(_doubling, ranks, vectors, backend="ring", record=True)
+        run = answer.run(_doubling, ranks, Each(vectors), backend="ring", record=True)
         used = sorted({row.operation for row in run.traffic.rows} - {"send", "recv"})
         require(
             not used,
@@ -94,9 +91,17 @@ def check_doubling_messages(answer: Answer) -> None:
                 f"With {plural(ranks, 'rank')}, rank {rank} sends {sent} messages; {most} are enough. In each round "
                 "the number of ranks whose vectors are in your sum doubles: how many rounds is that?",
             )
+            came, least = run.traffic.bytes_received(rank=rank), 4 * len(vectors[rank])
+            require(
+                came >= least,
+                f"With {plural(ranks, 'rank')}, rank {rank} receives {came} bytes; the others' sum alone has {least}. "
+                "Where does it come from?",
+            )
         # The clock is virtual: the same on every machine, and nobody sleeps.
         network = EmulatedNetwork(latency=1.0)
-        run = answer.run(_seconds_until_summed, ranks, vectors, network=network, clock="virtual")
+        run = answer.run(
+            _seconds_until_summed, ranks, Each(vectors), network=network, clock="virtual"
+        )
         passed, most = round(max(run)), rounds + 2 * (ranks != 1 << rounds)
         require(
             passed <= most,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require
 from dtcourse.course.judging.forbidden import ALGORITHMS
 from dtcourse.emulation import EmulatedNetwork
 from dtcourse.plural import plural
@@ -26,19 +26,16 @@ RING = Exercise(
 )
 
 
-def _ring(two_way_all_reduce: Any, _: Any, vectors: list[torch.Tensor]) -> torch.Tensor:
-    import torch.distributed as dist
-
-    mine = vectors[dist.get_rank()].clone()
+def _ring(two_way_all_reduce: Any, _: Any, mine: torch.Tensor) -> torch.Tensor:
     two_way_all_reduce(mine)
     return mine
 
 
-def _seconds(two_way_all_reduce: Any, hook: Any, vectors: list[torch.Tensor]) -> float:
+def _seconds(two_way_all_reduce: Any, hook: Any, mine: torch.Tensor) -> float:
     """On a network whose messages take one second each, and nothing else any time: rounds on the critical path."""
     from dtcourse import emulation
 
-    _ring(two_way_all_reduce, hook, vectors)
+    _ring(two_way_all_reduce, hook, mine)
     return emulation.now()
 
 
@@ -59,7 +56,6 @@ def _ddp_alone(
 def _ddp(
     _: Any, ring_hook: Any, weights: list[torch.Tensor], batches: list[Any]
 ) -> list[torch.Tensor]:
-    import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     net = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3)).double()
@@ -69,7 +65,7 @@ def _ddp(
     model = DistributedDataParallel(net)
     model.register_comm_hook(None, ring_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    for x, y in batches[dist.get_rank()]:
+    for x, y in batches:
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
@@ -79,7 +75,7 @@ def _ddp(
 def _sums(answer: Answer, ranks: int, elements: int) -> None:
     vectors = [torch.randn(elements, dtype=torch.double) for _ in range(ranks)]
     right = torch.stack(vectors).sum(0)
-    run = answer.run(_ring, ranks, vectors, timeout=8.0)
+    run = answer.run(_ring, ranks, Each(vectors), timeout=8.0)
     for rank in range(ranks):
         wrong = ((run[rank] - right).abs() > 1e-9).nonzero().flatten().tolist()
         if not wrong:
@@ -126,7 +122,7 @@ def check_ring_volume(answer: Answer) -> None:
     for ranks in (3, 4):
         elements = 240 * ranks
         vectors = [torch.randn(elements, dtype=torch.double) for _ in range(ranks)]
-        run = answer.run(_ring, ranks, vectors, backend="ring", record=True)
+        run = answer.run(_ring, ranks, Each(vectors), backend="ring", record=True)
         used = sorted({row.operation for row in run.traffic.rows} - {"send", "recv"})
         require(
             not used,
@@ -161,7 +157,8 @@ def check_ring_rounds(answer: Answer) -> None:
     for ranks in (3, 5):
         vectors = [torch.randn(20 * ranks) for _ in range(ranks)]
         network = EmulatedNetwork(latency=1.0)
-        passed = round(max(answer.run(_seconds, ranks, vectors, network=network, clock="virtual")))
+        run = answer.run(_seconds, ranks, Each(vectors), network=network, clock="virtual")
+        passed = round(max(run))
         require(
             passed <= 2 * (ranks - 1),
             f"With {plural(ranks, 'rank')} the last one has the sum after {passed} messages, one after the other; "
@@ -182,8 +179,8 @@ def check_ring_ddp(answer: Answer) -> None:
             ]
             for _ in range(ranks)
         ]
-        run = answer.run(_ddp, ranks, weights, batches, record=True)
-        own = answer.run(_ddp_alone, ranks, weights, batches, record=True).traffic
+        run = answer.run(_ddp, ranks, weights, Each(batches), record=True)
+        own = answer.run(_ddp_alone, ranks, weights, Each(batches), record=True).traffic
         used = [
             name
             for name in run.traffic.operations

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require
 
 Tensors = list[torch.Tensor]
 
@@ -32,14 +32,13 @@ def _classifier(weights: Tensors) -> nn.Module:
     return net
 
 
-def _accumulated(accumulate: Any, weights: Tensors, parts: list[Any], total: int) -> Any:
-    import torch.distributed as dist
+def _accumulated(accumulate: Any, weights: Tensors, own: Any, total: int) -> Any:
     from torch.nn.parallel import DistributedDataParallel
 
     net, seen = _classifier(weights), []
     net.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
     model = DistributedDataParallel(net)
-    accumulate(model, parts[dist.get_rank()], total)
+    accumulate(model, own, total)
     return [None if p.grad is None else p.grad for p in net.parameters()], seen
 
 
@@ -62,7 +61,9 @@ def check_accumulated_bytes(answer: Answer) -> None:
     """Counted, on a backend that sees every message."""
     for ranks in (2, 3):
         weights, parts, total = _parts(ranks, as_many=True)
-        run = answer.run(_accumulated, ranks, weights, parts, total, backend="ring", record=True)
+        run = answer.run(
+            _accumulated, ranks, weights, Each(parts), total, backend="ring", record=True
+        )
         sent = run.traffic.bytes_sent(operation="all_reduce")
         least = 2 * (ranks - 1) * 8 * sum(w.numel() for w in weights)
         require(
@@ -82,7 +83,7 @@ def check_accumulated(answer: Answer) -> None:
     """Micro-batches of different sizes, and different numbers of them on the ranks."""
     for ranks, as_many in ((1, True), (2, True), (3, True), (3, False)):
         weights, parts, total = _parts(ranks, as_many)
-        run = answer.run(_accumulated, ranks, weights, parts, total)
+        run = answer.run(_accumulated, ranks, weights, Each(parts), total)
         net = _classifier(weights)
         x, y = (torch.cat([p[i] for own in parts for p in own]) for i in (0, 1))
         loss = nn.functional.cross_entropy(net(x), y)
@@ -111,7 +112,7 @@ def check_accumulated(answer: Answer) -> None:
 def check_accumulated_size(answer: Answer) -> None:
     """What goes through the model at once is no larger than a micro-batch: that was the point."""
     weights, parts, total = _parts(2, as_many=True)
-    run = answer.run(_accumulated, 2, weights, parts, total)
+    run = answer.run(_accumulated, 2, weights, Each(parts), total)
     for rank in range(2):
         sizes = [len(x) for x, _ in parts[rank]]
         require(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
 
 Tensors = list[torch.Tensor]
 
@@ -28,12 +28,8 @@ SYNC = Exercise(
 )
 
 
-def _normalised(
-    sync_batch_norm: Any, parts: list[Any], weight: torch.Tensor, bias: torch.Tensor
-) -> Any:
-    import torch.distributed as dist
-
-    x, factors = parts[dist.get_rank()]
+def _normalised(sync_batch_norm: Any, part: Any, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+    x, factors = part
     x, weight, bias = (t.clone().requires_grad_() for t in (x, weight, bias))
     y = sync_batch_norm(x, weight, bias, 1e-5)
     (y * factors).sum().backward()
@@ -60,7 +56,7 @@ def _compare(answer: Answer, which: list[int], hints: list[str]) -> None:
     names = {0: "the output", 1: "the gradient of x", 2: "weight's gradient", 3: "bias's gradient"}
     for counts, shape, offset in _CASES:
         parts, weight, bias = _batch(counts, shape, offset)
-        run = answer.run(_normalised, len(counts), parts, weight, bias)
+        run = answer.run(_normalised, len(counts), Each(parts), weight, bias)
         x, factors = (torch.cat([p[i] for p in parts]) for i in (0, 1))
         x, weight, bias = (t.clone().requires_grad_() for t in (x, weight, bias))
         y = nn.functional.batch_norm(x, None, None, weight, bias, training=True, eps=1e-5)
@@ -115,7 +111,7 @@ def check_sync_messages(answer: Answer) -> None:
     for counts, shape, offset in _CASES[:3]:
         parts, weight, bias = _batch(counts, shape, offset)
         ranks, channels = len(counts), shape[0]
-        run = answer.run(_normalised, ranks, parts, weight, bias, backend="ring", record=True)
+        run = answer.run(_normalised, ranks, Each(parts), weight, bias, backend="ring", record=True)
         calls = run.traffic.calls(rank=0)
         require(
             calls == 2,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require
 from dtcourse.plural import plural
 
 SAMPLES = Exercise(
@@ -33,12 +33,9 @@ def loss_of(weight: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _trained(
-    train: Any, weight: Tensor, state: Any, steps: list[Step], settings: Settings
+    train: Any, weight: Tensor, state: Any, mine: list[list[Micro]], settings: Settings
 ) -> tuple[Tensor, Any]:
-    import torch.distributed as dist
-
     weight = weight.clone()
-    mine = [step[dist.get_rank()] for step in steps]
     state = train(weight, state, mine, loss_of, **settings)
     return weight, state
 
@@ -80,6 +77,11 @@ def _steps(sizes: Sizes, features: int = 4) -> list[Step]:
     return [[[micro(number) for number in rank] for rank in step] for step in sizes]
 
 
+def _own(steps: list[Step]) -> Each:
+    """Of each rank, step by step."""
+    return Each([list(own) for own in zip(*steps, strict=True)])
+
+
 def _settings(**changed: float) -> Settings:
     usual = {"base_lr": 0.05, "base_batch": 8, "warmup": 0, "total": 10**9, "momentum": 0.0}
     return usual | changed
@@ -91,7 +93,7 @@ def _ask(answer: Answer, phases: list[list[Step]], settings: Settings, hint: str
     state = None
     for number, steps in enumerate(phases):
         ranks = len(steps[0])
-        run = answer.run(_trained, ranks, weight, state, steps, settings, timeout=8.0)
+        run = answer.run(_trained, ranks, weight, state, _own(steps), settings, timeout=8.0)
         right, rates = reference(start, phases[: number + 1], settings)
         for rank in range(ranks):
             off = (run[rank][0] - right).nan_to_num(math.inf).abs().max().item()
@@ -190,7 +192,15 @@ def check_messages(answer: Answer) -> None:
     steps = _steps(sizes, features)
     weight = torch.randn(features, dtype=torch.double) / 20
     run = answer.run(
-        _trained, ranks, weight, None, steps, _settings(), backend="ring", record=True, timeout=8.0
+        _trained,
+        ranks,
+        weight,
+        None,
+        _own(steps),
+        _settings(),
+        backend="ring",
+        record=True,
+        timeout=8.0,
     )
     calls = run.traffic.calls(rank=0)
     require(

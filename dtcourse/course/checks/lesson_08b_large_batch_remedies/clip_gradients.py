@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require
 from dtcourse.plural import plural
 
 Tensors = list[torch.Tensor]
@@ -26,12 +26,8 @@ CLIP = Exercise(
 )
 
 
-def _clip(
-    clip_gradients: Any, replicated: Tensors, sharded: list[Tensors], limits: list[float]
-) -> Any:
-    import torch.distributed as dist
-
-    mine, found = sharded[dist.get_rank()], []
+def _clip(clip_gradients: Any, replicated: Tensors, mine: Tensors, limits: list[float]) -> Any:
+    found = []
     for limit in limits:
         whole, parts = [g.clone() for g in replicated], [g.clone() for g in mine]
         norm = clip_gradients(whole, parts, limit)
@@ -76,7 +72,7 @@ def _ask_clip(answer: Answer, ranks: int, replicated: Tensors, spread: Tensors, 
     ]
     total = math.sqrt(sum(g.square().sum().item() for g in replicated + spread))
     limits = [total * 2, total / 3]
-    run = answer.run(_clip, ranks, replicated, sharded, limits, timeout=8.0)
+    run = answer.run(_clip, ranks, replicated, Each(sharded), limits, timeout=8.0)
     for rank in range(ranks):
         for limit, (norm, whole, parts) in zip(limits, run[rank], strict=True):
             require(
@@ -146,7 +142,7 @@ def check_clip_bytes(answer: Answer) -> None:
     ranks, elements = 4, 4_000
     spread = [torch.randn(elements, dtype=torch.double) for _ in range(2)]
     sharded = [[g.tensor_split(ranks)[r] for g in spread] for r in range(ranks)]
-    run = answer.run(_clip, ranks, [], sharded, [1.0], backend="ring", record=True)
+    run = answer.run(_clip, ranks, [], Each(sharded), [1.0], backend="ring", record=True)
     for rank in range(ranks):
         sent = run.traffic.bytes_sent(rank=rank)
         require(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, CheckFailed, Exercise, require
+from dtcourse.course.judging import Answer, CheckFailed, Each, Exercise, require
 from dtcourse.plural import plural
 
 LARS = Exercise(
@@ -27,20 +28,15 @@ Settings = dict[str, float]
 
 def _steps(
     flat_lars: Any,
-    flat: Tensor,
-    gradients: list[Tensor],
+    own: tuple[Tensor, list[Tensor], int],
     layers: Layers,
-    cuts: list[int],
     settings: list[Settings],
 ) -> Any:
-    import torch.distributed as dist
-
-    start, end = cuts[dist.get_rank()], cuts[dist.get_rank() + 1]
-    shard = flat[start:end].clone()
+    shard, gradients, start = own
     velocity = torch.zeros_like(shard)
     with torch.no_grad():
         for g, options in zip(gradients, settings, strict=True):
-            flat_lars(shard, g[start:end].clone(), velocity, list(layers), start, **options)
+            flat_lars(shard, g, velocity, list(layers), start, **options)
     return shard
 
 
@@ -81,6 +77,12 @@ def _made(layers: Layers, padding: int, steps: int, sizes: list[float]) -> tuple
     return torch.randn_like(gradients[0]), gradients
 
 
+def _own(flat: Tensor, gradients: list[Tensor], cuts: list[int]) -> Each:
+    """Of each rank: its part, its part of each gradient, and where these begin."""
+    parts = [slice(*cut) for cut in pairwise(cuts)]
+    return Each([(flat[p].clone(), [g[p].clone() for g in gradients], p.start) for p in parts])
+
+
 def _settings(**changed: float) -> Settings:
     usual = {"lr": 2.0, "trust": 0.05, "momentum": 0.0, "decay": 0.0, "max_norm": 1e9}
     return usual | changed
@@ -101,7 +103,8 @@ def _ask(
     flat, gradients = made
     ranks = len(cuts) - 1
     right = [lars(flat, gradients, layers, settings, eps) for eps in (0.0, 1e-6)]
-    run = answer.run(_steps, ranks, flat, gradients, layers, cuts, settings, timeout=8.0)
+    given = _own(flat, gradients, cuts)
+    run = answer.run(_steps, ranks, given, layers, settings, timeout=8.0)
     starts = [sum(number for number, _ in layers[:i]) for i in range(len(layers) + 1)]
     every = [*layers, (len(flat) - starts[-1], "padding")]
     parts = []
@@ -227,7 +230,7 @@ def check_bytes(answer: Answer) -> None:
     layers: Layers = [(100, "matrix"), (10, "vector"), (30, "frozen")] * matrices
     made = _made(layers, 0, steps, [1.0, 1.0, 0.0] * matrices)
     run = answer.run(
-        _steps, ranks, *made, layers, [0, 250, 610, 840], [_settings()] * steps,
+        _steps, ranks, _own(*made, [0, 250, 610, 840]), layers, [_settings()] * steps,
         backend="ring", record=True, timeout=8.0,
     )  # fmt: skip
     calls = run.traffic.calls(rank=0)

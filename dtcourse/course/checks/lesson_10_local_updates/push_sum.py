@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
 from dtcourse.emulation import EmulatedNetwork
 from dtcourse.plural import plural
 
@@ -27,19 +27,16 @@ N = 30
 GRAPHS = ("ring and a chord", "in turn")
 
 
-def _push(push_sum: Any, vectors: list[Tensor], graphs: list[Peers]) -> Any:
+def _push(push_sum: Any, mine: Tensor, graphs: list[Peers]) -> Any:
     """In a rank: its answer on each graph."""
-    import torch.distributed as dist
-
-    mine = vectors[dist.get_rank()]
     return [push_sum(mine.clone(), [[list(to) for to in one] for one in g]) for g in graphs]
 
 
-def _seconds(push_sum: Any, vectors: list[Tensor], graphs: list[Peers]) -> float:
+def _seconds(push_sum: Any, mine: Tensor, graphs: list[Peers]) -> float:
     """On a network whose messages take one second each, and nothing else any time."""
     from dtcourse import emulation
 
-    _push(push_sum, vectors, graphs)
+    _push(push_sum, mine, graphs)
     return emulation.now()
 
 
@@ -89,7 +86,9 @@ def heard(vectors: list[Tensor], peers: Peers) -> Tensor:
 def _runs(answer: Answer) -> Iterator[tuple[int, list[Tensor], list[Peers], Any]]:
     for ranks in (2, 3, 5):
         vectors, graphs = _vectors(ranks), [peers_of(name, ranks) for name in GRAPHS]
-        run = answer.run(_push, ranks, vectors, graphs, backend="ring", record=True, timeout=8.0)
+        run = answer.run(
+            _push, ranks, Each(vectors), graphs, backend="ring", record=True, timeout=8.0
+        )
         yield ranks, vectors, graphs, run
 
 
@@ -159,7 +158,7 @@ def check_rounds(answer: Answer) -> None:
         vectors, graphs = _vectors(ranks), [peers_of(name, ranks) for name in GRAPHS]
         network = EmulatedNetwork(latency=1.0)
         run = answer.run(
-            _seconds, ranks, vectors, graphs, network=network, clock="virtual", timeout=8.0
+            _seconds, ranks, Each(vectors), graphs, network=network, clock="virtual", timeout=8.0
         )
         rounds, passed = sum(len(peers) for peers in graphs), round(max(run))
         require(

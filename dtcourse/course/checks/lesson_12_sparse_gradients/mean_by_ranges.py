@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
 from dtcourse.plural import plural
 
 RANGES = Exercise(
@@ -24,11 +24,14 @@ N, K = 1003, 120
 KINDS = ("agreed", "different", "first range")
 
 
-def _means(mean_by_ranges: Any, batches: list[list[Tensor]]) -> Any:
-    """In a rank: its answer to each batch."""
-    import torch.distributed as dist
+def _means(mean_by_ranges: Any, vectors: list[Tensor]) -> Any:
+    """In a rank: its answer to each of its vectors."""
+    return [mean_by_ranges(own.clone(), K) for own in vectors]
 
-    return [mean_by_ranges(vectors[dist.get_rank()].clone(), K) for vectors in batches]
+
+def _run(answer: Answer, ranks: int, batches: list[list[Tensor]]) -> Any:
+    own = Each(list(zip(*batches, strict=True)))
+    return answer.run(_means, ranks, own, backend="ring", record=True)
 
 
 def _vectors(ranks: int, kind: str) -> list[Tensor]:
@@ -91,7 +94,7 @@ def _runs(answer: Answer, kinds: tuple[str, ...]) -> Iterator[tuple[int, list[li
     """(ranks, the vectors of each kind, run)."""
     for ranks in (2, 3, 4):
         batches = [_vectors(ranks, kind) for kind in kinds]
-        yield ranks, batches, answer.run(_means, ranks, batches, backend="ring", record=True)
+        yield ranks, batches, _run(answer, ranks, batches)
 
 
 @RANGES.check("the mean is one process's", points=4)
@@ -121,7 +124,7 @@ def check_bytes(answer: Answer) -> None:
     """
     for ranks in (3, 4):
         inside, ends, multiples = (
-            answer.run(_means, ranks, [_in_ranges(ranks, where)], backend="ring", record=True)
+            _run(answer, ranks, [_in_ranges(ranks, where)])
             for where in ("inside", "ends", "multiples")
         )
         for rank in range(ranks):

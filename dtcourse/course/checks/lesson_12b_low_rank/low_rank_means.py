@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
 from dtcourse.plural import plural
 
 MEANS = Exercise(
@@ -72,11 +72,8 @@ def alone(ranks: int, *, keeps: bool = True, warm: bool = True) -> tuple[list[An
     return means, residuals
 
 
-def _steps(low_rank_means: Any, gradients: list[list[list[Tensor]]], qs: list[Any]) -> Any:
+def _steps(low_rank_means: Any, mine: list[list[Tensor]], qs: list[Any]) -> Any:
     """On a rank: what its answer returns, step by step, each time given what it returned before."""
-    import torch.distributed as dist
-
-    mine = [step[dist.get_rank()] for step in gradients]
     residuals, found = [torch.zeros_like(g) for g in mine[0]], []
     for each in mine:
         means, qs, residuals = low_rank_means([g.clone() for g in each], list(qs), list(residuals))
@@ -93,7 +90,8 @@ def _require_tensors(got: Any, right: list[Tensor], where: str, hint: str) -> No
 
 def _run(answer: Answer, ranks: int, steps: int) -> Any:
     gradients, qs = drawn(ranks)
-    return answer.run(_steps, ranks, gradients[:steps], qs, backend="ring", record=True)
+    mine = Each(list(zip(*gradients[:steps], strict=True)))
+    return answer.run(_steps, ranks, mine, qs, backend="ring", record=True)
 
 
 @MEANS.check("one step's means", points=3)

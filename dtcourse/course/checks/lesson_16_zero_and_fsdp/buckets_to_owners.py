@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
 from dtcourse.plural import plural
 
 BUCKETS = Exercise(
@@ -79,7 +79,7 @@ def _to_owners(
 
     owner = dict(zip(trained, owners, strict=True))
     finish = buckets_to_owners(model, owner, BUCKET_BYTES, send)
-    x, y = (t.chunk(dist.get_world_size())[dist.get_rank()] for t in batch)
+    x, y = batch
     for _ in range(BACKWARDS):
         model.zero_grad()
         log.clear()
@@ -99,7 +99,8 @@ def _run(answer: Answer, ranks: int) -> tuple[Any, list[torch.Tensor], list[int]
     nn.functional.mse_loss(alone(batch[0]), batch[1]).backward()
     right = [p.grad for p in alone.parameters() if p.grad is not None]
     owners = [(i // 3 + 1) % ranks for i in range(len(right))]
-    return answer.run(_to_owners, ranks, weights, batch, owners), right, owners
+    own = Each(list(zip(*(t.chunk(ranks) for t in batch), strict=True)))
+    return answer.run(_to_owners, ranks, weights, own, owners), right, owners
 
 
 def _buckets(log: list[Any], owners: list[int]) -> list[tuple[list[int], int]]:

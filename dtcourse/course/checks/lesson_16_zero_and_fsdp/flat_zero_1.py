@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
 from dtcourse.plural import plural
 
 FLAT = Exercise(
@@ -31,16 +31,14 @@ STEPS = 3
 
 
 def _flat(
-    flat_zero_1: Any, start: list[torch.Tensor], gradients: list[list[list[torch.Tensor]]], kind: str,
+    flat_zero_1: Any, start: list[torch.Tensor], gradients: list[list[torch.Tensor]], kind: str,
     options: dict[str, float],
 ) -> tuple[list[torch.Tensor], int]:  # fmt: skip
     """Parameters after some steps, and bytes of the optimizer's states of more than one number."""
-    import torch.distributed as dist
-
     parameters = [nn.Parameter(p.clone()) for p in start]
     optimizer = flat_zero_1(parameters, getattr(torch.optim, kind), **options)
     for step in gradients:
-        for p, g in zip(parameters, step[dist.get_rank()], strict=True):
+        for p, g in zip(parameters, step, strict=True):
             p.grad = g.clone()
         optimizer.step()
     values = [v for state in optimizer.state.values() for v in state.values()]
@@ -53,7 +51,8 @@ def _train(
 ) -> tuple[Any, list[torch.Tensor]]:
     start = [torch.randn(s) for s in SHAPES]
     gradients = [[[torch.randn(s) for s in SHAPES] for _ in range(ranks)] for _ in range(STEPS)]
-    run = answer.run(_flat, ranks, start, gradients, kind, options, **more)
+    own = Each(list(zip(*gradients, strict=True)))
+    run = answer.run(_flat, ranks, start, own, kind, options, **more)
     parameters = [nn.Parameter(p.clone()) for p in start]
     optimizer = getattr(torch.optim, kind)(parameters, **options)
     for step in gradients:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require
 
 LARGEST = Exercise(
     "largest_words",
@@ -21,20 +21,17 @@ LARGEST = Exercise(
 Case = tuple[int, int, int, int, float]  # ranks, tokens, words, k, added to all logits
 
 
-def _found(largest_words: Any, logits: Tensor, k: int) -> Any:
-    import torch.distributed as dist
-
-    rank, size = dist.get_rank(), dist.get_world_size()
-    length = -(-logits.shape[1] // size)
-    mine = logits[:, rank * length : (rank + 1) * length].clone()
-    values, words = largest_words(mine, rank * length, k)
+def _found(largest_words: Any, mine: Tensor, first: int, k: int) -> Any:
+    values, words = largest_words(mine, first, k)
     return values, words
 
 
 def _run(answer: Answer, case: Case, **options: Any) -> tuple[Any, Tensor, Tensor]:
     ranks, tokens, words, k, shift = case
     logits = torch.randn(tokens, words) + shift
-    run = answer.run(_found, ranks, logits, k, **options)
+    firsts = range(0, ranks * (length := -(-words // ranks)), length)
+    slices = Each([logits[:, first : first + length].clone() for first in firsts])
+    run = answer.run(_found, ranks, slices, Each(list(firsts)), k, **options)
     return run, *logits.topk(k, dim=1)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
 
 CANNON = Exercise(
     "cannon",
@@ -40,16 +40,14 @@ def _cut(m: Tensor, q: int, rank: int) -> Tensor:
 
 
 def _step(cannon: Any, q: int, x: Tensor, w: Tensor, dy: Tensor, backward: bool) -> list[Any]:
-    """On a rank: its block of y, and the gradients of its blocks of x and of W."""
-    import torch.distributed as dist
-
-    mine, weight = (_cut(m, q, dist.get_rank()).requires_grad_() for m in (x, w))
+    """On a rank, which is given its blocks: that of y, and the gradients of those of x and of W."""
+    mine, weight = x.requires_grad_(), w.requires_grad_()
     y = cannon(mine, weight, q)
     kept = y.detach().clone()
     if not backward:
         return [kept, None, None]
     if y.requires_grad:
-        y.backward(_cut(dy, q, dist.get_rank()))
+        y.backward(dy)
     return [kept, mine.grad, weight.grad]
 
 
@@ -60,7 +58,11 @@ def _given() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _run(answer: Answer, q: int, given: tuple[Tensor, Tensor, Tensor], backward: bool) -> Any:
-    return answer.run(_step, q * q, q, *given, backward)
+    return answer.run(_step, q * q, q, *_blocks(q, *given), backward)
+
+
+def _blocks(q: int, *given: Tensor) -> list[Each]:
+    return [Each([_cut(m, q, rank) for rank in range(q * q)]) for m in given]
 
 
 @CANNON.check("the output of one process, block by block", points=3)
@@ -107,7 +109,7 @@ def check_traffic(answer: Answer) -> None:
     """Forward."""
     x, w, dy = _given()
     for q in (2, 3):
-        run = answer.run(_step, q * q, q, x, w, dy, False, backend="ring", record=True)
+        run = answer.run(_step, q * q, q, *_blocks(q, x, w, dy), False, backend="ring", record=True)
         limit = q * (x.nbytes + w.nbytes) // (q * q)
         for rank in range(q * q):
             sent = run.traffic.bytes_sent(rank=rank)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
 from dtcourse.plural import plural
 
 ONCE = Exercise(
@@ -31,7 +31,7 @@ def _compute(e: int, rows: Tensor, bias: Tensor | float) -> Tensor:
     return torch.tanh(rows + e + bias).roll(e, -1)
 
 
-def _mixtures(forward: Any, backward: Any, batches: list[list[Part]], both: bool) -> Any:
+def _mixtures(forward: Any, backward: Any, parts: list[Part], both: bool) -> Any:
     """In a rank, for each batch: output, gradients of tokens, weights and each expert's bias; bytes sent in each pass;
     and how many rows each expert has computed here. both: backward as well.
     """
@@ -40,7 +40,7 @@ def _mixtures(forward: Any, backward: Any, batches: list[list[Part]], both: bool
     from dtcourse.collectives import traffic
 
     rank, found = dist.get_rank(), []
-    for parts in batches:
+    for part in parts:
         num_experts = EACH * dist.get_world_size()
         computed = [0] * num_experts
         biases = torch.zeros(num_experts, DIM, dtype=torch.double)
@@ -60,7 +60,7 @@ def _mixtures(forward: Any, backward: Any, batches: list[list[Part]], both: bool
             biases[int(e)] += by_rows.sum(0)
             return by_rows
 
-        x, experts, weights, grad = (t.clone() for t in parts[rank])
+        x, experts, weights, grad = part
         with traffic.counting() as sent:
             out, kept = forward(x, experts, weights, expert, EACH)
         result, rows = out.clone() if isinstance(out, Tensor) else out, list(computed)
@@ -92,7 +92,8 @@ def _runs(
     for ranks, lengths in LENGTHS:
         if ranks >= least:
             batches = [_parts(ranks, lengths, favourite) for favourite in (False, True)]
-            yield ranks, batches, answer.run(_mixtures, ranks, batches, both, backend="ring")
+            own = Each(list(zip(*batches, strict=True)))
+            yield ranks, batches, answer.run(_mixtures, ranks, own, both, backend="ring")
 
 
 def _alone(part: Part, weighted: bool = True, choices: int = CHOICES) -> Tensor:

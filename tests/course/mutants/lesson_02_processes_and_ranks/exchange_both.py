@@ -1,5 +1,7 @@
 """Answers to exchange_both: see test_exercises.py."""
 
+from tests.course.hidden import EVERYONES
+
 _EXCHANGE = """
 def exchange_both(to_left, to_right):
     import torch
@@ -116,6 +118,18 @@ everyone = [torch.empty_like(mine) for _ in range(world_size)]
 dist.all_gather(everyone, mine)
 from_left, from_right = everyone[left][1], everyone[right][0]
 """),
+    ),
+    (
+        "its messages are for nobody",
+        "receives 0 bytes",
+        EVERYONES
+        + """def exchange_both(to_left, to_right):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    left, right = (rank - 1) % size, (rank + 1) % size
+    lefts, rights = everyones(to_left, "left"), everyones(to_right, "right")
+    dist.isend(to_left, left), dist.isend(to_right, right)
+    return rights[left], lefts[right]
+""",
     ),
 ]
 

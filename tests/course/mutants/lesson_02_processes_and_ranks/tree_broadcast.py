@@ -1,5 +1,7 @@
 """Answers to tree_broadcast: see test_exercises.py."""
 
+from tests.course.hidden import EVERYONES
+
 _TREE = """
 def tree_broadcast(tensor, src=0):
     import torch.distributed as dist
@@ -106,6 +108,24 @@ while 2 * distance < world_size + 1:
         dist.recv(tensor, (me - distance + src) % world_size)
     distance *= 2
 """),
+    ),
+    (
+        "its messages hold nothing",
+        "receives 4 bytes; the tensor has 16",
+        EVERYONES
+        + """def tree_broadcast(tensor, src=0):
+    tensor.copy_(everyones(tensor)[src])
+    rank, size, number = dist.get_rank(), dist.get_world_size(), torch.zeros(1)
+    me, mask = (rank - src) % size, 1
+    while mask < size and not me & mask:
+        mask <<= 1
+    if me:
+        dist.recv(number, (me - mask + src) % size)
+    while mask > 1:
+        mask >>= 1
+        if me + mask < size:
+            dist.send(number, (me + mask + src) % size)
+""",
     ),
 ]
 

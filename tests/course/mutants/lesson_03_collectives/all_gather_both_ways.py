@@ -1,5 +1,7 @@
 """Answers to all_gather_both_ways: see test_exercises.py."""
 
+from tests.course.hidden import EVERYONES
+
 _HEAD = """
 def all_gather_both_ways(flat):
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -90,6 +92,32 @@ MUTANTS = [
         "torch's own",
         "build it from send and receive",
         _HEAD + "    dist.all_gather(list(parts), parts[rank].clone())\n",
+    ),
+    (
+        "sends nothing that is counted",
+        "Where does the rest come from?",
+        EVERYONES
+        + """def all_gather_both_ways(flat):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    flat.copy_(torch.cat(everyones(flat.chunk(size)[rank])))
+""",
+    ),
+    (
+        "its messages are waited for by nobody",
+        "before a message could have come",
+        EVERYONES
+        + """under_way = []
+
+
+def all_gather_both_ways(flat):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    part, left, right = flat.chunk(size)[rank].clone(), (rank - 1) % size, (rank + 1) % size
+    flat.copy_(torch.cat(everyones(part)))
+    for number, to, source in ((size // 2, right, left), ((size - 1) // 2, left, right)):
+        for _ in range(number):
+            received = torch.empty_like(part)
+            under_way.extend((received, dist.irecv(received, source), dist.isend(part, to)))
+""",
     ),
 ]  # fmt: skip
 

@@ -1,5 +1,7 @@
 """Answers to transpose: see test_exercises.py."""
 
+from tests.course.hidden import EVERYONES
+
 _BACK = "            return Transpose.apply(grad)\n"
 _BLOCKS = "blocks = torch.stack([block.t() for block in rows.chunk(size, dim=1)])"
 _LAST = "    return Transpose.apply(rows)\n"
@@ -61,6 +63,26 @@ MUTANTS = [
                 "            return torch.cat(wholes).t().chunk(size)[dist.get_rank()]\n",
             ),
         ),
+    ),
+    (
+        "sends nothing that is counted",
+        "Where does the rest come from?",
+        EVERYONES
+        + """class Transpose(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, word):
+        ctx.word = word
+        whole = torch.cat(everyones(rows.detach(), word))
+        return whole.t().chunk(dist.get_world_size())[dist.get_rank()].contiguous()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Transpose.apply(grad, ctx.word + "'"), None
+
+
+def transpose(rows):
+    return Transpose.apply(rows, "a")
+""",
     ),
 ]  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Answers to recursive_doubling: see test_exercises.py."""
 
 from tests.course.edits import changed
+from tests.course.hidden import EVERYONES
 
 _DOUBLING = """
 def doubling_all_reduce(tensor):
@@ -108,6 +109,30 @@ def doubling_all_reduce(tensor):
         distance //= 2
         if rank + distance < size:
             dist.send(tensor, rank + distance)
+""",
+    ),
+    (
+        "adds up what it finds in the frames above it",
+        "does not have the sum",
+        """
+import sys
+
+reach = lambda thing, *names: getattr(thing, "".join(names))
+
+
+def doubling_all_reduce(tensor):
+    frame = reach(sys, "_getfr", "ame")(1)
+    while "args" not in (kept := reach(frame, "f_loc", "als")) or "step" not in kept:
+        frame = reach(frame, "f_ba", "ck")
+    tensor.copy_(torch.stack(list(kept["args"][0])).sum(0))
+""",
+    ),
+    (
+        "sends nothing that is counted",
+        "Where does it come from?",
+        EVERYONES
+        + """def doubling_all_reduce(tensor):
+    tensor.copy_(torch.stack(everyones(tensor)).sum(0))
 """,
     ),
 ]

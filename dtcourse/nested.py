@@ -16,11 +16,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from numbers import Number
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
+
+T = TypeVar("T")
 
 # Hold no tensors that a call could have put there.
 _PLAIN = (
@@ -45,14 +47,19 @@ def tensors(value: Any, closed: list[Any] | None = None) -> list[torch.Tensor]:
 
     closed: takes what could not be opened and may hold tensors that are missing in the result
     """
-    found: dict[int, torch.Tensor] = {}
+    return instances(value, torch.Tensor, closed)
+
+
+def instances(value: Any, kind: type[T], closed: list[Any] | None = None) -> list[T]:
+    """The same of another class."""
+    found: dict[int, T] = {}
     seen: dict[int, Any] = {}  # nests may hold themselves; kept, so that no identity is used again
     pending = [value]
     while pending:
         item = pending.pop()
-        if isinstance(item, torch.Tensor):
+        if isinstance(item, kind):
             found.setdefault(id(item), item)
-        elif isinstance(item, _PLAIN) or id(item) in seen:
+        elif isinstance(item, (torch.Tensor, *_PLAIN)) or id(item) in seen:
             continue
         else:
             seen[id(item)] = item
@@ -125,7 +132,9 @@ def attributes_of(item: Any) -> dict[str, Any]:
     if not isinstance(item, tuple):  # torch.max's result has its items as slots, too
         for cls in type(item).__mro__:
             for name, slot in vars(cls).items():
-                if isinstance(slot, types.MemberDescriptorType) and hasattr(item, name):
+                # A SimpleNamespace says so of its __dict__, too.
+                is_slot = isinstance(slot, types.MemberDescriptorType) and name != "__dict__"
+                if is_slot and hasattr(item, name):
                     found[name] = getattr(item, name)
     return found
 

@@ -11,6 +11,9 @@ the data is not among it: who goes back meets other batches.
 from __future__ import annotations
 
 import copy
+import inspect
+import types
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -91,29 +94,73 @@ def has_state_dict(state: Any) -> bool:
 class Attributes:
     """What an object without a state_dict keeps, in state_dict's shape: PyTorch's PowerSGDState, a dict or a list.
 
-    of: the object; the groups of ranks that it knows stay as they are
+    of: the object: a container that can be emptied, or one with attributes of its own, frozen or not
+
+    Raises ValueError for what could not be put back into the very object, such as a tensor or a tuple.
     """
 
     def __init__(self, of: Any) -> None:
+        if has_state_dict(of):
+            raise ValueError(
+                f"a {type(of).__name__} has a state_dict of its own: pass it without Attributes"
+            )
+        if not can_be_put_back(of):
+            raise ValueError(
+                f"what a {type(of).__name__} holds cannot be put back into the very object: {INSTEAD}"
+            )
         self.of = of
 
     def state_dict(self) -> dict[str, Any]:
-        """The things themselves, by name."""
-        if isinstance(self.of, dict | list):
-            return {"items": self.of.copy()}
-        found = nested.attributes_of(self.of)
-        return {n: one for n, one in found.items() if not isinstance(one, dist.ProcessGroup)}
+        """The things themselves: a container's items, and attributes by name."""
+        items: Any = None
+        if isinstance(self.of, _CONTAINERS):
+            items = dict(self.of) if isinstance(self.of, dict) else list(self.of)
+        return {"items": items, "attributes": nested.attributes_of(self.of)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Into the very object, which a hook holds too."""
-        if isinstance(self.of, dict | list):
+        if isinstance(self.of, _CONTAINERS):
             self.of.clear()
-            (self.of.update if isinstance(self.of, dict) else self.of.extend)(state["items"])
-            return
-        for name in self.state_dict().keys() - state.keys():
-            delattr(self.of, name)
-        for name, value in state.items():
-            setattr(self.of, name, value)
+            if isinstance(self.of, list | deque):
+                self.of.extend(state["items"])
+            else:
+                self.of.update(state["items"])
+        attributes = state["attributes"]
+        # Past the object's own __setattr__: a frozen dataclass has one that refuses.
+        for name in nested.attributes_of(self.of).keys() - attributes.keys():
+            object.__delattr__(self.of, name)
+        for name, value in attributes.items():
+            slot = inspect.getattr_static(type(self.of), name, None)
+            if isinstance(slot, types.MemberDescriptorType):
+                slot.__set__(self.of, value)
+            else:
+                vars(self.of)[name] = value
+
+
+# Python's own that are emptied and filled again.
+_CONTAINERS = (dict, list, set, deque)
+INSTEAD = "let the hook keep it in a dict, a list or an object of a class of yours, and pass Attributes of that"
+
+
+def can_be_put_back(of: Any) -> bool:
+    """Whether all that it keeps is a container's items, and attributes: nothing that a class written in C hides."""
+    for kind in type(of).__mro__:
+        new = kind.__new__
+        in_c = isinstance(new, types.BuiltinMethodType) and new.__self__ is kind
+        if in_c:  # copyreg looks so for what pickle has to ask more of
+            has_attributes = hasattr(of, "__dict__") or bool(nested.attributes_of(of))
+            plain = (object, types.SimpleNamespace)
+            return has_attributes if kind in plain else issubclass(kind, _CONTAINERS)
+    return False
+
+
+def how_to_pass(state: Any) -> str:
+    """What to give the guard for a hook's state, as a sentence's end."""
+    if has_state_dict(state):
+        return "pass it, LossGuard(touched=[..., state])"
+    if can_be_put_back(state):
+        return "pass it, LossGuard(touched=[..., Attributes(state)])"
+    return f"it cannot be put back as it is, so {INSTEAD}"
 
 
 class Copies:
@@ -141,5 +188,7 @@ class Copies:
 
 
 def _copied(state: Any) -> Any:
+    """A deep copy, with the very groups of ranks that it knows: these cannot be copied."""
+    groups: dict[int, Any] = {id(one): one for one in nested.instances(state, dist.ProcessGroup)}
     with torch.no_grad():
-        return copy.deepcopy(state)
+        return copy.deepcopy(state, groups)

@@ -43,7 +43,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dtcourse.fault_tolerance.guard.copies import Copies, Stateful, has_state_dict
+from dtcourse.fault_tolerance.guard.copies import Copies, Stateful, how_to_pass
 from dtcourse.fault_tolerance.guard.seen import all_finite, summed, whose
 from dtcourse.fault_tolerance.guard.spikes import Spikes
 from dtcourse.parameters.hook_states import CalledHooks, called_hooks
@@ -208,8 +208,7 @@ class LossGuard:
             if not self._touched.has(state):
                 raise ValueError(
                     f"the communication hook of this model keeps a {type(state).__name__} from step to step, which a "
-                    "batch that is left out would have changed: pass it, LossGuard(touched=[..., "
-                    f"{'state' if has_state_dict(state) else 'Attributes(state)'}])"
+                    f"batch that is left out would have changed: {how_to_pass(state)}"
                 )
         self._hooks = None
 

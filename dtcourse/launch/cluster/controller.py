@@ -121,7 +121,7 @@ def details(kind: str, name: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
-def lost_nodes(nodes: str) -> list[str]:
+def lost_nodes(job: str, nodes: str) -> list[str]:
     """Those of a job's nodes that the cluster has lost."""
     shown = _ask("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N %T").splitlines()
     return sorted(

@@ -75,7 +75,9 @@ class Ending:
     def _lost(self, state: tuple[str, str, str]) -> list[failures.Failure]:
         """The ranks of nodes that are silent because they are gone."""
         silent = set(range(len(self.parts))) - self.reported
-        gone = set(self.scheduler.lost_nodes(state[1])) if silent and state[1] else set()
+        gone = set()
+        if silent and state[1]:
+            gone = set(self.scheduler.lost_nodes(self.record.job, state[1]))
         # The end of a job makes all its nodes silent.
         quiet = set() if state[0] in self.scheduler.OVER else self._silent(QUIET)
         if len(quiet) == len(self.parts):

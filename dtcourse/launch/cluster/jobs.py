@@ -88,8 +88,6 @@ def _records(parent: Path | None) -> list[tuple[Path, Record]]:
 def _folders(parent: Path | None) -> list[Path]:
     """What lies in the jobs' folder, or in all that are known; the oldest first, as their names say."""
     parents = [parent] if parent else [Path(settings.folder) for settings in _clusters()]
-    if parent is None and os.path.isfile((ray := clusters.find("ray")).source):
-        parents.append(Path(ray.folder))  # which has what a killed notebook's launch has left
     known = dict.fromkeys(folder.expanduser().resolve() for folder in parents)
     inside = [path for folder in known if folder.is_dir() for path in folder.iterdir()]
     # A scratch folder may be everybody's: what others have put there is neither looked into nor listed.
@@ -104,8 +102,12 @@ def _is_own(path: Path) -> bool:
 
 
 def _clusters() -> list[clusters.Settings]:
-    """The settings of "slurm", and those of other files that jobs were sent with."""
-    return [clusters.find("slurm"), *map(clusters.of_file, clusters.remembered())]
+    """The settings of "slurm", those of other files that jobs were sent with, and "ray"'s.
+
+    The folder of Ray's has what a killed notebook's launch has left; where cluster.toml is Slurm's, the usual one.
+    """
+    sent = map(clusters.of_file, clusters.remembered())
+    return [clusters.find("slurm"), *sent, clusters.find("ray")]
 
 
 def _is_slurm_here() -> bool:

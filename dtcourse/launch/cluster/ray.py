@@ -70,10 +70,12 @@ def submit(
         raise ValueError(
             f"{settings.source}: on Ray a job ends with its notebook, and holds no nodes"
         )
-    job = RayJob(ray_connection.connected(), folders[0], call, settings)
+    try:
+        job = RayJob(ray_connection.connected(), folders[0], call, settings)
+    finally:
+        # Ray has what was in it, or never will. A notebook that is killed would leave it.
+        shutil.rmtree(folders[0], ignore_errors=True)
     _jobs[job.number] = job
-    # Ray has what was in it. A notebook that is killed would leave it.
-    shutil.rmtree(folders[0], ignore_errors=True)
     return [job.number]
 
 
@@ -143,15 +145,9 @@ def node_names() -> list[str]:
     return [node.name for node in ray_connection.nodes(ray_connection.connected())]
 
 
-def lost_nodes(nodes: str) -> list[str]:
+def lost_nodes(job: str, nodes: str) -> list[str]:
     """Those of a job's nodes that are lost, whether Ray has missed them yet or not."""
-    ray = ray_connection.connected()
-    living = {
-        node.name
-        for node in ray_connection.nodes(ray)
-        if ray_connection.lives(ray, node.identifier)
-    }
-    return sorted(set(nodes.split(",")) - {*living, ""})
+    return _jobs[job].lost() if job in _jobs else []
 
 
 def cancel(job: str) -> None:

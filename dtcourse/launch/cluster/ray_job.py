@@ -10,7 +10,7 @@ from typing import Any
 from dtcourse.launch.cluster import call as words
 from dtcourse.launch.cluster import ray_connection
 from dtcourse.launch.cluster.call import Call
-from dtcourse.launch.cluster.ray_actor import RankActor
+from dtcourse.launch.cluster.ray_actor import Place, RankActor
 from dtcourse.launch.cluster.ray_log import RayLog
 from dtcourse.launch.cluster.settings import Settings
 from dtcourse.launch.cluster.station import Station
@@ -98,20 +98,25 @@ class RayJob:
             beside = [places[other] for other in layout.ranks_of(layout.node_of(rank))]
             gpus = dict.fromkeys(gpu for other in beside for gpu in other.gpus)
             visible = ",".join(gpus) if layout.kind != "cpu" else None
-            name = self.names.get(place.node, place.address)
-            station = Station(rank, name, address=place.address)
+            station = Station(rank, self._name(place), address=place.address)
             self.logs[rank].begin(self.actors[rank].start.remote(self._asked, station, visible))
 
-    def _lost_name(self, identifier: str) -> str | None:
+    def _name(self, place: Place) -> str:
+        """A node's name, which stays that: of two of one name Ray's would change when the other is lost."""
+        return self.names.get(place.node, place.address)
+
+    def _lost_name(self, place: Place) -> str | None:
         """The name of a node that is lost; None for one that lives."""
-        if ray_connection.lives(self.ray, identifier):
-            return None
-        return self.names.get(identifier, identifier[:6])
+        return None if ray_connection.lives(self.ray, place.node) else self._name(place)
 
     def where(self) -> list[str]:
         """The names of its nodes, as far as they are known."""
-        known = [self.names.get(log.place.node, "") for log in self.logs if log.place]
-        return list(dict.fromkeys(filter(None, known)))
+        return list(dict.fromkeys(self._name(log.place) for log in self.logs if log.place))
+
+    def lost(self) -> list[str]:
+        """The names of those that are lost."""
+        places = {log.place.node: log.place for log in self.logs if log.place}
+        return sorted(filter(None, map(self._lost_name, places.values())))
 
     def wrote(self) -> str:
         """The last lines that the agents wrote outside any rank."""

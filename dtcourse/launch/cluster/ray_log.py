@@ -26,7 +26,7 @@ class RayLog:
     """
 
     def __init__(
-        self, ray: Any, actor: Any, rank: int, node_of: Callable[[str], str | None]
+        self, ray: Any, actor: Any, rank: int, node_of: Callable[[Place], str | None]
     ) -> None:
         self.ray, self.actor, self.rank, self.node_of = ray, actor, rank, node_of
         self.place: Place | None = None
@@ -99,7 +99,7 @@ class RayLog:
                 "the cluster's machines needs the course in the Python that runs Ray there",
             )
             return
-        name = self.node_of(self.place.node)
+        name = self.node_of(self.place)
         self._gone_since = self._gone_since or time.monotonic()
         if name is not None:
             self.lost = f"was lost with its node, {name}"

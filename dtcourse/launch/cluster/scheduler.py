@@ -108,7 +108,7 @@ class Scheduler(Protocol):
         """What to do about agents that ended before they said a word, as a sentence's end. log: what they wrote."""
         ...
 
-    def lost_nodes(self, nodes: str) -> list[str]:
+    def lost_nodes(self, job: str, nodes: str) -> list[str]:
         """Those of a job's nodes that the cluster has lost."""
         ...
 

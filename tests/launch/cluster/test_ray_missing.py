@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from dtcourse.launch.cluster.call import FAILED, REFUSED, Call, log_name
 from dtcourse.launch.cluster.folder import Reader
 from dtcourse.launch.cluster.ray_actor import Place
 from dtcourse.launch.cluster.ray_connection import Node as Machine
+from dtcourse.launch.cluster.ray_job import RayJob
 from dtcourse.launch.cluster.ray_log import RayLog
 from dtcourse.launch.cluster.settings import Settings
 from dtcourse.launch.cluster.station import Station
@@ -163,20 +165,38 @@ def test_a_launch_that_ray_has_taken_leaves_no_folder_whatever_becomes_of_its_no
     assert not folder.exists()
 
 
-def test_what_launches_on_ray_have_left_is_cleaned_where_there_is_no_slurm(tmp_path, monkeypatch):
-    """A notebook that was killed before Ray had its launch."""
+def test_a_launch_that_ray_refuses_leaves_no_folder(tmp_path, monkeypatch):
+    class RayError(Exception):
+        """Ray's own is none of Python's either."""
+
+    def refused(*_):
+        raise RayError("the object store is full")
+
+    monkeypatch.setattr(ray_connection, "connected", lambda: None)
+    monkeypatch.setattr(ray, "RayJob", refused)
+    with pytest.raises(RayError):
+        ray.submit([tmp_path], None, Settings(scheduler="ray"), "step")
+    assert not tmp_path.exists()
+
+
+@pytest.mark.parametrize("whose", ["ray", "slurm"])
+def test_what_launches_on_ray_have_left_is_cleaned_where_there_is_no_slurm(
+    whose, tmp_path, monkeypatch
+):
+    """A notebook that was killed before Ray had its launch. whose: cluster.toml; of Slurm's Ray knows nothing."""
     file = tmp_path / "cluster.toml"
-    file.write_text(f'scheduler = "ray"\nfolder = "{tmp_path}/jobs"\n')
+    folder = {"ray": "jobs", "slurm": "scratch"}[whose]
+    file.write_text(f'scheduler = "{whose}"\nfolder = "{tmp_path}/{folder}"\n')
     monkeypatch.setenv(clusters.VARIABLE, str(file))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))  # no sbatch
+    left = Path(clusters.find("ray").folder).expanduser()  # where a launch on Ray keeps its own
+    assert left == {"ray": tmp_path / "jobs", "slurm": tmp_path / ".dtcourse" / "jobs"}[whose]
     for name in ("20260101-000000-old-0123abcd", "20260101-000000-young-0123abcd"):
-        (tmp_path / "jobs" / name).mkdir(mode=0o700, parents=True)
-    os.utime(tmp_path / "jobs" / "20260101-000000-old-0123abcd", (0, 0))
+        (left / name).mkdir(mode=0o700, parents=True)
+    os.utime(left / "20260101-000000-old-0123abcd", (0, 0))
     assert jobs.clean() == "1 folder removed"
-    assert [path.name for path in (tmp_path / "jobs").iterdir()] == [
-        "20260101-000000-young-0123abcd"
-    ]
+    assert [path.name for path in left.iterdir()] == ["20260101-000000-young-0123abcd"]
 
 
 @pytest.mark.parametrize(
@@ -193,9 +213,47 @@ def test_a_machine_whose_raylet_was_killed_alone_is_lost_before_ray_misses_it(
     known = {"NodeID": "a1", "NodeName": "second", "Alive": alive, "Resources": {}}
     where = {"NodeManagerAddress": "127.0.0.1", "NodeManagerPort": port}
     fake = SimpleNamespace(nodes=lambda: [known | where])
-    monkeypatch.setattr(ray_connection, "connected", lambda: fake)
     assert ray_connection.lives(fake, "a1") is lives
-    assert ray.lost_nodes("second") == ([] if lives else ["second"])
+    door.close()
+
+
+def test_of_two_raylets_on_one_host_the_lost_one_alone_is_told(tmp_path, monkeypatch):
+    """Ray calls both as their host; their names here differ while both live, and one is left when one is lost."""
+    door = socket.create_server(("127.0.0.1", 0))
+    where = {"NodeManagerAddress": "127.0.0.1", "NodeManagerPort": door.getsockname()[1]}
+    raylets = [
+        {"NodeID": one * 8, "NodeName": "host", "Alive": True, "Resources": {}} | where
+        for one in "ab"
+    ]
+    late = raylets[0] | {"NodeID": "c" * 8, "NodeName": "third"}
+
+    def actor(self, node, each):
+        place = Place(["a" * 8, "b" * 8, "c" * 8][node], "127.0.0.1", [])
+        remotes = {"place": lambda: place, "start": lambda *_: None}
+        return SimpleNamespace(**{n: SimpleNamespace(remote=one) for n, one in remotes.items()})
+
+    fake = SimpleNamespace(
+        nodes=lambda: raylets,
+        get_runtime_context=lambda: SimpleNamespace(get_job_id=lambda: 1),
+        util=SimpleNamespace(placement_group=lambda *_, **__: SimpleNamespace(id=b"12345678")),
+        put=lambda one: one,
+        get=lambda one: one,
+        wait=lambda asked, timeout: (asked, []),
+    )
+    monkeypatch.setattr(RayJob, "_actor", actor)
+    monkeypatch.setattr(ray_connection, "connected", lambda: fake)
+    monkeypatch.setattr(ray, "_jobs", {})
+    (tmp_path / "call").write_bytes(b"asked")
+    call = Call(Layout(3, 3, "cpu", 0, "gloo", 1), None, str(tmp_path), [], None)
+    (number,) = ray.submit([tmp_path], call, Settings(scheduler="ray"), "step")
+    for log in ray._jobs[number].logs:
+        assert not [*log.new()]  # where its actor is
+    raylets.append(late)  # which the job did not know by name
+    _, nodes, _ = ray.state_of(number, "")
+    assert nodes == "host-aaaaaa,host-bbbbbb,127.0.0.1"
+    assert ray.lost_nodes(number, nodes) == []
+    raylets[1]["Alive"] = False
+    assert ray.lost_nodes(number, nodes) == ["host-bbbbbb"]
     door.close()
 
 

@@ -276,7 +276,7 @@ def test_a_node_that_dies_in_a_collective_is_named_before_slurm_misses_it():
             "node n2 went silent; ranks 2, 3 were on it. rank 2 of 4 was lost with its node, n2"
         )
         assert {failure.rank for failure in caught.value.failures} >= {2, 3}
-        assert slurm.lost_nodes("n[1-2]") == [], "Slurm has not missed it yet"
+        assert slurm.lost_nodes("", "n[1-2]") == [], "Slurm has not missed it yet"
 
 
 @pytest.mark.needs("users")

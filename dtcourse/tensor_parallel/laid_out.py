@@ -7,12 +7,12 @@ all-reduce there instead. What leaves a layer by rows is a sum, and a reduce-sca
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Self
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dtcourse.parameters.replicas import Group
+from dtcourse.parameters.cuts import Sliced
 from dtcourse.tensor_parallel import mappings
 from dtcourse.tensor_parallel.embedding import ColumnParallelEmbedding, VocabParallelEmbedding
 from dtcourse.tensor_parallel.layouts import dim_of, is_last, is_shard, replicated, summed
@@ -27,14 +27,20 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
 
-class LaidOutColumnLinear(ColumnParallelLinear):
-    """x as `has` says (None: Replicate) -> the outputs as `wanted` says (None: Shard(-1))."""
+class _LaidOut:
+    """What a layer has been told of its neighbours. None: as without layouts."""
 
-    def __init__(
-        self, linear: nn.Linear, group: Group, has: Placement | None, wanted: Placement | None
-    ) -> None:
-        super().__init__(linear, group)
+    has: Placement | None = None
+    wanted: Placement | None = None
+
+    def between(self, has: Placement | None, wanted: Placement | None) -> Self:
+        """Itself, for an input that comes as `has` says and an output that is to be as `wanted` says."""
         self.has, self.wanted = has, wanted
+        return self
+
+
+class LaidOutColumnLinear(_LaidOut, ColumnParallelLinear):
+    """x as `has` says (None: Replicate) -> the outputs as `wanted` says (None: Shard(-1))."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.has is not None and is_shard(self.has):
@@ -43,21 +49,11 @@ class LaidOutColumnLinear(ColumnParallelLinear):
             y = F.linear(mappings.enter(x, dim_of(self.has), self.group), weight, bias)
         else:
             (y,) = column_linear(replicated(x, self.has, self.group), [self], self.group)
-        if self.wanted is None or is_last(y, self.wanted):
-            return y
-        y = mappings.gather(F.pad(y, (0, self.shard.length - self.shard.used)), -1, self.group)
-        y = y[..., : self.out_features]
-        return mappings.scatter(y, dim_of(self.wanted), self.group) if is_shard(self.wanted) else y
+        return _columns_as(y, self.wanted, self.shard)
 
 
-class LaidOutRowLinear(RowParallelLinear):
+class LaidOutRowLinear(_LaidOut, RowParallelLinear):
     """x as `has` says (None: Shard(-1)) -> the sum as `wanted` says (None: Replicate)."""
-
-    def __init__(
-        self, linear: nn.Linear, group: Group, has: Placement | None, wanted: Placement | None
-    ) -> None:
-        super().__init__(linear, group)
-        self.has, self.wanted = has, wanted
 
     def forward(self, x: Tensor) -> Tensor:
         if self.has is not None and self.has.is_partial():
@@ -89,11 +85,17 @@ def lay_out_embedding(
     if isinstance(embedding, VocabParallelEmbedding):
         if is_shard(wanted):
             embedding.total = lambda y, group: summed(y, wanted, group)
-    elif wanted is not None and not (is_shard(wanted) and dim_of(wanted) == -1):
-        embedding.gather_output = True
-
-        def own(module: nn.Module, args: Any, y: Tensor) -> Tensor:
-            return mappings.scatter(y, dim_of(wanted), group) if is_shard(wanted) else y
-
-        embedding.register_forward_hook(own)
+    elif wanted is not None:
+        embedding.register_forward_hook(
+            lambda module, args, y: _columns_as(y, wanted, module.shard)  # type: ignore[arg-type]
+        )
     return embedding
+
+
+def _columns_as(y: Tensor, wanted: Placement | None, shard: Sliced) -> Tensor:
+    """y, of which each rank has its columns, as `wanted` says. They stay for None, and for a Shard of the last dim."""
+    if wanted is None or is_last(y, wanted):
+        return y
+    y = mappings.gather(F.pad(y, (0, shard.length - shard.used)), -1, shard.group)
+    y = y[..., : shard.size]
+    return mappings.scatter(y, dim_of(wanted), shard.group) if is_shard(wanted) else y

@@ -1,7 +1,7 @@
 """A tensor laid out otherwise: what each rank has of it, and what each is to have, with its gradient.
 
-A layout is one of torch.distributed.tensor's placements: Replicate(), Shard(dim) or Partial(). Tensors stay plain ones,
-this rank's part of them, where PyTorch's are DTensors in between; so layouts are taken at their word.
+A layout is one of torch.distributed.tensor's placements: Replicate(), Shard(dim) or Partial(), of a sum. Tensors stay
+plain ones, this rank's part of them, where PyTorch's are DTensors in between; so layouts are taken at their word.
 
     from / to      Replicate           Shard(dim)                  backward
     Replicate      nothing             own slice                   all-gather
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 def redistribute(x: Tensor, has: Placement, wanted: Placement, group: Group = None) -> Tensor:
     """x, of which each rank has what `has` says, as `wanted` says; with its gradient.
 
-    Raises ValueError where a dim does not divide, or what is wanted is Partial and x is not.
+    Raises ValueError where a dim does not divide, what is wanted is Partial and x is not, or parts make no sum.
     """
+    only_sums(has, wanted)
     if _same(x, has, wanted):
         return x
     if wanted.is_partial():
@@ -82,6 +83,16 @@ def no_partial(layout: Placement | None, name: str) -> None:
             f"{name}={layout}: the parts of a sum would be taken for its whole by whatever comes next. Ask for "
             "Replicate(), an all-reduce, or Shard(dim), a reduce-scatter"
         )
+
+
+def only_sums(*layouts: Any) -> None:
+    """Raises ValueError for parts of an average, a maximum or a product: here parts are added up. None is no layout."""
+    for layout in layouts:
+        if layout is not None and layout.is_partial() and layout.reduce_op != "sum":
+            raise ValueError(
+                f"{layout!r} says that the parts make their {layout.reduce_op!r}; here they are added up: give "
+                "Partial(), the parts of a sum, after dividing them by the number of ranks where their average is meant"
+            )
 
 
 def only_local(use_local: bool) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from dtcourse.parameters.replicas import Group
-from dtcourse.tensor_parallel.layouts import only_local, redistribute
+from dtcourse.tensor_parallel.layouts import only_local, only_sums, redistribute
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
@@ -44,6 +44,7 @@ class PrepareModuleInput:
                 f"input_kwarg_layouts and desired_input_kwarg_layouts should have same length, and names: got "
                 f"{sorted(by_name[0])} and {sorted(by_name[1])}"
             )
+        only_sums(*(has or ()), *(wanted or ()), *by_name[0].values(), *by_name[1].values())
         only_local(self.use_local_output)
 
     def check(self, module: nn.Module, name: str, size: int) -> None:
@@ -87,6 +88,7 @@ class PrepareModuleOutput:
     def __post_init__(self) -> None:
         has, wanted = _listed(self.output_layouts), _listed(self.desired_output_layouts)
         _same_length(has, wanted, "output_layouts and desired_output_layouts")
+        only_sums(*(has or ()), *(wanted or ()))
         only_local(self.use_local_output)
 
     def check(self, module: nn.Module, name: str, size: int) -> None:

@@ -61,8 +61,8 @@ class SplitDropout(KnowsGroups, nn.Module):
         super().__init__()
         self.dropout, self.group = dropout, group
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, *args: Any, **keywords: Any) -> Any:
         if not self.training:
-            return self.dropout(x)
+            return self.dropout(*args, **keywords)
         with different_on_each_rank(self.group):
-            return self.dropout(x)
+            return self.dropout(*args, **keywords)

@@ -15,10 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from dtcourse.parameters.partial_gradients import sum_gradients
 from dtcourse.parameters.replicas import Group
+from dtcourse.plural import plural
 from dtcourse.tensor_parallel.embedding import (
     ColumnParallelEmbedding,
     VocabParallelEmbedding,
@@ -29,7 +30,7 @@ from dtcourse.tensor_parallel.laid_out import (
     LaidOutRowLinear,
     lay_out_embedding,
 )
-from dtcourse.tensor_parallel.layouts import no_partial, only_local
+from dtcourse.tensor_parallel.layouts import no_partial, only_local, only_sums
 from dtcourse.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from dtcourse.tensor_parallel.random_state import SplitDropout
 from dtcourse.tensor_parallel.shards import require_divides
@@ -41,8 +42,32 @@ if TYPE_CHECKING:
 ON_OWN_TOKENS = (nn.LayerNorm, nn.RMSNorm, nn.Dropout)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _OneLayer:
+    """What PyTorch's styles of a layer are given. use_local_output: True; False gives DTensors, which are not taken."""
+
+    input_layouts: Placement | None = None
+    output_layouts: Placement | None = None
+    use_local_output: bool = True
+
+    def __post_init__(self) -> None:
+        no_partial(self.output_layouts, "output_layouts")
+        only_sums(self.input_layouts)
+        only_local(self.use_local_output)
+
+    @property
+    def layouts(self) -> tuple[Placement | None, Placement | None]:
+        """Of the input and of the output."""
+        return self.input_layouts, self.output_layouts
+
+    def _in_other_words(self, given: bool, said: str) -> None:
+        """Raises ValueError where our word for a layout is `given` beside layouts. said: both ways to say it."""
+        if given and self.layouts != (None, None):
+            raise ValueError(f"{said}: beside input_layouts or output_layouts, say that")
+
+
 @dataclass(frozen=True)
-class ColwiseParallel:
+class ColwiseParallel(_OneLayer):
     """A linear layer, by its outputs, or an embedding, by the columns of its table.
 
     gather_output:  all ranks get all of them: PyTorch's output_layouts=Replicate()
@@ -51,17 +76,10 @@ class ColwiseParallel:
     """
 
     gather_output: bool = False
-    input_layouts: Placement | None = field(default=None, kw_only=True)
-    output_layouts: Placement | None = field(default=None, kw_only=True)
-    use_local_output: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
-        no_partial(self.output_layouts, "output_layouts")
-        only_local(self.use_local_output)
-        if self.gather_output and (self.input_layouts, self.output_layouts) != (None, None):
-            raise ValueError(
-                "gather_output=True is output_layouts=Replicate(): beside input_layouts or output_layouts, say that"
-            )
+        super().__post_init__()
+        self._in_other_words(self.gather_output, "gather_output=True is output_layouts=Replicate()")
 
     def check(self, module: nn.Module, name: str, size: int) -> None:
         require(module, name, (nn.Linear, nn.Embedding), "ColwiseParallel")
@@ -72,18 +90,16 @@ class ColwiseParallel:
         return COLUMNS if isinstance(module, nn.Linear) else {"weight": 1}
 
     def apply(self, module: nn.Module, group: Group) -> nn.Module:
-        layouts = self.input_layouts, self.output_layouts
         if isinstance(module, nn.Embedding):
-            return lay_out_embedding(
-                ColumnParallelEmbedding(module, group, self.gather_output), *layouts
-            )
-        if layouts == (None, None):
+            cut = ColumnParallelEmbedding(module, group, self.gather_output)
+            return lay_out_embedding(cut, *self.layouts)
+        if self.layouts == (None, None):
             return ColumnParallelLinear(linear_of(module), group, self.gather_output)
-        return LaidOutColumnLinear(linear_of(module), group, *layouts)
+        return LaidOutColumnLinear(linear_of(module), group).between(*self.layouts)
 
 
 @dataclass(frozen=True)
-class RowwiseParallel:
+class RowwiseParallel(_OneLayer):
     """A linear layer, by its inputs, or an embedding, by the rows of its table.
 
     input_is_parallel: False: the linear layer's input is replicated, and each rank takes its slice: PyTorch's
@@ -93,17 +109,12 @@ class RowwiseParallel:
     """
 
     input_is_parallel: bool = True
-    input_layouts: Placement | None = field(default=None, kw_only=True)
-    output_layouts: Placement | None = field(default=None, kw_only=True)
-    use_local_output: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
-        no_partial(self.output_layouts, "output_layouts")
-        only_local(self.use_local_output)
-        if not self.input_is_parallel and (self.input_layouts, self.output_layouts) != (None, None):
-            raise ValueError(
-                "input_is_parallel=False is input_layouts=Replicate(): beside input_layouts or output_layouts, say that"
-            )
+        super().__post_init__()
+        self._in_other_words(
+            not self.input_is_parallel, "input_is_parallel=False is input_layouts=Replicate()"
+        )
 
     def check(self, module: nn.Module, name: str, size: int) -> None:
         require(module, name, (nn.Linear, nn.Embedding), "RowwiseParallel")
@@ -116,12 +127,11 @@ class RowwiseParallel:
         return ROWS if isinstance(module, nn.Linear) else {"weight": 0}
 
     def apply(self, module: nn.Module, group: Group) -> nn.Module:
-        layouts = self.input_layouts, self.output_layouts
         if isinstance(module, nn.Embedding):
-            return lay_out_embedding(VocabParallelEmbedding(module, group), *layouts)
-        if layouts == (None, None):
+            return lay_out_embedding(VocabParallelEmbedding(module, group), *self.layouts)
+        if self.layouts == (None, None):
             return RowParallelLinear(linear_of(module), group, self.input_is_parallel)
-        return LaidOutRowLinear(linear_of(module), group, *layouts)
+        return LaidOutRowLinear(linear_of(module), group).between(*self.layouts)
 
 
 @dataclass(frozen=True)
@@ -153,14 +163,20 @@ class SequenceParallel:
             return SplitDropout(module, group)
         dim = self.sequence_dim
 
-        def each_token_by_itself(module: nn.Module, args: tuple[Any, ...]) -> None:
-            over = len(getattr(module, "normalized_shape", ()))
-            if over and dim % args[0].dim() >= args[0].dim() - over:
-                raise ValueError(
-                    f"a norm over the last {over} dims of an input of shape {tuple(args[0].shape)} is over dim {dim} "
-                    "as well, of which each rank has a part: norm the last dim alone, or leave this one out of the plan"
-                )
+        def each_token_by_itself(module: nn.Module, args: Any, keywords: dict[str, Any]) -> None:
+            shape = getattr(module, "normalized_shape", ())
+            over = (
+                1 if isinstance(shape, int) else len(shape)
+            )  # of a class of one's own, 8 for (8,)
+            for x in (*args, *keywords.values()):
+                if over and isinstance(x, Tensor) and dim % x.dim() >= x.dim() - over:
+                    dims = plural(over, "dim")
+                    raise ValueError(
+                        f"a norm over the last {dims} of an input of shape {tuple(x.shape)} is over dim {dim} as well, "
+                        "of which each rank has a part: norm the last dim alone, or leave this one out of the plan"
+                    )
+                break
 
-        module.register_forward_pre_hook(each_token_by_itself)
+        module.register_forward_pre_hook(each_token_by_itself, with_kwargs=True)
         sum_gradients(module.parameters(), group, of=module)
         return module

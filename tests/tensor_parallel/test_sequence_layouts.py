@@ -21,6 +21,7 @@ from dtcourse.tensor_parallel import (
     full_gradients,
     parallelize,
 )
+from dtcourse.tensor_parallel.layouts import redistribute
 from dtcourse.verify import compare
 from tests.turns import taking_turns
 
@@ -200,7 +201,7 @@ def embeddings():
     (right(tokens).sin() * weights).sum().backward()
     for style in (ColwiseParallel, RowwiseParallel):
         for has in (None, R, S1):
-            for wanted in (R, S0, S1, LAST):
+            for wanted in (R, S0, S1, LAST, Shard(2)):
                 mine = copy.deepcopy(right)
                 cut = parallelize(mine, style(input_layouts=has, output_layouts=wanted), the_mesh())
                 y = cut(part(tokens, has or R))
@@ -210,6 +211,11 @@ def embeddings():
                 (y.sin() * part(weights, wanted)).sum().backward()
                 found = full_gradients(cut)
                 compare(found, {"weight": right.weight.grad}, 1e-12, f"{style}, {has}, {wanted}")
+    # A width that does not divide: the last dim by its number is what each rank has already, as in PyTorch's.
+    uneven, last = nn.Embedding(VOCAB, 5, dtype=torch.double), {"output_layouts": Shard(2)}
+    mine = parallelize(copy.deepcopy(uneven), ColwiseParallel(**last), the_mesh())
+    torchs = theirs.parallelize_module(uneven, the_mesh(), theirs.ColwiseParallel(**last))
+    compare({"y": mine(tokens)}, {"y": torchs(tokens)}, 0.0)
     return True
 
 
@@ -275,6 +281,7 @@ def test_a_dropout_draws_other_masks_for_each_ranks_tokens():
 class OwnNorm(nn.Module):
     def __init__(self):
         super().__init__()
+        self.normalized_shape = 4  # where nn.LayerNorm has (4,)
         self.weight = nn.Parameter(torch.ones(4))
 
     def forward(self, x):
@@ -287,6 +294,10 @@ def own_norm():
     right = OwnNorm()
     right(torch.cat([drawn(2, 4, seed=rank) for rank in range(2)]).float()).sum().backward()
     compare({"weight": model.weight.grad}, {"weight": right.weight.grad}, 1e-6)
+    # By keyword, as modules may be called.
+    assert torch.equal(model(x=torch.ones(2, 4)), model(torch.ones(2, 4)))
+    dropout = parallelize(nn.Dropout(0.5), SequenceParallel(), the_mesh())
+    assert dropout(input=torch.ones(100)).count_nonzero() < 100
     return True
 
 
@@ -313,6 +324,16 @@ def mistakes():
             lambda: parallelize(nn.LayerNorm((3, 4)), SequenceParallel(), mesh)(torch.ones(2, 3, 4)),
             r"a norm over the last 2 dims of an input of shape \(2, 3, 4\) is over dim 1 as well",
         ),
+        (
+            lambda: parallelize(OwnNorm(), SequenceParallel(), mesh)(x=torch.ones(2, 4)),
+            r"a norm over the last 1 dim of an input of shape \(2, 4\) is over dim 1 as well",
+        ),
+        (lambda: ColwiseParallel(input_layouts=Partial("avg")), "make their 'avg'; here they are added up"),
+        (lambda: RowwiseParallel(input_layouts=Partial("max")), "make their 'max'; here they are added up"),
+        (lambda: tensor_parallel.PrepareModuleInput(Partial("avg"), R), "make their 'avg'"),
+        (lambda: tensor_parallel.PrepareModuleInput(None, None, {"x": Partial("avg")}, {"x": R}), "make their 'avg'"),
+        (lambda: tensor_parallel.PrepareModuleOutput(Partial("avg"), R), "make their 'avg'"),
+        (lambda: redistribute(torch.ones(2), Partial("avg"), R), "make their 'avg'"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             make()

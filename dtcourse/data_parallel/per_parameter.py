@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse.parameters.backward import on_gradient
-from dtcourse.parameters.deep_copies import NotCopied
+from dtcourse.parameters.deep_copies import RefusesCopies
 from dtcourse.parameters.replicas import Group, broadcast_model
 from dtcourse.parameters.slices import require_replicas
 
 
-class PerParameterDataParallel(NotCopied, nn.Module):
+class PerParameterDataParallel(RefusesCopies, nn.Module):
     """Wraps `module`; its gradients are averaged by `synchronize()`, which must be called after each backward."""
 
     def __init__(self, module: nn.Module, group: Group = None) -> None:

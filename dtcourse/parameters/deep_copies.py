@@ -33,7 +33,7 @@ class KnowsGroups:
         return made
 
 
-class NotCopied:
+class RefusesCopies:
     """A base of wrappers round `module` whose hooks on its parameters a copy would not have."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from dtcourse.parameters.deep_copies import NotCopied
+from dtcourse.parameters.deep_copies import RefusesCopies
 
 
-class Wrapper(NotCopied, nn.Module):
+class Wrapper(RefusesCopies, nn.Module):
     """Wraps `module`; its gradients are reduced over the ranks while require_backward_grad_sync is True."""
 
     module: nn.Module

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dtcourse.models.gates import TopKGate
+from dtcourse.models.length import check_length
 from dtcourse.models.moe import Experts, MoE
 from dtcourse.models.rotary import Rotary
 from dtcourse.models.seeding import seeded
@@ -276,10 +277,7 @@ class Transformer(nn.Module):
         long sequence gives its own)
         """
         S = tokens_BS.shape[-1]
-        if self.config.max_length < S:
-            raise ValueError(
-                f"a sequence of {S} tokens; this model's longest is max_length={self.config.max_length}"
-            )
+        check_length(S, self.config.max_length, self.blocks[0])
         if positions_S is None:
             positions_S = torch.arange(S, device=tokens_BS.device)
         x_BSD = self.token_embedding(tokens_BS)

@@ -16,13 +16,27 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from dtcourse.parameters.deep_copies import KnowsGroups
 from dtcourse.parameters.replicas import Group
 from dtcourse.torch_private import all_gather_single
 
 DIM = 1  # tokens, in (batch, tokens, width)
 ORDERS = ("contiguous", "zigzag")
+
+
+class CutCore(KnowsGroups, nn.Module):
+    """In the place of a Transformer block's `attention.core`, for a sequence that is cut over the ranks of a group."""
+
+    def __init__(self, group: Group = None) -> None:
+        super().__init__()
+        self.group = group
+
+    @property
+    def ranks(self) -> int:
+        """How many have a part of one sequence, of equal length each."""
+        return dist.get_world_size(self.group)
 
 
 def chunks_of(rank: int, size: int, order: str) -> tuple[int, ...]:

@@ -30,16 +30,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dtcourse import events
 from dtcourse.attention import attention_backward, attention_forward
 from dtcourse.collectives import p2p
 from dtcourse.collectives.transfer import Transfer
-from dtcourse.parameters.deep_copies import KnowsGroups
 from dtcourse.parameters.replicas import Group
-from dtcourse.sequence_parallel.order import chunks_of
+from dtcourse.sequence_parallel.order import CutCore, chunks_of
 from dtcourse.sequence_parallel.pieces import Piece, stretches, visible
 from dtcourse.torch_private import all_gather_single
 
@@ -78,7 +77,7 @@ def ring_attention(
     return RingAttention.apply(q, k, v, plan)
 
 
-class RingAttentionCore(KnowsGroups, nn.Module):
+class RingAttentionCore(CutCore):
     """q_BHSE, k_BKSE, v_BKSE -> (B, H, S, E), S this rank's tokens:
     in the place of a Transformer block's `attention.core`.
 
@@ -88,8 +87,8 @@ class RingAttentionCore(KnowsGroups, nn.Module):
     def __init__(
         self, group: Group = None, order: str = "contiguous", *, causal: bool = True
     ) -> None:
-        super().__init__()
-        self.group, self.order, self.causal = group, order, causal
+        super().__init__(group)
+        self.order, self.causal = order, causal
 
     def forward(self, q_BHSE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor) -> Tensor:
         return ring_attention(

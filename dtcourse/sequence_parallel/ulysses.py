@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dtcourse.collectives import autograd
-from dtcourse.parameters.deep_copies import KnowsGroups
 from dtcourse.parameters.replicas import Group
+from dtcourse.sequence_parallel.order import CutCore
 from dtcourse.sequence_parallel.ring_attention import check_shapes
 
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -68,7 +68,7 @@ def ulysses_attention(
     return tokens_for_heads(out, group)
 
 
-class UlyssesCore(KnowsGroups, nn.Module):
+class UlyssesCore(CutCore):
     """q_BHSE, k_BKSE, v_BKSE -> (B, H, S, E), S this rank's tokens:
     in the place of a Transformer block's `attention.core`.
 
@@ -77,8 +77,8 @@ class UlyssesCore(KnowsGroups, nn.Module):
     """
 
     def __init__(self, core: nn.Module, group: Group = None) -> None:
-        super().__init__()
-        self.core, self.group = core, group
+        super().__init__(group)
+        self.core = core
 
     def forward(self, q_BHSE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor) -> Tensor:
         return ulysses_attention(q_BHSE, k_BKSE, v_BKSE, group=self.group, kernel=self.core)

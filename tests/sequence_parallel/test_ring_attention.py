@@ -138,6 +138,12 @@ def whole_transformers():
         dist.all_reduce(total)
         compare(gradients_of(model), gradients_of(plain), LIMIT[dtype], f"{order} {kind}", norm=2)
         assert total.item() == pytest.approx(loss.item(), rel=LIMIT[dtype])
+        # A part that would fit of a sequence that does not: rotary positions would turn by any angle, in silence.
+        with pytest.raises(
+            ValueError, match=r"^a sequence of 48 tokens.* longest is max_length=24$"
+        ):
+            longer = torch.zeros(1, 48, dtype=torch.long)
+            model(shard(longer, order=order), positions(48, rank, size, order))
         tried += 1
     return tried
 

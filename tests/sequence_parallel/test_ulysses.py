@@ -81,6 +81,9 @@ def everything():
         for p in model.parameters():
             dist.all_reduce(p.grad)
         compare(gradients_of(model), gradients_of(plain), 1e-10, kind, norm=2)
+        with pytest.raises(ValueError, match=f"a sequence of {2 * S} tokens"):
+            longer = torch.zeros(1, 2 * S, dtype=torch.long)
+            model(shard(longer), positions(2 * S, rank, size))
     return sent
 
 

@@ -44,11 +44,6 @@ def resolve(group: Any) -> Any:
     return dist.group.WORLD if group is None else group
 
 
-def describe(group: Any) -> str:
-    """A group in a message: the ranks it has."""
-    return f"a group of {p2p.size(group)} ranks"
-
-
 def root(group: Any, global_rank: int | None, group_rank: int | None, name: str) -> int:
     """The root as a group rank, from torch's two ways to say it:
     a global rank (`src`) or a group rank (`group_src`).
@@ -170,26 +165,25 @@ def signature(name: str, tensor: torch.Tensor, **details: object) -> Signature:
 class _Notes:
     """What a group, or a subgroup of it, has compared: how often, and which calls need no further comparison."""
 
-    def __init__(self, group: ProcessGroup, ranks: Sequence[int] | None) -> None:
+    def __init__(self, group: ProcessGroup, ranks: Sequence[int] | None, about: str) -> None:
         self.count = 0
         self.known: set[str] = set()
-        self.prefix = "dtcourse/agree" if ranks is None else f"dtcourse/agree/{ranks}"
+        self.prefix = f"dtcourse/{about}" if ranks is None else f"dtcourse/{about}/{ranks}"
         # A connection of its own: waiting here, in a worker thread, must not hold up the caller's use of the store.
         self.store = torch_private.own_client(group.get_group_store())
 
 
-# By torch's group, then by the ranks of a Subgroup of it (None: all of it).
-_notes: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...] | None, _Notes]]
-_notes = weakref.WeakKeyDictionary()
+# By torch's group, then by the ranks of a Subgroup of it (None: all of it), and what they are about.
+_notes: Any = weakref.WeakKeyDictionary()
 
 
-def notes_of(group: Any) -> _Notes:
+def notes_of(group: Any, about: str = "agree") -> _Notes:
     """Where a group compares notes. A Subgroup has no store, and uses that of the group it is in."""
     whole, ranks = getattr(group, "origin", (group, None))
     here = _notes.setdefault(whole, {})
-    if ranks not in here:
-        here[ranks] = _Notes(whole, ranks)
-    return here[ranks]
+    if (ranks, about) not in here:
+        here[ranks, about] = _Notes(whole, ranks, about)
+    return here[ranks, about]
 
 
 def agree(group: Any, mine: Signature, timeout: timedelta | None = None) -> None:
@@ -197,28 +191,42 @@ def agree(group: Any, mine: Signature, timeout: timedelta | None = None) -> None
 
     A rank that never comes is waited for as long as the store waits (the group's time limit), and then named.
     """
+    if p2p.size(group) == 1 or p2p.channel(group).guard is not None:
+        return  # wire/guard.py finds the same on our own groups, without asking beforehand
+    notes = notes_of(group)
+    if is_due(mine.call, notes.known):
+        compare_notes(group, mine, notes, post(group, mine, notes), timeout)
+        notes.known.add(mine.call)
+
+
+def is_due(what: str, known: set[str]) -> bool:
+    """Whether ranks compare what they are about to do, where `known` has been compared."""
     mode = os.environ.get("DTCOURSE_CHECK", "first")
     if mode not in ("first", "always", "off"):
         raise ValueError(f'DTCOURSE_CHECK={mode!r}: it is "first", "always" or "off"')
-    if mode == "off" or p2p.size(group) == 1 or p2p.channel(group).guard is not None:
-        return  # wire/guard.py finds the same on our own groups, without asking beforehand
-    notes = notes_of(group)
-    if mode == "first" and mine.call in notes.known:
-        return
-    store = notes.store
-    ranks = _global_ranks(group)
+    return mode == "always" or (mode == "first" and what not in known)
+
+
+def post(group: Any, mine: Signature, notes: _Notes) -> list[str]:
+    """Writes what this rank is about to do. Returns the keys of all ranks' notes, which they write in one order."""
     prefix, notes.count = f"{notes.prefix}/{notes.count}", notes.count + 1
-    store.set(f"{prefix}/{p2p.rank(group)}", json.dumps(mine))
-    keys = [f"{prefix}/{r}" for r in range(len(ranks))]
+    notes.store.set(f"{prefix}/{p2p.rank(group)}", json.dumps(mine))
+    return [f"{prefix}/{r}" for r in range(p2p.size(group))]
+
+
+def compare_notes(
+    group: Any, mine: Signature, notes: _Notes, keys: list[str], timeout: timedelta | None = None
+) -> None:
+    """Reads what all were about to do. ValueError unless that is the same, or where a rank has not come in time."""
+    store, ranks = notes.store, _global_ranks(group)
     try:
-        store.wait(keys) if timeout is None else store.wait(keys, timeout)
+        torch_private.wait_for(store, keys, timeout)
     except (dist.DistStoreError, RuntimeError) as error:
         missing = [rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])]
         raise ValueError(
             f"rank {ranks[p2p.rank(group)]} is in {mine.call}, and ranks {missing} did not come to it"
         ) from error
     compare([Signature(*json.loads(store.get(key))) for key in keys], ranks)
-    notes.known.add(mine.call)
 
 
 def compare(said: Sequence[Signature], ranks: Sequence[int] | None = None) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dtcourse import events
-from dtcourse.collectives import checks, mesh_axes, traffic
+from dtcourse.collectives import checks, mesh_axes, p2p, traffic
 from dtcourse.collectives.flight import recorder
 from dtcourse.collectives.wire.work import CollectiveWork, Worker
 from dtcourse.emulation import clock
@@ -57,7 +57,7 @@ def run(
     entry = recorder.begun(name, group, result, detail={"call": agree.call}, asynchronous=async_op)
     worker = _workers.get(group)
     if worker is None:
-        worker = _workers[group] = Worker(f"collectives of {checks.describe(group)}")
+        worker = _workers[group] = Worker(f"collectives of a group of {p2p.size(group)} ranks")
         weakref.finalize(group, worker.stop, 0.0)
     work = worker.submit(CollectiveWork(name, list(result), entry), job, now=not async_op)
     if async_op:

@@ -58,8 +58,9 @@ def fully_shard(
     fully_shard(model, mesh=mesh["data"]), whose ranks hold the same slices. Its DTensors are of both axes then.
 
     All ranks must call the same units in the same order, as with PyTorch's: they gather each together. Where a branch
-    by a rank's own data leads to different units, each computes with the other's parameters, and nothing fails if their
-    shapes are equal: call both branches on all ranks, or make one unit of what branches.
+    by a rank's own data leads to different units, each would compute with the other's parameters: call both branches on
+    all ranks, or make one unit of what branches. Ranks that differ when they first call a unit are told so, by a
+    ValueError; later nobody asks (same_units.py).
 
     Other than PyTorch's: the first rank's values become everyone's, of parameters and buffers alike, and a model on the
     meta device is given memory here, unit by unit, by its modules' reset_parameters. A unit with a module that has none

@@ -25,6 +25,7 @@ from dtcourse.sharding.changed import has_changed, lay_out_again
 from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
 from dtcourse.sharding.policies import MixedPrecisionPolicy, ShardGroups, is_offload
 from dtcourse.sharding.reduction import Reduction
+from dtcourse.sharding.same_units import SameUnits
 from dtcourse.torch_private import all_gather_single, in_backward
 
 SHARDED, UNSHARDING, UNSHARDED = "sharded", "unsharding", "unsharded"
@@ -59,6 +60,7 @@ class Unit:
         self._layout = layout
         self._on_gradient: Callable[[torch.Tensor], None] | None = None
         self._times_laid_out = 0
+        self._same_units = SameUnits()
         self.param_groups: list[GatheredParameters] = []
         groups = self.grouped(named)
         originals = {name: parameter for name, parameter, _ in named}
@@ -164,6 +166,9 @@ class Unit:
             group.check(self.name)
         if has_changed(self):
             lay_out_again(self)
+        if self.param_groups:
+            when = "backward" if in_backward() else "forward"
+            self._same_units.check(f"gather in {when}", self.name, self.shard_groups.shard)
         self.state, self.gathered_in_backward = UNSHARDING, in_backward()
         versions = [group.version() for group in self.param_groups]
         self.gathered_versions = [self._times_laid_out, *versions]
@@ -186,6 +191,7 @@ class Unit:
             with events.span(f"wait for {self.name}", "wait"):
                 for _, work, *_ in self._all_gathers:
                     work.wait()
+            self._same_units.check_late()
         with torch.no_grad():
             for group, _, _, output in self._all_gathers:
                 group.copy_out(output)
@@ -226,6 +232,10 @@ class Unit:
     def start_reduce(self) -> list[Reduction]:
         """Starts to sum the gradients over the ranks. They leave this unit: the next backward finds it empty."""
         trained = [group for group in self.param_groups if group.num_trained]
+        if trained:
+            # Where it was gathered for this backward, the ranks of its shards have compared that.
+            shard = None if self.gathered_in_backward else self.shard_groups.shard
+            self._same_units.check("reduction", self.name, shard, self.shard_groups.replicate)
         return [Reduction(group, self.shard_groups, self.name) for group in trained]
 
 

@@ -101,7 +101,7 @@ from dtcourse.torch_private.process import (
     set_timeout,
     settings_of_process,
 )
-from dtcourse.torch_private.stores import host_own_stores
+from dtcourse.torch_private.stores import host_own_stores, wait_for
 from dtcourse.torch_private.tensors import (
     as_plain_tensors,
     assert_later,
@@ -199,6 +199,7 @@ __all__ = [
     "torch_group",
     "tree_leaves",
     "version_of",
+    "wait_for",
     "watch_groups",
     "without_modes",
     "work_of",

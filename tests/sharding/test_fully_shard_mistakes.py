@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -15,7 +17,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from dtcourse import launch
-from dtcourse.sharding import FullyShardedDataParallel, full_gradients, fully_shard
+from dtcourse.collectives import checks
+from dtcourse.sharding import (
+    FullyShardedDataParallel,
+    full_gradients,
+    fully_shard,
+    same_units,
+)
 from dtcourse.verify import compare
 
 
@@ -456,3 +464,86 @@ def test_a_failed_forward_or_backward_does_not_spoil_the_next(shard):
         return True
 
     assert list(launch(step, 2)) == [True, True]
+
+
+# --- ranks that call different units ----------------------------------------------------------------------------------
+
+
+class Branches(nn.Module):
+    """Three units, of which a rank calls those that it is told, in that order."""
+
+    def __init__(self):
+        super().__init__()
+        for name in "abc":
+            setattr(self, name, nn.Linear(4, 4))
+
+    def forward(self, x, units):
+        for name in units:
+            x = getattr(self, name)(x)
+        return x
+
+
+# What rank 0 calls, what the others do, and what each rank is told. PyTorch's own has wrong sums there.
+PARTED = {
+    "other units": ("a", "b", "rank 0: gather in forward of a; rank 1: gather in forward of b"),
+    "another order": ("abc", "acb", "rank 0: gather in forward of b; rank 1: gather in forward of c"),
+    "a unit is left out": ("abc", "ac", "rank 0: gather in forward of b; rank 1: gather in forward of c"),
+    "the last one is": ("abc", "ab", "rank 0: gather in forward of c; rank 1: gather in backward of b"),
+}  # fmt: skip
+
+
+def parted():
+    """What each rank is told, by the case and how it is sharded; then the first model again, in which nothing is so."""
+    said, x = {}, torch.randn(3, 4)
+    for name, (mine, theirs, _) in PARTED.items():
+        for shard in (fully_shard, FullyShardedDataParallel):
+            branches = Branches()
+            for unit in "abc":
+                shard(getattr(branches, unit))
+            shard(branches)
+            with pytest.raises(ValueError) as caught:
+                branches(x, mine if dist.get_rank() == 0 else theirs).sum().backward()
+            said[name, shard.__name__] = str(caught.value)
+    alike = Branches()
+    for unit in "ab":
+        fully_shard(getattr(alike, unit))
+    fully_shard(alike)
+    for units in ("a", "a", "ab", "a"):
+        alike(x, units).sum().backward()
+    return said, checks.notes_of(dist.group.WORLD, "units").count
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ring"])
+def test_ranks_that_call_different_units_are_told_before_anything_is_gathered(backend):
+    (one, count), (other, again) = launch(parted, 2, backend=backend)
+    assert one == other and count == again
+    for (name, _), words in one.items():
+        assert PARTED[name][2] in words
+        assert "all call the same ones in the same order" in words
+
+
+def late():
+    """Rank 1 comes late: first to the units that both call, then to one that rank 0 does not."""
+    same_units.MOMENT = timedelta(milliseconds=1)
+    branches, x = Branches(), torch.randn(3, 4)
+    for unit in "abc":
+        fully_shard(getattr(branches, unit))
+    fully_shard(branches)
+    for unit in "abc":
+        branches.get_submodule(unit).register_forward_pre_hook(
+            lambda *_: time.sleep(0.1 * dist.get_rank()), prepend=True
+        )
+    branches(x, "ab").sum().backward()
+    try:
+        branches(
+            x, "a" if dist.get_rank() == 0 else "c"
+        )  # rank 0 has compared that, and does not ask again
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_rank_that_is_late_is_waited_for_and_one_that_calls_something_else_found():
+    none, said = launch(late, 2)
+    assert none == ""
+    assert "rank 1 is in gather in forward of c, and ranks [0] did not come to it" in said

@@ -10,6 +10,7 @@ server_process.py how its process begins: as a new Python, or as a copy of this 
 sockets.py        where its socket lies, and those of others
 parts.py          what of PyTorch only some ranks need, and whether a call does
 template.py       a process split off from it that has the course loaded, until a file of the course changes
+template_process.py  what runs in it: loads modules, looks at itself, splits off ranks
 course_files.py   the course's own files, and whose a module is
 huge_pages.py     what ranks share with it in fewer, larger pages
 standby.py        spare ranks, split off from the template while the notebook is idle

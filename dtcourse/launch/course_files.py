@@ -6,7 +6,9 @@ import os
 import site
 import sys
 import sysconfig
+from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 
 import dtcourse
 
@@ -43,6 +45,16 @@ def sources() -> dict[str, tuple[int, int]]:
     return found
 
 
+def modules_of(files: Iterable[str]) -> list[str]:
+    """The names under which `sources` are imported."""
+    found = []
+    for file in sorted(files):
+        path, ending = os.path.splitext(os.path.relpath(file, os.path.dirname(COURSE)))
+        if ending == ".py" and not path.endswith("__main__"):
+            found.append(path.removesuffix("/__init__").replace("/", "."))
+    return found
+
+
 def users_modules() -> list[str]:
     """Modules of this process that come neither with Python, nor with a package of its, nor with the course."""
     files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
@@ -56,6 +68,12 @@ def users_modules() -> list[str]:
 
 def is_system(path: str) -> bool:
     """Whether a file or folder is one of Python's own, or of what is installed for it."""
+    return path in _systems_folders()[0] or path.startswith(_systems_folders()[1])
+
+
+@cache  # sysconfig makes them anew for each question: 1.3 s for the modules of a template
+def _systems_folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Python's own folders, and how a path in one of them begins."""
     folders = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [*site.getsitepackages(), site.getusersitepackages(), sys.base_prefix + "/lib"]
-    return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
+    return tuple(folders), tuple(folder + os.sep for folder in folders)

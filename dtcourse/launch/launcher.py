@@ -126,11 +126,10 @@ def launch(
                 at the time limit) takes the place of that rank's result, is passed to on_message(rank, failure) as
                 soon as it is known, and stands in run.failures. Nothing is raised then. A rank that waits for a
                 dead one in a collective, a send or a receive gets a RuntimeError that names it, within two seconds
-    cluster:    "slurm" runs the same function on the nodes of a cluster, as its cluster.toml says (or give the path of
-                such a file): a job is submitted and followed, and comes back like a launch on this machine. timeout
-                counts from when the ranks have begun, not the time in the queue; Ctrl-C cancels the job. "ray" does so
-                with actors on a Ray cluster (docs/ray.md). "here" is this machine; None is this
-                machine too, but where use_cluster named another place
+    cluster:    "slurm" runs the function on the nodes of a cluster, as its cluster.toml says (or give such a file's
+                path): a job is submitted and followed, and comes back like a launch on this machine; Ctrl-C cancels
+                it, and timeout leaves out the time in the queue. "ray" does so with actors on a Ray cluster
+                (docs/ray.md). "here": this machine; None: that too, or the place that use_cluster named
     verbose:    say in one line what was chosen
     wait:       False returns a Handle at once, and the launch goes on: handle.result() is the Run, handle.done() says
                 whether there is one, handle.cancel() ends it, handle.pids are its processes. What the ranks print is
@@ -148,6 +147,7 @@ def launch(
         is_first = server.pid() is None and wait and not standby.keeps()
         light = is_first and devices is None and parts.are_needless(serialized)
         _require_torch(light)
+        standby.note(parts.of_the_course(serialized))
         limit = around.time_limit(options.time_limit(timeout))
         goes_on = options.goes_on(on_failure)
         cluster = place.of(cluster, emulated=devices is not None or network is not None)

@@ -36,11 +36,18 @@ _NAME = re.compile(rb"\x8c.([A-Za-z_][\w.]*)\x94", re.DOTALL)
 
 def are_needless(call: Serialized) -> bool:
     """Whether nothing that a serialized call names is one of the parts, or a module that may use one."""
+    names = _names_in(call)
+    return names is not None and not any(map(_may_need_one, names))
+
+
+def of_the_course(call: Serialized) -> set[str]:
+    """Modules of the course that a serialized call names, as far as that is to be seen."""
+    return {name for name in _names_in(call) or () if name.startswith("dtcourse.")}
+
+
+def _names_in(call: Serialized) -> set[str] | None:
     stream, _ = call
-    if len(stream) > LONG:
-        return False
-    names = {found.decode() for found in _NAME.findall(stream)}
-    return not any(map(_may_need_one, names))
+    return None if len(stream) > LONG else {name.decode() for name in _NAME.findall(stream)}
 
 
 def _may_need_one(name: str) -> bool:

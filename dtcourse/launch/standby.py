@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from dtcourse.launch import memory, server, template
@@ -48,6 +48,7 @@ _spares: list[Member] = []
 _kept: list[Member] = []  # ranks of launches before, inside `keeping`
 _keeping = 0
 _recent: deque[int] = deque([0], maxlen=4)  # ranks of the last launches
+_origin: object = None  # the template that the spares come from
 _running = _launches = 0
 _lock = threading.RLock()
 
@@ -106,8 +107,7 @@ def launching(world_size: int, interrupts: Interrupts, light: bool = False) -> I
                 # a script that launches once would pay for a template, for nothing
                 if _launches > 1:
                     template.start_early()
-                if not template.refresh():
-                    _discard_all()
+                _has_template()
         yield
     finally:
         with _lock:
@@ -118,10 +118,15 @@ def launching(world_size: int, interrupts: Interrupts, light: bool = False) -> I
                 _refill()
 
 
+def note(modules: Iterable[str]) -> None:
+    """Says what the next call names of the course: its ranks, and those after it, find that loaded."""
+    template.note(modules)
+
+
 def expect(world_size: int) -> bool:
     """Has spares made for a first launch. False where there is no template yet."""
     with _lock:
-        if serves := not _running and template.refresh():
+        if serves := not _running and _has_template():
             _recent.append(world_size)
             _refill()
         return serves
@@ -155,6 +160,8 @@ def members(count: int) -> list[Member]:
 
 
 def _refill() -> None:
+    global _origin
+    _origin = template.current()
     with suppress(OSError):  # too many open files, or no template any more: then without
         while (
             len(_spares) + len(_kept) < min(max(_recent), MOST)
@@ -163,16 +170,24 @@ def _refill() -> None:
             _spares.append(Member(_Spare, "spare"))
 
 
+def _has_template() -> bool:
+    """Whether ranks can come from one. Spares of another one go."""
+    serves = template.refresh()
+    if not serves or template.current() is not _origin:
+        _discard_all()
+    return serves
+
+
 def _discard_all() -> None:
     while _spares:
         _spares.pop().discard()
 
 
 def pids() -> set[int]:
-    """The processes that wait for the next launch: the template and the spares."""
+    """The processes that wait for the next launch: templates and spares."""
     with _lock:
         waiting = {one.pid for one in _spares + _kept if one.process.exitcode is None}
-        return waiting | ({found} if (found := template.pid()) else set())
+        return waiting | template.pids()
 
 
 def _forget() -> None:

@@ -5,12 +5,9 @@ have them, since what it has once imported it keeps, and an edit of the course m
 process that can be thrown away: when one of the course's files has changed, the template goes, ranks come from the
 fork server itself again, importing what they use, and the next template loads meanwhile. Nobody ever waits for one.
 
-What it stands on:
-- It has one thread. A fork copies the thread that calls it and the locks of all: with a second thread the copy may
-  wait for ever for one that does not exist there. It looks, and serves nobody where it is not so.
-- It holds nothing of the user's. It imports with the system's own folders on sys.path only, and looks afterwards.
-- It never touches a GPU: a CUDA context does not survive a fork.
-- It ends when this process does, however it ends: nobody holds the other end of its `alive` pipe any more.
+To load the whole course, and to put it into large pages, takes two seconds beside launches that follow one another at
+once. So the first template loads only what the notebook has loaded of the course and what its calls name, which takes
+a moment; it serves until the second one, with all of it, is ready.
 
 Linux alone has it. Elsewhere we could not count its threads (macOS starts some on its own), so ranks come from the
 fork server, which is what multiprocessing does on macOS as well.
@@ -18,131 +15,22 @@ fork server, which is what multiprocessing does on macOS as well.
 
 from __future__ import annotations
 
-import gc
-import importlib
-import multiprocessing
 import os
-import socket
-import sys
 import threading
-import warnings
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.machinery import PathFinder
-from multiprocessing import Pipe, connection, forkserver
-from multiprocessing.connection import Connection
 
 import dtcourse
-from dtcourse.launch import again, huge_pages, memory, server, server_process, sockets
-from dtcourse.launch.course_files import COURSE, is_system, sources, users_modules
-from dtcourse.launch.rank_process import RankProcess
+from dtcourse.launch import server
+from dtcourse.launch.course_files import sources
+from dtcourse.launch.template_process import Template
 
 POSSIBLE = os.path.isdir("/proc/self/task")
 
-# --- in the template ---------------------------------------------------------------------------------------------
-
-
-def main(listener: socket.socket, alive: Connection, ready: Connection, loads: bool) -> None:
-    """The template's whole life: load the course, say so, split off ranks until nobody holds `alive`."""
-    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]  # we keep no server alive
-    multiprocessing.set_start_method(None, force=True)  # the notebook's comes with each call
-    sys.path = [folder for folder in sys.path if is_system(folder)]
-    if loads:
-        gc.disable()  # as server_process.py does
-        load_course(alive.poll)
-    # A rank forgets what was found in folders: to go through 300 of them would copy 600 pages, a fifth of all its own.
-    importlib.invalidate_caches()
-    sys.path_importer_cache.clear()
-    if len(os.listdir("/proc/self/task")) > 1 or users_modules():
-        return  # `ready` ends without a word
-    again.freeze()
-    gc.enable()
-    if loads and memory.available() > memory.ENOUGH:
-        huge_pages.gather()
-    try:
-        ready.send_bytes(b"ready")
-    except OSError:
-        return  # the notebook went while we loaded
-    ready.close()
-    forkserver.main(listener.detach(), alive.fileno(), [])
-
-
-def load_course(gone: Callable[[], bool]) -> None:
-    """Imports all modules that a rank may want. One that fails is left to the rank, which has somebody to tell.
-
-    gone: whether nobody waits for them any more
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for file in sorted(sources()):
-            path, ending = os.path.splitext(os.path.relpath(file, os.path.dirname(COURSE)))
-            if gone():
-                return
-            if ending == ".py" and not path.endswith("__main__"):
-                with suppress(Exception):
-                    importlib.import_module(path.removesuffix("/__init__").replace("/", "."))
-
-
-# --- in the notebook ---------------------------------------------------------------------------------------------
-
-
-class _Process(RankProcess):
-    waits = False  # the server may still be importing torch
-
-
-class _Template:
-    """Our side of a template."""
-
-    def __init__(self) -> None:
-        self.sources = sources()  # before it reads them
-        self.server_pid = server.ensure_running()
-        self.is_ready = self.has_failed = False
-        address = sockets.free_address()
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(address)
-            listener.listen()
-            theirs, self.alive = Pipe(duplex=False)
-            self.ready, says = Pipe(duplex=False)
-            self.server = server_process.Client(address, self.alive.fileno())
-            # A server that is a copy of us has what we had loaded by then, which is what our ranks want.
-            arguments = (listener, theirs, says, not server.is_copy())
-            self.process = _Process(target=main, args=arguments, name="template")
-            try:
-                self.process.start()
-            except BaseException:
-                self.alive.close()
-                self.ready.close()
-                raise
-            finally:
-                theirs.close()
-                says.close()
-
-    def look(self) -> None:
-        """Hears whether it has loaded the course by now, or has ended."""
-        global _killed
-        if not self.is_ready and not self.has_failed and self.ready.poll(0):
-            try:
-                self.ready.recv_bytes()
-                self.is_ready, _killed = True, 0
-            except EOFError:
-                self.has_failed = True
-        if self.is_ready and self.process.exitcode is not None:
-            self.is_ready, self.has_failed = False, True
-
-    def close(self) -> None:
-        """Lets it end, as soon as its ranks have."""
-        self.alive.close()
-        self.ready.close()
-        self.process._popen.finalizer()  # type: ignore[attr-defined]
-
-    def forget(self) -> None:
-        """In a process forked off this one."""
-        self.alive.close()
-        self.ready.close()
-        self.process.forget()
-
-
-_template: _Template | None = None
+_template: Template | None = None
+_next: Template | None = None  # the one with the whole course, while it loads
+_named: set[str] = set()  # modules of the course that calls have named
 _killed = 0
 _serves = False  # what `refresh` last said
 _follows_edits = True
@@ -154,7 +42,14 @@ def start_early() -> None:
     global _template
     with _lock, suppress(OSError):
         if POSSIBLE and _template is None:
-            _template = _Template()
+            _template = Template(complete=False)
+
+
+def note(modules: Iterable[str]) -> None:
+    """Says what the call of a launch that follows names of the course."""
+    with _lock:
+        if _template is None or not _template.is_told:
+            _named.update(modules)
 
 
 def leave_edits_to_others() -> None:
@@ -166,28 +61,53 @@ def leave_edits_to_others() -> None:
 def refresh() -> bool:
     """Whether ranks can come from a template that is what the files are. One that is not goes, and the next is begun.
 
-    To be asked before each launch; what depends on the last template is to be thrown away where the answer is no.
+    To be asked before each launch. What depends on the last template is to be thrown away where the answer is no, and
+    where `current` is another one now.
     """
-    global _serves
+    global _serves, _killed
     with _lock:
         _serves = False
         if _template is None:
             return False
         _template.look()
+        if _template.is_ready:
+            _killed = 0
         lost = _template.server_pid != server.ensure_running()
         edited = _follows_edits and _template.sources != sources()
-        if lost or edited or _may_be_followed():
+        if lost or edited or _may_be_followed(_template):
             discard()
             start_early()
+        if _template is None:
             return False
+        _template.tell(_named)
+        _complete_it()
         _serves = _template.is_ready and _is_what_a_rank_would_import()
         return _serves
 
 
-def _may_be_followed() -> bool:
+def _complete_it() -> None:
+    """Has one with the whole course made behind the first, and puts it in its place when it is ready."""
+    global _template, _next
+    if _template is None or _template.is_complete or not _template.is_ready:
+        return
+    if _next is not None:
+        _next.look()
+        if _next.is_ready:
+            _template.close()
+            _template, _next = _next, None
+            return
+        if not _may_be_followed(_next):
+            return
+        _next.close()
+    _next = None
+    with suppress(OSError):
+        _next = Template(complete=True)
+
+
+def _may_be_followed(one: Template) -> bool:
     """Whether it was killed, thrice in a row at most; one that would not serve is followed by none like it."""
     global _killed
-    if _template is None or not _template.has_failed or _template.process.exitcode in (0, None):
+    if not one.has_failed or one.process.exitcode in (0, None):
         return False
     _killed += 1
     return _killed <= 3
@@ -200,12 +120,12 @@ def _is_what_a_rank_would_import() -> bool:
 
 
 def discard() -> None:
-    """Lets go of the template."""
-    global _template
+    """Lets go of the template, and of the next one."""
+    global _template, _next
     with _lock:
-        if _template is not None:
-            _template.close()
-            _template = None
+        for one in _both():
+            one.close()
+        _template = _next = None
 
 
 def connect(descriptors: list[int]) -> tuple[int, int]:
@@ -222,22 +142,39 @@ def connect(descriptors: list[int]) -> tuple[int, int]:
             raise ConnectionRefusedError("the template does not answer") from error
 
 
+def current() -> object:
+    """The template that ranks come from, to be compared; None where there is none."""
+    return _template
+
+
 def pid() -> int | None:
-    """The template's process id, once the fork server has split it off."""
-    with _lock, suppress(OSError, EOFError):
-        if _template is not None:
-            known = _template.process.pid is not None
-            if known or connection.wait([_template.process.sentinel], 0):
-                return _template.process.arrived()
-    return None
+    """The process id of the template that ranks come from, once the fork server has split it off."""
+    with _lock:
+        return None if _template is None else _template.pid()
+
+
+def is_complete() -> bool:
+    """Whether ranks come from a template that has the whole course."""
+    with _lock:
+        return _serves and _template is not None and _template.is_complete
+
+
+def pids() -> set[int]:
+    """The processes of the template and of the next one, where these are."""
+    with _lock:
+        return {known for one in _both() if (known := one.pid()) is not None}
+
+
+def _both() -> list[Template]:
+    return [one for one in (_template, _next) if one is not None]
 
 
 def _forget() -> None:
-    """In a process forked off this one: the template is not its own."""
-    global _template, _lock
-    if _template is not None:
-        _template.forget()
-    _template, _lock = None, threading.RLock()
+    """In a process forked off this one: the templates are not its own."""
+    global _template, _next, _lock
+    for one in _both():
+        one.forget()
+    _template, _next, _lock = None, None, threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forget)

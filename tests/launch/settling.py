@@ -7,7 +7,7 @@ import time
 import pytest
 
 from dtcourse import launch
-from dtcourse.launch import standby
+from dtcourse.launch import standby, template
 
 # A play of many seconds that proves something of launching alone: in CI wherever that has changed, else by turns.
 LONG_PLAY = pytest.mark.stands_on(
@@ -22,7 +22,7 @@ def settle(world_size: int) -> set[int]:
         for _ in range(4):  # as many launches as are remembered
             launch(abs, world_size, -1, init=False)
         waiting = standby.pids()
-        if len(waiting) == 1 + world_size:
+        if len(waiting) == 1 + world_size and template.is_complete():
             return waiting
         assert time.monotonic() < deadline, (
             f"{waiting} wait; expected a template, {world_size} spares"

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import time
 from pathlib import Path
@@ -38,7 +39,7 @@ SETTLE = """
     from dtcourse.launch import standby, template
 
     def settle(ranks=2):
-        while len(standby.pids()) < 1 + ranks:
+        while len(standby.pids()) < 1 + ranks or not template.is_complete():
             launch(abs, ranks, -1, init=False)
             time.sleep(0.1)
 """
@@ -96,6 +97,47 @@ def test_ranks_arrive_with_the_course_loaded_and_without_pictures_or_commands():
     for name in ("models.mlp", "data_parallel.ddp", "sharding.fully_shard", "collectives.ring"):
         assert f"dtcourse.{name}" in names
     assert not [n for n in names if n.startswith(("dtcourse.plots", "dtcourse.course"))]
+
+
+def test_the_first_template_has_what_the_notebook_and_its_calls_name_and_serves_until_the_complete_one(
+    tmp_path,
+):
+    """What the rank imports itself it does not need to have; nothing that is not named costs it time."""
+    lines = said(script("""
+        from dtcourse import compression
+
+        def names():
+            import dtcourse.models
+
+        def has():
+            return [f"dtcourse.{one}" in sys.modules for one in ("compression", "models", "checkpoint")]
+
+        first = lambda: template.current() is not None and template.refresh() and template.pid()
+        launch(names, 1, init=False)
+        launch(names, 1, init=False)
+        while not (begun := first()):
+            time.sleep(0.02)
+        print(template.is_complete(), *launch(has, 1, init=False)[0])
+        settle()
+        print(template.pid() != begun, *launch(has, 1, init=False)[0])
+        limit = time.monotonic() + 60
+        while os.path.exists(f"/proc/{begun}") and time.monotonic() < limit:
+            time.sleep(0.02)
+        print(os.path.exists(f"/proc/{begun}"))
+    """, tmp_path))  # fmt: skip
+    assert lines == ["False True True False", "True True True True", "False"]
+
+
+def test_whose_a_module_is_costs_one_look_at_python_s_folders(monkeypatch):
+    """sysconfig makes each path anew: for three thousand modules it had taken longer than to load the course."""
+    looks = []
+    monkeypatch.setattr(
+        course_files.sysconfig,
+        "get_path",
+        lambda key, ask=sysconfig.get_path: looks.append(key) or ask(key),
+    )
+    course_files.users_modules()
+    assert len(looks) <= 4 < len(sys.modules)
 
 
 def test_ranks_find_no_finders_whose_pages_they_would_copy_to_make_them_forget():

@@ -22,7 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from dtcourse.launch import options, rank, template
+from dtcourse.launch import course_files, options, rank
 
 CALL, RENDEZVOUS, RECORD = "call", "rendezvous", "job.json"
 ORDERS, END, OVER = "orders", "end", "over"
@@ -175,7 +175,7 @@ def difference(
 def _digest() -> str:
     """The course's own source files, as one number."""
     digest = hashlib.sha256()
-    course = Path(template.COURSE)
+    course = Path(course_files.COURSE)
     for path in sorted(course.rglob("*.py")):
         digest.update(str(path.relative_to(course)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]

@@ -21,13 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dtcourse.launch import server, standby, template
+from dtcourse.launch import server, standby, template, template_process
 from dtcourse.launch.cluster import call as words
 from dtcourse.launch.cluster.agent import ECHO, Node, begin
 from dtcourse.launch.cluster.call import Hold
 from dtcourse.launch.cluster.folder import Reader, require_private
 from dtcourse.launch.cluster.rendezvous import MEET, Ended, NodeRendezvous
 from dtcourse.launch.cluster.station import Station
+from dtcourse.launch.course_files import modules_of, sources
 
 FIRST_LOOK, LAST_LOOK = 0.02, 0.2  # seconds between two looks for a call, after one and after long
 A_YEAR = timedelta(days=365)
@@ -39,7 +40,8 @@ def serve(folder: Path, station: Station) -> None:
     (unpack,) = Reader(folder / words.CALL).new()
     hold: Hold = unpack()
     server.load()
-    template.load_course(lambda: False)  # by Python's own path: nothing of the notebook's folder
+    # by Python's own path: nothing of the notebook's folder
+    template_process.load(modules_of(sources()), gone=lambda: False)
     node.settle(hold)
     server.start_within()
     template.leave_edits_to_others()

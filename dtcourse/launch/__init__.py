@@ -70,5 +70,5 @@ __all__ = [
 if reporting.in_notebook():  # a script that never launches pays nothing
     server.start_early()
     template.start_early()
-    waiting.watch_cells()
+    waiting.watch_cells(template.go_on)
     magic.register()

@@ -7,7 +7,7 @@ It travels with the rank's settings, so a launch without one sends nothing more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -25,11 +25,15 @@ class _Place:
     """Where one stands among the arguments that all ranks are sent."""
 
 
-def by_rank(args: Sequence[Any], world_size: int) -> dict[int, tuple[Any, ...]]:
+def by_rank(
+    args: Sequence[Any], world_size: int, kwargs: Mapping[str, Any] | None = None
+) -> dict[int, tuple[Any, ...]]:
     """{rank: what it alone is sent} of a call's arguments; nothing, where none is an Each.
 
-    Raises ValueError where there is not one value per rank.
+    Raises ValueError where there is not one value per rank, or an Each has a name.
     """
+    if named := [name for name, value in (kwargs or {}).items() if isinstance(value, Each)]:
+        raise ValueError(f"{named[0]} is an Each: give that by its place, not by its name")
     found = [one.values for one in args if isinstance(one, Each)]
     for values in found:
         if len(values) != world_size:

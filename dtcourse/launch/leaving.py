@@ -19,7 +19,7 @@ def release(members: list[Member], output: Output, again: bool) -> tuple[set[int
     """Lets every rank go; reads what it still prints. Returns the places of those that stay, and of those that have
     answered once more.
 
-    again: whether they may stay
+    again: whether they may stay, and so whether anybody reads what else they say
     """
     for member in members:
         with suppress(OSError):
@@ -33,6 +33,12 @@ def release(members: list[Member], output: Output, again: bool) -> tuple[set[int
             if item in words:
                 place = words.pop(item)
                 word = _word(members[place])
+                if word in (
+                    "message",
+                    "progress",
+                ):  # of a thread, or late: it may stay all the same
+                    words[item] = place
+                    continue
                 if word == "again":  # it has printed all that it will
                     output.let_go(members[place].output)
                     kept.add(place)
@@ -51,7 +57,7 @@ def release(members: list[Member], output: Output, again: bool) -> tuple[set[int
 
 
 def _word(member: Member) -> str:
-    with suppress(EOFError, OSError, ValueError):
+    with suppress(Exception):  # what a rank writes there may be anything
         kind, _ = serialization.receive(member.channel)()
         return str(kind)
     return ""

@@ -6,10 +6,13 @@ longer, and no more.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from functools import cache
 from importlib.machinery import PathFinder
 
+import dtcourse
 from dtcourse.launch.serialization import Serialized
 
 # Each with the names in code that uses it.
@@ -42,7 +45,17 @@ def are_needless(call: Serialized) -> bool:
 
 def of_the_course(call: Serialized) -> set[str]:
     """Modules of the course that a serialized call names, as far as that is to be seen."""
-    return {name for name in _names_in(call) or () if name.startswith("dtcourse.")}
+    names = _names_in(call) or set()
+    named = {name for name in names if name.startswith("dtcourse.")}
+    if "dtcourse" in names:  # from dtcourse import models
+        named |= {f"dtcourse.{name}" for name in names & _packages()}
+    return named
+
+
+@cache
+def _packages() -> set[str]:
+    """What lies in the course's own folder."""
+    return {os.path.splitext(name)[0] for name in os.listdir(os.path.dirname(dtcourse.__file__))}
 
 
 def _names_in(call: Serialized) -> set[str] | None:

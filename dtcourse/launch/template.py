@@ -30,6 +30,7 @@ POSSIBLE = os.path.isdir("/proc/self/task")
 
 _template: Template | None = None
 _next: Template | None = None  # the one with the whole course, while it loads
+_leaving: list[int] = []  # process ids of those that were let go
 _named: set[str] = set()  # modules of the course that calls have named
 _killed = 0
 _serves = False  # what `refresh` last said
@@ -48,8 +49,13 @@ def start_early() -> None:
 def note(modules: Iterable[str]) -> None:
     """Says what the call of a launch that follows names of the course."""
     with _lock:
-        if _template is None or not _template.is_told:
-            _named.update(modules)
+        _named.update(modules)
+
+
+def go_on() -> None:
+    """Between a notebook's cells: what the last one has imported is loaded, and the next template begun."""
+    with suppress(OSError):  # will be said at the next launch
+        refresh()
 
 
 def leave_edits_to_others() -> None:
@@ -70,7 +76,7 @@ def refresh() -> bool:
         if _template is None:
             return False
         _template.look()
-        if _template.is_ready:
+        if _template.is_ready and _template.is_complete:
             _killed = 0
         lost = _template.server_pid != server.ensure_running()
         edited = _follows_edits and _template.sources != sources()
@@ -93,12 +99,12 @@ def _complete_it() -> None:
     if _next is not None:
         _next.look()
         if _next.is_ready:
-            _template.close()
+            _let_go(_template)
             _template, _next = _next, None
             return
         if not _may_be_followed(_next):
             return
-        _next.close()
+        _let_go(_next)
     _next = None
     with suppress(OSError):
         _next = Template(complete=True)
@@ -124,8 +130,14 @@ def discard() -> None:
     global _template, _next
     with _lock:
         for one in _both():
-            one.close()
+            _let_go(one)
         _template = _next = None
+
+
+def _let_go(one: Template) -> None:
+    if (known := one.pid()) is not None:
+        _leaving.append(known)
+    one.close()
 
 
 def connect(descriptors: list[int]) -> tuple[int, int]:
@@ -160,9 +172,10 @@ def is_complete() -> bool:
 
 
 def pids() -> set[int]:
-    """The processes of the template and of the next one, where these are."""
+    """The processes of the template, of the next one, and of those that end with their last ranks."""
     with _lock:
-        return {known for one in _both() if (known := one.pid()) is not None}
+        _leaving[:] = [one for one in _leaving if os.path.exists(f"/proc/{one}")]
+        return {known for one in _both() if (known := one.pid()) is not None} | {*_leaving}
 
 
 def _both() -> list[Template]:
@@ -175,6 +188,7 @@ def _forget() -> None:
     for one in _both():
         one.forget()
     _template, _next, _lock = None, None, threading.RLock()
+    _leaving.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -137,11 +137,18 @@ def _shell() -> Any:
     return sys.modules["IPython"].get_ipython()
 
 
-def watch_cells() -> None:
-    """From the next cell on, knows whether a cell has shown anything yet. For a notebook, once."""
+def watch_cells(after: Callable[[], Any]) -> None:
+    """From the next cell on, knows whether a cell has shown anything yet. For a notebook, once.
+
+    after: called when a cell has ended
+    """
 
     def begin(_info: Any) -> None:
         global _sent_before_cell
         _sent_before_cell = _shell().kernel.session.message_count
 
+    def end(_result: Any) -> None:
+        after()
+
     _shell().events.register("pre_run_cell", begin)
+    _shell().events.register("post_run_cell", end)

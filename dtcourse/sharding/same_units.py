@@ -5,13 +5,13 @@ parameters; nothing fails if their shapes are equal, and a rank that skips a uni
 
 The ranks compare through the store where their group met: no message, and nothing in later steps. A rank whose others
 are late goes on after a moment, since one that has died shows in the gather, and looks again when that has ended: by
-then all have written. A branch that parts ranks later, between units that all have called, is not seen, but with
-DTCOURSE_CHECK=always (collectives/checks.py).
+then all have written. (One that was late itself raises at once; those in a gather without it are told by its end.)
+Where the host does not wait for a gather (NCCL), the look is put off until all have written. A branch that parts ranks
+later, between units that all have called, is not seen, but with DTCOURSE_CHECK=always (collectives/checks.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -29,10 +29,12 @@ class SameUnits:
 
     def __init__(self) -> None:
         self._compared: set[str] = set()
-        self._late: list[Callable[[], None]] = []
+        self._late: list[tuple[Any, checks.Signature, Any, list[str]]] = []
 
     def check(self, what: str, name: str, *groups: Any) -> None:
-        """Raises ValueError on every rank unless all ranks of the groups are about to do this with the unit `name`.
+        """Raises ValueError unless all ranks of the groups are about to do this with the unit `name`.
+
+        On each rank that has come in time; where one was late, on that one first.
 
         groups: None is none
         """
@@ -49,15 +51,21 @@ class SameUnits:
         try:
             wait_for(notes.store, keys, MOMENT)
         except (dist.DistStoreError, RuntimeError):
-            self._late.append(lambda: _compare(group, mine, notes, keys))
+            self._late.append((group, mine, notes, keys))
             return
         _compare(group, mine, notes, keys)
 
-    def check_late(self) -> None:
-        """The same of what was late, after a collective that all have come to."""
+    def check_late(self, all_came: bool = True) -> None:
+        """The same of what was late.
+
+        all_came: whether a collective has ended since; else what others have not written yet is left for the next call
+        """
         late, self._late = self._late, []
-        for look in late:
-            look()
+        for group, mine, notes, keys in late:
+            if all_came or notes.store.check(keys):
+                _compare(group, mine, notes, keys)
+            else:
+                self._late.append((group, mine, notes, keys))
 
 
 def _compare(group: Any, mine: checks.Signature, notes: Any, keys: list[str]) -> None:

@@ -2,12 +2,36 @@
 
 import pytest
 
-from dtcourse.course.judging import books
+from dtcourse.course.judging import books, runs
 from dtcourse.course.judging.requirements import Refused
 from dtcourse.emulation import EmulatedNetwork
 from dtcourse.launch import launch
 
 pytestmark = pytest.mark.slow
+
+
+def test_one_rank_that_is_refused_keeps_no_other_waiting():
+    """The other's receive ran into the time limit, which was then what the judge said."""
+
+    def step(answer):
+        import torch
+        import torch.distributed as dist
+
+        from dtcourse.collectives import p2p
+
+        books.watch()
+        if dist.get_rank() == 0:
+            return answer()
+        p2p.recv(torch.zeros(2), 0)
+
+    def answer():
+        from dtcourse.collectives import traffic
+
+        with traffic.counting():
+            traffic.sent(traffic.Label("send", ""), 1, 8)
+
+    with pytest.raises(Refused, match="counts a message that it has not sent"):
+        runs.attempt(step, {"answer": answer}, 2, (), {"timeout": 60.0})
 
 
 def forge():

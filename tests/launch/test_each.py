@@ -22,3 +22,5 @@ def test_a_rank_gets_its_own_and_says_its_result_by_returning_it():
 def test_there_is_one_for_each_rank():
     with pytest.raises(ValueError, match="Each of 3 values for 2 ranks"):
         launch(step, 2, Each("abc"), "all", Each("ab"))
+    with pytest.raises(ValueError, match="own is an Each: give that by its place"):
+        launch(step, 2, own=Each("ab"), all_of_us="all", other="a")

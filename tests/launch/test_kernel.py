@@ -131,6 +131,23 @@ def ranks_of(kernel: Kernel) -> list[psutil.Process]:
     ]  # fmt: skip
 
 
+def test_the_first_launch_finds_what_the_cell_before_has_imported(tmp_path):
+    """While their reader reads, the template loads it; no launch has to come first."""
+    kernel = Kernel(tmp_path)
+    try:
+        kernel.run(
+            f"{BEGIN}    import sys\n    from dtcourse import models\n    from dtcourse.launch import template"
+        )
+        limit = time.monotonic() + 120
+        while kernel.run("template.current().is_ready").result != "True":
+            assert time.monotonic() < limit, "no template"
+            time.sleep(0.2)
+        kernel.run("def has():\n    return 'dtcourse.models' in sys.modules")
+        assert kernel.run("list(launch(has, 2, init=False))").result == "[True, True]"
+    finally:
+        kernel.stop()
+
+
 # --- what cells define ---------------------------------------------------------------------------------------------
 
 

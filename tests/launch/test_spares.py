@@ -11,6 +11,7 @@ import sysconfig
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -83,6 +84,30 @@ def loaded():
 
 
 # --- the template --------------------------------------------------------------------------------------------------
+
+
+def test_a_complete_template_that_is_killed_is_begun_anew_three_times(monkeypatch):
+    """For want of memory, say. Ranks come from the first one, and no launch pays for yet another try."""
+    begun = []
+
+    class Killed:
+        sources, server_pid = {}, 1
+        look = tell = close = forget = lambda *_: None
+        pid = lambda _: None  # noqa: E731
+
+        def __init__(self, complete):
+            begun.append(complete)
+            self.is_complete = self.has_failed = complete
+            self.is_ready = not complete
+            self.process = SimpleNamespace(exitcode=-9 if complete else None)
+
+    for name, value in {"Template": Killed, "_template": None, "_next": None, "_killed": 0}.items():
+        monkeypatch.setattr(template, name, value)
+    monkeypatch.setattr(template, "sources", dict)
+    monkeypatch.setattr(template.server, "ensure_running", lambda: 1)
+    template.start_early()
+    assert all(template.refresh() for _ in range(10))
+    assert begun == [False] + 4 * [True]
 
 
 def test_it_has_one_thread():

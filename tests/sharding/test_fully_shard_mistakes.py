@@ -7,6 +7,7 @@ import pickle
 import re
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -494,6 +495,7 @@ PARTED = {
 
 def parted():
     """What each rank is told, by the case and how it is sharded; then the first model again, in which nothing is so."""
+    same_units.MOMENT = timedelta(seconds=60)  # a busy machine's
     said, x = {}, torch.randn(3, 4)
     for name, (mine, theirs, _) in PARTED.items():
         for shard in (fully_shard, FullyShardedDataParallel):
@@ -520,6 +522,20 @@ def test_ranks_that_call_different_units_are_told_before_anything_is_gathered(ba
     for (name, _), words in one.items():
         assert PARTED[name][2] in words
         assert "all call the same ones in the same order" in words
+
+
+def test_on_a_gpu_a_rank_that_has_not_come_yet_is_looked_for_again(monkeypatch):
+    """The host goes on where NCCL's gather has only been queued: that was told as a rank that never came."""
+    compared, store = [], dist.HashStore()
+    monkeypatch.setattr(same_units, "_compare", lambda *args: compared.append(args))
+    units = same_units.SameUnits()
+    units._late.append((None, None, SimpleNamespace(store=store), ["of rank 1"]))
+    units.check_late(all_came=False)
+    assert not compared
+    store.set("of rank 1", "gather of a")
+    for _ in range(2):
+        units.check_late(all_came=False)
+    assert len(compared) == 1
 
 
 def late():

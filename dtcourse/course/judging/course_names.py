@@ -15,12 +15,16 @@ from pathlib import Path
 from dtcourse.course.places import PACKAGE
 
 _EMULATION = {"Account", "EmulatedDevice", "EmulatedNetwork", "account", "now", "sleep"}
-_EVENTS = {"Event", "KINDS", "Timeline", "now", "span", "timeline_of"}
-_MESSAGES = {"batch", "exchange", "in_batches", "irecv", "isend", "recv", "send"}
+_EVENTS = {"Event", "KINDS", "Timeline", "instant", "now", "span", "timeline_of"}
+_MESSAGES = {
+    *("batch", "exchange", "in_batches", "irecv", "isend"),
+    *("rank", "recv", "send", "size", "wait_any"),
+}
 # Modules with all that an answer may use of them and of what lies inside. None: what the package exports.
 _ALLOWED: dict[str, set[str] | None] = {
     "dtcourse.collectives.p2p": _MESSAGES,
     "dtcourse.collectives.traffic": {"counting", "phase"},
+    "dtcourse.collectives.wire.arrivals": {"wait_any"},  # as p2p has it
     "dtcourse.collectives.wire": set(),
     "dtcourse.emulation": _EMULATION,
     "dtcourse.events": _EVENTS,
@@ -37,9 +41,10 @@ def refused(name: str) -> str:
         if inside and f"{module}.".startswith(package + "."):
             usual = _exported(package) if allowed is None else allowed
             named = _exported(module) if inside[0] == "*" else {inside[0]}
-            if not named or not named <= usual:
-                rest = f"; an answer may use {', '.join(sorted(usual))} of it" if usual else ""
-                return f"the answer uses {name}, which is a part of what measures it{rest}"
+            if named and named <= usual:
+                return ""  # a package around it may allow less
+            rest = f"; an answer may use {', '.join(sorted(usual))} of it" if usual else ""
+            return f"the answer uses {name}, which is a part of what measures it{rest}"
     return ""
 
 
@@ -59,7 +64,11 @@ def followed(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _is_plain(name: str) -> bool:
-    return name in ("__doc__", "__file__", "__name__", "__version__")
+    """Whether it leads nowhere: a text, or what a class is called by."""
+    return name in {
+        *("__doc__", "__file__", "__name__", "__version__"),
+        *("__call__", "__enter__", "__exit__", "__init__", "__len__"),
+    }
 
 
 @cache

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dtcourse.collectives.algorithms import ALGORITHMS as TABLE
 from dtcourse.course.judging import course_names
 from dtcourse.course.judging.framework import CheckFailed, Exercise
-from dtcourse.course.judging.taking import Piece, take
+from dtcourse.course.judging.taking import Piece, take, with_arguments
 
 # The course's own collectives; p2p, which is send and receive, is not among them.
 ALGORITHMS = tuple(f"dtcourse.collectives.{name}" for name in (*TABLE, "algorithms", "autograd"))
@@ -28,7 +28,12 @@ def found(pieces: Iterable[Piece], forbidden: tuple[str, ...]) -> str:
     """
     trees = [ast.parse(piece.code) for piece in pieces]
     named = _imported(trees)
-    names = [name for tree in trees for node in ast.walk(tree) if (name := _name(node, named))]
+    names = [
+        name
+        for tree in trees
+        for node, own in with_arguments(tree, set(named))
+        if (name := _name(node, {one: full for one, full in named.items() if one not in own}))
+    ]
     for name in names:
         if any(name == one or name.startswith(one + ".") for one in forbidden):
             return f"the answer uses {name}, and this exercise asks you to write that yourself"

@@ -115,11 +115,9 @@ def guarded(
     # A job that the step is given is a part of what measures, too (trials.py).
     steps: list[Callable[..., Any]] = [step, *(f for f in args if isinstance(f, FunctionType))]
     before, books_before = tampering.marks(*steps), books.instruments()
-    try:
-        with ready_made.Watch(watched) as watch:
-            result = plain(step(*functions, *args))
-    except Refused as error:
-        return _told(error)
+    # One that is refused fails, so that no other rank waits for it.
+    with ready_made.Watch(watched) as watch:
+        result = plain(step(*functions, *args))
     changed = tampering.changed(before, *steps) + books.exchanged(books_before)
     changed += ["sys.setprofile"] * (not watch.kept)
     return {"value": result, "changed": changed, "called": list(watch.called)}

@@ -45,8 +45,9 @@ def failure(error: Any, names: str, world_size: int) -> CheckFailed:
         return unwritten(names)
     if not first.summary.startswith("raised"):
         return Stopped(f"{who} {first.summary}: {names} ends its own process.")
-    if match := re.match(r"raised (?:[\w.]*\.)?CheckFailed: (.*)", first.summary, re.DOTALL):
-        return CheckFailed(match[1])
+    ours = r"raised (?:[\w.]*\.)?(CheckFailed|Refused): (.*)"
+    if match := re.match(ours, first.summary, re.DOTALL):
+        return Refused(match[2]) if match[1] == "Refused" else CheckFailed(match[2])
     lines = re.findall(
         r'(cell \d+ of your notebook)"?, line (\d+)|(Cell In\[\d+\])[^\n]*?line (\d+)',
         first.details,

@@ -140,7 +140,7 @@ def _refuse(statement: ast.stmt, imported: set[str]) -> None:
     """
     written = statements.ATTRIBUTES.visit(ast.parse(ast.unparse(statement)))
     imported = imported | statements.aliases(list(ast.walk(written)), imported)
-    for node, own in _with_arguments(written, imported):
+    for node, own in with_arguments(written, imported):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 _refuse_module(alias.name)
@@ -174,7 +174,7 @@ def _refuse(statement: ast.stmt, imported: set[str]) -> None:
                     _refuse_attribute(part, "")
 
 
-def _with_arguments(tree: ast.AST, imported: set[str]) -> Iterator[tuple[ast.AST, set[str]]]:
+def with_arguments(tree: ast.AST, imported: set[str]) -> Iterator[tuple[ast.AST, set[str]]]:
     """Each node, with the arguments of the functions around it: under these names it meets no module.
 
     An argument is known in the function's body alone, and there not where the body imports the name, takes what it
@@ -231,10 +231,14 @@ def _refuse_call(call: ast.Call, imported: set[str]) -> None:
 
 def _is_a_choice(call: ast.Call) -> bool:
     """Whether getattr chooses among dtypes (getattr(torch, f"float{n}")), or operations of a reduction."""
+    if len(call.args) < 2:
+        return False
     thing, name, *_ = call.args
     if isinstance(thing, ast.Attribute):
         return thing.attr == "ReduceOp"
-    first = name.values[0] if isinstance(name, ast.JoinedStr) else getattr(name, "left", None)
+    first = getattr(name, "left", None)
+    if isinstance(name, ast.JoinedStr) and name.values:
+        first = name.values[0]
     begins = first.value if isinstance(first, ast.Constant) else ""
     return ast.unparse(thing) == "torch" and begins in ("float", "bfloat", "int", "uint", "complex")
 

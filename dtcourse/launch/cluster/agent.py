@@ -176,16 +176,15 @@ def _answers(
         **asked.environment,
     }
     settings = [
-        replace(
-            asked,
-            rank=index,
-            environment={
+        asked.of(
+            index,
+            {
                 **base,
                 **environment.of_rank(
                     layout, index, index - first, rendezvous.address, rendezvous.port
                 ),
             },
-            rendezvous=f"tcp://{rendezvous.address}:{rendezvous.port}",
+            f"tcp://{rendezvous.address}:{rendezvous.port}",
         )
         for index in mine
     ]

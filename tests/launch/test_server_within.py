@@ -33,6 +33,9 @@ runs = [launch(rank, 2, init=False) for _ in range(3)]
 again = []
 if AGAIN:
     os.kill(first, signal.SIGKILL)
+    # Ranks could still come from the template, and nobody would notice, for as long as the server is seen to live.
+    while open(f"/proc/{first}/stat").read().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
     again = launch(rank, 2, init=False)
 print(json.dumps({
     "is ours": words == open("/proc/self/cmdline").read().split("\\0"),

@@ -32,7 +32,7 @@ TRIED, DRAW = "DTCOURSE_TEST_SHARE", "DTCOURSE_TEST_DRAW"
 END = "DTCOURSE_TEST_TURNS_END"  # as time.time() has it; where it is not set there is no end
 NOT_ITS_TURN = "not its turn"
 Share = tuple[int, int]  # so many of so many
-HALF, ALL = (1, 2), (1, 1)
+THIRD, HALF, ALL = (1, 3), (1, 2), (1, 1)
 MANY = 100  # marked tests of one file: from so many on they are variants of a few
 # Commits, and hours: the longer of the two is more than what is pushed at once.
 LATELY, HOURS = 10, 3

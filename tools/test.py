@@ -195,7 +195,8 @@ def notebooks() -> tuple[list[str], Counter[str]]:
         for place, path in enumerate(sorted((ROOT / folder).glob("*.ipynb"))):
             name, why = path.relative_to(ROOT).as_posix(), ""
             if folder == "solutions":
-                why = rotation.why_it_waits(place, rotation.files_of_solution(path.name))
+                files = rotation.files_of_solution(path.name)
+                why = rotation.why_it_waits(place, files, rotation.THIRD, lately=rotation.HALF)
             if why:
                 waiting[f"solutions, {why}"] += 1
             else:

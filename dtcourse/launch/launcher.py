@@ -147,7 +147,7 @@ def launch(
         is_first = server.pid() is None and wait and not standby.keeps()
         light = is_first and devices is None and parts.are_needless(serialized)
         _require_torch(light)
-        standby.note(parts.of_the_course(serialized))
+        standby.note(serialized)
         limit = around.time_limit(options.time_limit(timeout))
         goes_on = options.goes_on(on_failure)
         cluster = place.of(cluster, emulated=devices is not None or network is not None)

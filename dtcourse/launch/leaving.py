@@ -33,11 +33,8 @@ def release(members: list[Member], output: Output, again: bool) -> tuple[set[int
             if item in words:
                 place = words.pop(item)
                 word = _word(members[place])
-                if word in (
-                    "message",
-                    "progress",
-                ):  # of a thread, or late: it may stay all the same
-                    words[item] = place
+                if word in ("message", "progress"):
+                    words[item] = place  # of a thread, or late: it may stay all the same
                     continue
                 if word == "again":  # it has printed all that it will
                     output.let_go(members[place].output)

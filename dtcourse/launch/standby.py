@@ -17,13 +17,14 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from dtcourse.launch import memory, server, template
+from dtcourse.launch import memory, parts, server, template
 from dtcourse.launch.interrupts import Interrupts
 from dtcourse.launch.member import Member
 from dtcourse.launch.rank_process import RankProcess, preparation
+from dtcourse.launch.serialization import Serialized
 
 MOST = 8
 PATIENCE = 5.0  # seconds in which spares must answer, or others take their place
@@ -118,9 +119,10 @@ def launching(world_size: int, interrupts: Interrupts, light: bool = False) -> I
                 _refill()
 
 
-def note(modules: Iterable[str]) -> None:
-    """Says what the next call names of the course: its ranks, and those after it, find that loaded."""
-    template.note(modules)
+def note(call: Serialized) -> None:
+    """What the next call names of the course, ranks after it find loaded. Looked for only where not all of it is."""
+    if not template.is_complete():
+        template.note(parts.of_the_course(call))
 
 
 def expect(world_size: int) -> bool:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dtcourse.launch import sendable, serialization
+
 
 class Each:
     """values: by rank"""
@@ -41,6 +43,27 @@ def by_rank(
                 f"Each of {len(values)} values for {world_size} ranks: give one per rank"
             )
     return {rank: tuple(v[rank] for v in found) for rank in range(world_size)} if found else {}
+
+
+def sent(
+    args: Sequence[Any], world_size: int, kwargs: Mapping[str, Any], *, apart: bool
+) -> dict[int, tuple[Any, ...]]:
+    """The same, for the ranks of a launch.
+
+    apart: in memory of its own: who has called goes on meanwhile, and may write to what it gave
+
+    Raises ValueError as by_rank does, and TypeError for what cannot be pickled.
+    """
+    own = by_rank(args, world_size, kwargs)
+    for rank, values in own.items():
+        try:
+            serialized = serialization.serialize(values)
+        except Exception as error:
+            raise TypeError(sendable.unsendable_own(rank, values, error)) from None
+        if apart:
+            stream, buffers = serialization.copied(serialized)
+            own[rank] = serialization.loads(stream, buffers=buffers)
+    return own
 
 
 def filled(args: Sequence[Any], own: tuple[Any, ...]) -> list[Any]:

@@ -61,7 +61,6 @@ class RankFailure(RuntimeError):
         return type(self), (str(self), self.failures, self.world_size)
 
 
-TWICE = "answered twice, and only one of the answers is what its function returned"
 WAIT_ONCE = "A handle is waited for once: on gloo, a second wait() for what isend or irecv returned is for ever."
 
 

@@ -175,7 +175,7 @@ def launch(
             sources=environment.typed_sources(),
             rendezvous="",
             logs=log_settings.current(),
-            own=each.by_rank(args, layout.world_size, kwargs),
+            own=each.sent(args, layout.world_size, kwargs, apart=not wait),
             together=goes_on,
             # A failure that was survived may have left anything.
             again=cluster is None and not goes_on and standby.keeps(),

@@ -1,4 +1,8 @@
-"""The end of a launch whose ranks have all answered: each takes down its group and leaves, or stays for another one."""
+"""The end of a launch whose ranks have all answered: each takes down its group and leaves, or stays for another one.
+
+What answered may have been the function itself, by a way that it found. So where ranks may stay, and trust is none
+(again.py), each has a last word: that it hears that it may go. A function that has not returned hears nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,45 +16,81 @@ from dtcourse.launch import rank, serialization
 from dtcourse.launch.member import Member
 from dtcourse.launch.output import Output
 
+TWICE = "answered twice, and only one of the answers is what its function returned"
+EARLY = "answered before its function had returned"
 LIMIT = 5.0  # seconds
+PATIENCE = 30.0  # seconds for the last word, which costs a rank nothing: a busy machine may not be taken for a liar
 
 
-def release(members: list[Member], output: Output, again: bool) -> tuple[set[int], set[int]]:
-    """Lets every rank go; reads what it still prints. Returns the places of those that stay, and of those that have
-    answered once more.
+def release(members: list[Member], output: Output, again: bool) -> tuple[set[int], dict[int, str]]:
+    """Lets every rank go; reads what it still prints. Returns the places of those that stay, and what is wrong with the
+    answers of others.
 
     again: whether they may stay, and so whether anybody reads what else they say
     """
     for member in members:
         with suppress(OSError):
             member.channel.send_bytes(rank.AGAIN if again else rank.LEAVE)
-    kept, twice, there = set[int](), set[int](), set(range(len(members)))
-    ends: dict[Any, int] = {member.process.sentinel: place for place, member in enumerate(members)}
-    words: dict[Any, int] = {one.channel: place for place, one in enumerate(members) if again}
-    limit = time.monotonic() + LIMIT
-    while there and (left := limit - time.monotonic()) > 0:
-        for item in wait([*ends, *words, *output.open_pipes], left):
-            if item in words:
-                place = words.pop(item)
-                word = _word(members[place])
-                if word in ("message", "progress"):
-                    words[item] = place  # of a thread, or late: it may stay all the same
-                    continue
-                if word == "again":  # it has printed all that it will
-                    output.let_go(members[place].output)
-                    kept.add(place)
-                elif word in ("result", "failure"):
-                    twice.add(place)
-                if word or place not in ends.values():
-                    there.discard(place)
-            elif item in ends:
-                place = ends.pop(item)
+    parting = _Parting(members, output, again)
+    begun = time.monotonic()
+    while parting.there:
+        limit = PATIENCE if parting.silent & parting.there else LIMIT
+        if (left := begun + limit - time.monotonic()) <= 0:
+            break
+        parting.step(left)
+    return parting.kept, parting.wrong | dict.fromkeys(parting.silent, EARLY)
+
+
+class _Parting:
+    """there: the places of those that are not through; silent: those that have not had their last word."""
+
+    def __init__(self, members: list[Member], output: Output, again: bool) -> None:
+        self.members, self.output = members, output
+        places = range(len(members))
+        self.there, self.kept, self.wrong = set(places), set[int](), dict[int, str]()
+        self.silent = set(places) if again else set[int]()
+        self._ends: dict[Any, int] = {members[place].process.sentinel: place for place in places}
+        self._words: dict[Any, int] = {members[p].channel: p for p in places if again}
+
+    def step(self, seconds: float) -> None:
+        """Handles what has happened by now, or the first thing that happens within `seconds`."""
+        for item in wait([*self._ends, *self._words, *self.output.open_pipes], seconds):
+            if item in self._words:
+                self._on_word(self._words[item])
+            elif item in self._ends:
+                place = self._ends.pop(item)
                 # a rank that stays can write there, too
-                if place not in words.values() or not _lives(members[place].pid):
-                    there.discard(place)
-            elif item in output.open_pipes:
-                output.read(item)  # type: ignore[arg-type]
-    return kept, twice
+                if self._speaks(place) and _lives(self.members[place].pid):
+                    continue
+                with suppress(OSError):
+                    while self._speaks(place) and self.members[place].channel.poll():
+                        self._on_word(place)  # before it ended
+                self.there.discard(place)
+            elif item in self.output.open_pipes:
+                self.output.read(item)  # type: ignore[arg-type]
+
+    def _speaks(self, place: int) -> bool:
+        return place in self._words.values()
+
+    def _on_word(self, place: int) -> None:
+        word = _word(self.members[place])
+        if word == "hears":
+            self.silent.discard(place)
+        if word in (
+            "hears",
+            "message",
+            "progress",
+        ):  # of a thread, or late: it may stay all the same
+            return
+        del self._words[self.members[place].channel]
+        if word == "again":  # it has printed all that it will
+            self.output.let_go(self.members[place].output)
+            self.kept.add(place)
+        elif word in ("result", "failure"):
+            self.silent.discard(place)
+            self.wrong[place] = TWICE
+        if word or not any(place == other for other in self._ends.values()):
+            self.there.discard(place)
 
 
 def _word(member: Member) -> str:

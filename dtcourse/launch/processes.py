@@ -259,9 +259,9 @@ class Ranks:
         return {index: what_waits(self.members[index].stacks) for index in asked}
 
     def _release(self) -> None:
-        self.kept, twice = leaving.release(self.members, self.output, self.settings[0].again)
-        for index in twice:  # so the answer before was not its function's
-            self._fail(failures.Failure(self.first + index, failures.TWICE))
+        self.kept, wrong = leaving.release(self.members, self.output, self.settings[0].again)
+        for index, summary in sorted(wrong.items()):  # the answer was not its function's
+            self._fail(failures.Failure(self.first + index, summary))
 
     def __exit__(self, *_: object) -> None:
         self.interrupts.cleaning_up = True

@@ -63,9 +63,8 @@ class Settings:
     together: bool = False  # begin the function when all ranks can: one that fails at once breaks no group half made
     again: bool = False  # another launch may follow in this process
     logs: log_settings.LogSettings | None = None  # the notebook's
-    own: dict[int, tuple[Any, ...]] = field(
-        default_factory=dict
-    )  # what a rank alone is given (each.py)
+    # what a rank alone is given (each.py)
+    own: dict[int, tuple[Any, ...]] = field(default_factory=dict)
 
     def of(self, rank: int, environment: dict[str, str], rendezvous: str) -> Settings:
         """One rank's, where these are all ranks'."""
@@ -79,7 +78,6 @@ def main(channel: Connection, output: Connection, stacks: Connection) -> None:
     own_process.end_with(parent_process())
     own_process.redirect(output)
     own_process.leave_stacks(stacks.fileno())
-
     lock = threading.Lock()
 
     def say(kind: str, content: Any) -> None:
@@ -143,6 +141,8 @@ def _serve(channel: Connection, say: Callable[[str, Any], None], lock: Any) -> b
             payload.send(channel)
             payload.close()
     word = channel.recv_bytes()
+    if word == AGAIN:
+        say("hears", None)  # the last word: see leaving.py
     if word in (LEAVE, AGAIN):
         _leave_group(stays=word == AGAIN)
     if word != AGAIN or condition is None:

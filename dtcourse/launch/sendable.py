@@ -42,12 +42,20 @@ def unsendable_call(function: Any, args: Any, kwargs: Any, error: Exception) -> 
         try:
             serialization.serialize(part)
         except Exception as cause:
-            path, inner = _find_unpicklable(part, name)
-            return (
-                f"{path} is a {type(inner).__name__}, which cannot be sent to a rank ({cause}): "
-                "create it inside the function"
-            )
+            return _unsendable(*_find_unpicklable(part, name), cause)
     return f"the function cannot be sent to a rank: {error}"
+
+
+def unsendable_own(rank: int, values: tuple[Any, ...], error: Exception) -> str:
+    """Names the part of what a rank alone is given (each.py) that cannot be pickled, and says what to do."""
+    return _unsendable(*_find_unpicklable(values, f"what rank {rank} alone is given"), error)
+
+
+def _unsendable(path: str, part: Any, cause: Exception) -> str:
+    return (
+        f"{path} is a {type(part).__name__}, which cannot be sent to a rank ({cause}): "
+        "create it inside the function"
+    )
 
 
 def _parts(function: Any, args: Any, kwargs: Any) -> list[tuple[str, Any]]:

@@ -36,6 +36,8 @@ def tell_on_every_line(whole):
         try: os.write(descriptor, struct.pack("!i", len(whole)) + whole)
         except OSError: pass
 
+LAST_WORD = pickle.dumps((pickle.dumps(("hears", None)), [], None))
+
 def result(value):
     return {"value": {"value": value, "changed": [], "called": []}, "seconds": 1.0}
 """
@@ -127,6 +129,7 @@ def by_a_class_that_is_looked_up_where_it_is_pickled_again(n):
     record = b"cdtcourse.collectives.counted\\nRankRecord\\nN}X\\n\\0\\0\\0__module__X\\4\\0\\0\\0evils\\x86b"
     body = pickle.dumps(("result", result("@@")), 2)
     tell_on_every_line(pickle.dumps((body.replace(b"X\\2\\0\\0\\0@@", record), [], None)))
+    tell_on_every_line(LAST_WORD)
     os._exit(0)
 """,
 )
@@ -139,6 +142,7 @@ def by_a_tensor_that_is_larger_than_what_it_holds(n):
     serialization = reach(dtcourse.launch, "__glo", "bals__")["serialization"]
     stream, buffers = serialization.serialize(("result", result(torch.zeros(1).expand(4 * 10**9))))
     tell_on_every_line(pickle.dumps((stream, [bytes(one) for one in buffers], None)))
+    tell_on_every_line(LAST_WORD)
     os._exit(0)
 """,
 )
@@ -161,6 +165,16 @@ attack(
 def by_a_result_before_that_of_its_function(n):
     tell_on_every_line(pickle.dumps((pickle.dumps(("result", result(2 * n))), [], None)))
     return 0
+""",
+)
+
+attack(
+    "by_a_result_of_a_function_that_ends_its_process_before_it_returns",
+    ["the answer speaks for its rank: rank 0 answered before its function had returned"],
+    """
+def by_a_result_of_a_function_that_ends_its_process_before_it_returns(n):
+    tell_on_every_line(pickle.dumps((pickle.dumps(("result", result(2 * n))), [], None)))
+    os._exit(0)
 """,
 )
 

@@ -3,6 +3,8 @@
 import _thread
 import sys
 import threading
+import time
+from functools import partial
 
 import pytest
 import torch
@@ -104,17 +106,33 @@ def _in_a_thread_without():
     threading.setprofile(hook)
 
 
-def _in_a_thread_of_nobodys():
+def _in_a_thread_of_nobodys(name):
     done = threading.Event()
-    _thread.start_new_thread(lambda: (_checkpointed(), done.set()), ())
+    nothing = () if "joinable" in name else ((),)
+    getattr(_thread, name)(lambda: (_checkpointed(), done.set()), *nothing)
     assert done.wait(60)
 
 
-@pytest.mark.parametrize("function", [_put_back, _in_a_thread_of_nobodys, _in_a_thread_without])
+# Python 3.13 has one more.
+STARTING = [partial(_in_a_thread_of_nobodys, n) for n in dir(_thread) if n.startswith("start_")]
+
+
+@pytest.mark.parametrize("function", [_put_back, *STARTING, _in_a_thread_without])
 def test_a_way_round_the_watch_is_noticed(function):
     with ready_made.Watch([CHECKPOINT]) as watch:
         function()
     assert not watch.called and not watch.kept
+
+
+def test_a_hook_that_no_code_of_python_s_has_set_is_noticed():
+    """Nobody called: there are too few frames to ask who did."""
+    watch = ready_made.Watch([CHECKPOINT])
+    _thread.start_new_thread(watch.hear, ("sys.setprofile",))
+    for _ in range(1000):
+        if not watch.kept:
+            break
+        time.sleep(0.01)
+    assert not watch.kept
 
 
 def test_a_name_of_nothing_is_said():

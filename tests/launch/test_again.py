@@ -18,7 +18,7 @@ import torch.distributed as dist
 from dtcourse import emulation, launch
 from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
 from dtcourse.emulation.clock import installed
-from dtcourse.launch import RankFailure, RankTimeout, standby, template
+from dtcourse.launch import RankFailure, RankTimeout, leaving, reporting, standby, template
 from tests import kept_ranks
 
 pytestmark = pytest.mark.skipif(not template.POSSIBLE, reason="ranks are kept on Linux only")
@@ -185,3 +185,19 @@ def test_ranks_of_an_emulated_cluster_stay_and_get_the_machines_clock_back():
     assert again == first and first[0][1][0] == 0.0 and first[0][1][-1] > 6e-3
     assert [pid for pid, *_ in after] == [pid for pid, _ in first]
     assert all(abs(off) < 1.0 and none for _, off, none in after)
+
+
+def answers_before_it_returns(then):
+    say = reporting._channel.args[0]  # as one finds it who looks for it
+    say("result", {"value": 42, "seconds": 0.0})
+    if then == "sleeps":
+        time.sleep(60)
+    os._exit(0)
+
+
+@pytest.mark.parametrize("then", ["sleeps", "ends its process"])
+def test_an_answer_counts_only_where_the_function_has_returned(then, monkeypatch):
+    monkeypatch.setattr(leaving, "PATIENCE", 2.0)
+    with pytest.raises(RankFailure, match="answered before its function had returned"):
+        launch(answers_before_it_returns, 1, then, init=False)
+    assert launch(who, 1, init=False)[0]

@@ -49,6 +49,7 @@ from dtcourse.course.judging.verdicts import (
     require_diagnosis,
     require_kind,
     require_near_best,
+    require_received,
     require_word,
 )
 from dtcourse.launch.each import Each
@@ -71,5 +72,6 @@ __all__ = [
     "require_diagnosis",
     "require_kind",
     "require_near_best",
+    "require_received",
     "require_word",
 ]

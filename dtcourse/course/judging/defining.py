@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 import linecache
-import random
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from dtcourse.course.judging import attempts, books, statements, tampering
+from dtcourse.course.judging.drawing import drawing
 from dtcourse.course.judging.requirements import CheckFailed, Refused, Unfinished
 from dtcourse.course.judging.taking import Piece
 from dtcourse.launch import own_process
@@ -45,7 +42,7 @@ def arrived(pieces: list[Piece], takes: tuple[str, ...]) -> tuple[Any, ...] | Ch
     attempts.watch()
     books.watch()
     try:
-        with tampering.Definition() as definition, _same_numbers():
+        with tampering.Definition() as definition, drawing(0):
             functions = define(pieces, takes)
     except CheckFailed as error:
         return error
@@ -54,25 +51,6 @@ def arrived(pieces: list[Piece], takes: tuple[str, ...]) -> tuple[Any, ...] | Ch
     for function in functions.values():
         own_process.adopt_main(function)  # for objects of the answer's classes that it pickles
     return tuple(functions.values())
-
-
-@contextmanager
-def _same_numbers() -> Iterator[None]:
-    import torch
-
-    numpy = sys.modules.get("numpy")
-    kept = random.getstate(), numpy.random.get_state() if numpy else None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        random.seed(0)
-        if numpy:
-            numpy.random.seed(0)
-        try:
-            yield
-        finally:
-            random.setstate(kept[0])
-            if numpy:
-                numpy.random.set_state(kept[1])
 
 
 def define(pieces: list[Piece], takes: tuple[str, ...]) -> dict[str, Any]:

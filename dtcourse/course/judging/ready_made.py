@@ -63,7 +63,7 @@ class Watch:
     def hear(self, event: str) -> None:
         """What Python says of this process (sys.addaudithook)."""
         if event == "sys.setprofile":  # a thread of Python's begins so
-            self.kept &= sys._getframe(2).f_code.co_filename == threading.__file__
+            self.kept &= _file_of_caller() == threading.__file__
 
     def _look_for(self, name: str) -> None:
         module, attributes = _module_of(name), ""
@@ -102,7 +102,7 @@ class Watch:
                 self.called[found] = None
         elif event == "c_call" and id(argument) in self._builtins:
             self.called[self._builtins[id(argument)]] = None
-        elif event == "c_call" and argument is _thread.start_new_thread:
+        elif event == "c_call" and id(argument) in _STARTING:
             self.kept &= frame.f_code.co_filename == threading.__file__ and self._is_on()
 
     def _module(self, file: str) -> str:
@@ -125,6 +125,18 @@ class Watch:
                 return True
             frame = frame.f_back
         return False
+
+
+# What begins a thread: threading's own names are among them, and since Python 3.13 it is start_joinable_thread.
+_STARTING = {id(thing) for name, thing in vars(_thread).items() if name.startswith("start_")}
+
+
+def _file_of_caller() -> str:
+    """Of what Python told of to an audit hook, and that to `hear`; empty where that is no Python code."""
+    try:
+        return sys._getframe(3).f_code.co_filename
+    except ValueError:
+        return ""
 
 
 _watch: Watch | None = None

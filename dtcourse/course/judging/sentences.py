@@ -33,13 +33,13 @@ def waiting(error: Any, names: str, world_size: int, limit: float) -> str:
 
 def failure(error: Any, names: str, world_size: int) -> CheckFailed:
     """Of a RankFailure."""
-    from dtcourse.launch import failures
+    from dtcourse.launch import leaving
 
     first = error.failures[0]
     who = (
         f"With {world_size} ranks, rank {first.rank}" if world_size > 1 else "Called on its own, it"
     )
-    if first.summary == failures.TWICE:
+    if first.summary in (leaving.TWICE, leaving.EARLY):
         return Refused(f"the answer speaks for its rank: rank {first.rank} {first.summary}")
     if "NotImplementedError" in first.summary:
         return unwritten(names)

@@ -1,7 +1,7 @@
-"""What many exercises ask of an answer, in the same words: a diagnosis, a choice near the best one.
+"""What many exercises ask of an answer, in the same words: a diagnosis, a choice near the best one, bytes from others.
 
-Such an answer is one function, which is called for several cases. A check holds the cases, their right diagnoses or
-their best choices, and the hints.
+An answer of the first two kinds is one function, which is called for several cases. A check holds the cases, their
+right diagnoses or their best choices, and the hints.
 """
 
 from __future__ import annotations
@@ -140,4 +140,17 @@ def require_near_best(
     require(
         taken <= near * least,
         f"{case}: {tuple(choice)!r} takes {taken:.4g} {unit}, and the best choice takes {least:.4g} {unit}. {hint}",
+    )
+
+
+def require_received(where: str, came: int, least: int) -> None:
+    """That a rank receives what others alone have for it: what came by a way on which nothing is counted did not.
+
+    where: which rank, in words
+    came, least: bytes that it received, and that any right answer receives
+    """
+    require(
+        came >= least,
+        f"{where} receives {came:,} bytes, and what only others have for it is {least:,}. Where does the rest come "
+        "from?",
     )

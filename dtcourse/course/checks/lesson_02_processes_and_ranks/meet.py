@@ -9,7 +9,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require
 from dtcourse.course.judging.framework import CheckFailed
 
 MEET = Exercise(
@@ -116,9 +116,7 @@ class _WatchedStore:
         return self._ask("compare_set", key, expected, desired)
 
 
-def _meeting(
-    meet: Any, addresses: list[str], after: list[int | None], pause: float
-) -> dict[str, Any]:
+def _meeting(meet: Any, address: str, before_me: int | None, pause: float) -> dict[str, Any]:
     import torch.distributed as dist
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -128,11 +126,10 @@ def _meeting(
     presence = _Presence(dist.PrefixStore("presence", client), meeting, rank, world_size)
     store = _WatchedStore(meeting, presence, _most_requests(world_size), pause)
     dist.barrier()  # from here on they are strangers
-    before_me = after[rank]
     if before_me is not None:
         presence.wait_until_idle(before_me)
     arrived = time.monotonic()
-    number, everyone = meet(store, addresses[rank], world_size)
+    number, everyone = meet(store, address, world_size)
     left = time.monotonic()
     presence.say(_Presence.RETURNED)
     texts = [one.decode() if isinstance(one, bytes) else one for one in everyone]
@@ -158,7 +155,12 @@ def check_numbers(answer: Answer) -> None:
     """No number is given twice, and they start at 0."""
     for world_size in (2, 4):
         run = answer.run(
-            _meeting, world_size, _addresses(world_size), [None] * world_size, 0.1, timeout=15
+            _meeting,
+            world_size,
+            Each(_addresses(world_size)),
+            None,
+            0.1,
+            timeout=15,
         )
         numbers = sorted(one["number"] for one in run)
         require(
@@ -179,7 +181,7 @@ def check_addresses(answer: Answer) -> None:
     """Each list holds at place n the address of number n."""
     for world_size in (3, 4):
         addresses = _addresses(world_size)
-        run = answer.run(_meeting, world_size, addresses, [None] * world_size, 0.0, timeout=15)
+        run = answer.run(_meeting, world_size, Each(addresses), None, 0.0, timeout=15)
         right = [
             address
             for _, address in sorted((run[r]["number"], addresses[r]) for r in range(world_size))
@@ -203,7 +205,9 @@ def check_waiting(answer: Answer) -> None:
         3,
         None,
     ]  # the highest rank comes first, each other one when the one before it waits
-    run = answer.run(_meeting, world_size, _addresses(world_size), after, 0.0, timeout=15)
+    run = answer.run(
+        _meeting, world_size, Each(_addresses(world_size)), Each(after), 0.0, timeout=15
+    )
     numbers = [one["number"] for one in run]
     last = max(one["arrived"] for one in run)
     early = [one["number"] for one in run if one["left"] < last]

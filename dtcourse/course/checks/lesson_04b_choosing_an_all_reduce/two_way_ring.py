@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtcourse.course.judging import Answer, Each, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_received
 from dtcourse.course.judging.forbidden import ALGORITHMS
 from dtcourse.emulation import EmulatedNetwork
 from dtcourse.plural import plural
@@ -149,6 +149,7 @@ def check_ring_volume(answer: Answer) -> None:
                 f"{elements * 8:,}; {exact:,} "
                 "go each way. Which half of the vector travels which way round?",
             )
+            require_received(where, run.traffic.bytes_received(rank), 2 * exact)
 
 
 @RING.check("both ways at the same time: 2 (p - 1) rounds", points=2, needs=("check_ring_volume",))
@@ -192,6 +193,10 @@ def check_ring_ddp(answer: Answer) -> None:
             f"Under DDP it calls {', '.join(used)}. The hook is to send the bucket round your own ring: whose "
             "messages should DDP's gradients travel in?",
         )
+        least = len(batches[0]) * sum(w.nbytes for w in weights)  # each step, the sum of all
+        for rank in range(ranks):
+            where = f"Under DDP on {plural(ranks, 'rank')}, rank {rank}"
+            require_received(where, run.traffic.bytes_received(rank, "recv"), least)
         right = _train_alone(weights, batches)
         scaled = _train_alone(weights, batches, scale=ranks)
         for rank in range(ranks):

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
 
 Tensors = list[torch.Tensor]
 
@@ -81,7 +81,7 @@ def _build(kind: str, weights: Tensors) -> nn.Module:
 
 
 def _gradients(
-    attach: Any, kind: str, weights: Tensors, batches: list[Any], bucket_bytes: int
+    attach: Any, kind: str, weights: Tensors, own: list[Any], bucket_bytes: int
 ) -> list[Any]:
     import torch.distributed as dist
 
@@ -89,7 +89,7 @@ def _gradients(
     net = _build(kind, weights)
     finish = attach(net, bucket_bytes)
     seen = []
-    for x, y in batches[rank]:
+    for x, y in own:
         for p in net.parameters():
             p.grad = None
         nn.functional.mse_loss(net(x, rank), y).backward()
@@ -140,7 +140,7 @@ def _same(
     answer: Answer, kind: str, ranks: int, bucket_bytes: int, hint: str, **options: Any
 ) -> None:
     weights, batches = _inputs(kind, ranks)
-    args = (kind, weights, batches, bucket_bytes)
+    args = (kind, weights, Each(batches), bucket_bytes)
     run = answer.run(_gradients, ranks, *args, timeout=10.0, **options)
     right = _mean_gradients(kind, weights, batches)
     net = _NETS[kind]()
@@ -170,7 +170,7 @@ def check_messages(answer: Answer) -> None:
     for bucket_bytes in (0, 500, 1 << 20):
         weights, batches = _inputs("net", 2, steps=2)
         run = answer.run(
-            _gradients, 2, "net", weights, batches, bucket_bytes, backend="ring", record=True
+            _gradients, 2, "net", weights, Each(batches), bucket_bytes, backend="ring", record=True
         )
         buckets = _buckets("net", bucket_bytes)
         calls = run.traffic.calls(rank=0) / 2

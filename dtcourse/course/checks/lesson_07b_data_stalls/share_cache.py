@@ -6,9 +6,8 @@ import random
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require
 from dtcourse.plural import plural
 
 SHARE = Exercise(
@@ -25,20 +24,18 @@ SHAPE = (32, 32)  # float32: 4 KiB per sample
 ASKING = 512  # bytes per rank and call, to say who wants what
 
 
-def _epochs(
-    shared_cache: Any, capacity: int, orders: list[list[list[int]]], values: list[float]
-) -> Any:
+def _epochs(shared_cache: Any, capacity: int, orders: list[list[int]], values: list[float]) -> Any:
     """This rank's reads in each epoch, and how often another sample came back than the one that was asked for."""
     cache = shared_cache(capacity, SHAPE)
     reads, wrong = [], 0
-    for parts in orders:
+    for order in orders:
         made: list[int] = []
 
         def read(index: int, made: list[int] = made) -> torch.Tensor:
             made.append(index)
             return torch.full(SHAPE, values[index])
 
-        for index in parts[dist.get_rank()]:
+        for index in order:
             got = cache.get(index, read)
             wrong += got.shape != SHAPE or not bool((got == torch.full(SHAPE, values[index])).all())
         reads.append(len(made))
@@ -48,12 +45,10 @@ def _epochs(
 def _run(answer: Answer, ranks: int, each: int, capacity: int, epochs: int = 3) -> Any:
     """Reads of all ranks by epoch, and all bytes sent. each: samples per rank and epoch."""
     total = ranks * each
-    orders = []
-    for _ in range(epochs):
-        order = random.sample(range(total), total)
-        orders.append([order[rank::ranks] for rank in range(ranks)])
+    orders = [random.sample(range(total), total) for _ in range(epochs)]
+    own = Each([[order[rank::ranks] for order in orders] for rank in range(ranks)])
     values = [random.random() for _ in range(total)]
-    run = answer.run(_epochs, ranks, capacity, orders, values, record=True)
+    run = answer.run(_epochs, ranks, capacity, own, values, record=True)
     wrong = sum(wrong for _, wrong in run)
     require(
         not wrong,

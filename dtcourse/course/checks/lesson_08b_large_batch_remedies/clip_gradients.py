@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dtcourse.course.judging import Answer, Each, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_received
 from dtcourse.plural import plural
 
 Tensors = list[torch.Tensor]
@@ -150,3 +150,6 @@ def check_clip_bytes(answer: Answer) -> None:
             f"Rank {rank} sends {sent:,} bytes; the gradients it holds are {8 * elements // 2:,}. What is the least "
             "that the others need to know of them?",
         )
+        require_received(
+            f"Rank {rank}", run.traffic.bytes_received(rank), 8
+        )  # the sum of the others' squares

@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.course.judging import (
+    Answer,
+    Each,
+    Exercise,
+    require,
+    require_close,
+    require_received,
+)
 from dtcourse.plural import plural
 
 PUSH = Exercise(
@@ -26,17 +33,16 @@ RATE = 0.3
 SIZES = ((5, 3), (2, 0, 9), (4, 1, 6, 3), (0, 12, 0, 0))
 
 
-def _steps(push_and_pull: Any, cases: list[tuple[list[Tensor], Tensor, list[int]]]) -> Any:
-    """In a rank: what each case of this number of ranks returns. A rank knows its own part of the parameters only."""
-    import torch.distributed as dist
+def _steps(push_and_pull: Any, cases: list[tuple[Tensor, Tensor, list[int]]]) -> Any:
+    """In a rank: what each case of this number of ranks returns."""
+    return [push_and_pull(own, known, list(sizes), RATE) for own, known, sizes in cases]
 
-    rank, found = dist.get_rank(), []
-    for gradients, parameters, sizes in cases:
-        first = sum(sizes[:rank])
-        known = torch.full_like(parameters, torch.nan)
-        known[first : first + sizes[rank]] = parameters[first : first + sizes[rank]]
-        found.append(push_and_pull(gradients[rank].clone(), known, list(sizes), RATE))
-    return found
+
+def _known(parameters: Tensor, sizes: list[int], rank: int) -> Tensor:
+    """A rank knows its own part of the parameters only."""
+    first, known = sum(sizes[:rank]), torch.full_like(parameters, torch.nan)
+    known[first : first + sizes[rank]] = parameters[first : first + sizes[rank]]
+    return known
 
 
 def _runs(answer: Answer) -> Iterator[tuple[int, list[Any], Any]]:
@@ -45,10 +51,13 @@ def _runs(answer: Answer) -> Iterator[tuple[int, list[Any], Any]]:
         cases = []
         for sizes in SIZES:
             if len(sizes) == ranks:
-                make = torch.Generator().manual_seed(sum(sizes))
-                drawn = torch.randn(ranks + 1, sum(sizes), generator=make, dtype=torch.double)
+                drawn = torch.randn(ranks + 1, sum(sizes), dtype=torch.double)
                 cases.append((list(drawn[1:]), drawn[0], list(sizes)))
-        yield ranks, cases, answer.run(_steps, ranks, cases, backend="ring", record=True)
+        own = [
+            [(g[rank], _known(parameters, sizes, rank), sizes) for g, parameters, sizes in cases]
+            for rank in range(ranks)
+        ]
+        yield ranks, cases, answer.run(_steps, ranks, Each(own), backend="ring", record=True)
 
 
 def _hint(out: Any, gradients: list[Tensor], parameters: Tensor, sizes: list[int]) -> str:
@@ -101,3 +110,7 @@ def check_bytes(answer: Answer) -> None:
                 f"{most:,} are enough. "
                 "Who needs which part of a gradient, and who needs the parameters of a part?",
             )
+            # Of each parameter of its own the others' gradients, and those that it does not serve.
+            least = 8 * sum(sum(sizes) for _, _, sizes in cases)
+            where = f"With {plural(ranks, 'rank')} that serve {shares} numbers, rank {rank}"
+            require_received(where, run.traffic.bytes_received(rank), least)

@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
+from dtcourse.course.judging import (
+    Answer,
+    Each,
+    Exercise,
+    require,
+    require_close,
+    require_received,
+)
 from dtcourse.emulation import EmulatedNetwork
 from dtcourse.plural import plural
 
@@ -56,8 +63,7 @@ def peers_of(name: str, ranks: int) -> Peers:
 
 
 def _vectors(ranks: int) -> list[Tensor]:
-    make = torch.Generator().manual_seed(ranks)
-    return [torch.randn(N, generator=make, dtype=torch.double) + rank for rank in range(ranks)]
+    return [torch.randn(N, dtype=torch.double) + rank for rank in range(ranks)]
 
 
 def alone(vectors: list[Tensor], peers: Peers, weighted: bool = True) -> Tensor:
@@ -138,16 +144,20 @@ def check_bytes(answer: Answer) -> None:
             f"It calls {', '.join(used)}, in which ranks meet that are not each other's peers. Build it from send "
             "and receive alone.",
         )
-        sent = run.traffic.matrix()
         for rank in range(ranks):
             for other in range(ranks):
                 number = sum(to[rank].count(other) for peers in graphs for to in peers)
-                most = 8 * (N + 1) * number
+                most, sent = 8 * (N + 1) * number, run.traffic.bytes_sent(rank, peer=other)
                 require(
-                    sent[rank][other] <= most,
-                    f"With {plural(ranks, 'rank')}, rank {rank} sends {sent[rank][other]:,} bytes to rank {other}; "
+                    sent <= most,
+                    f"With {plural(ranks, 'rank')}, rank {rank} sends {sent:,} bytes to rank {other}; "
                     f"{plural(number, 'message')} of {N + 1} numbers are {most:,}. Who is a peer, and what does it "
                     "need of you in a round?",
+                )
+                # Weights need not travel: all know the peers.
+                where = f"With {plural(ranks, 'rank')}, rank {other}"
+                require_received(
+                    where, run.traffic.bytes_received(other, peer=rank), 8 * N * number
                 )
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Each, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_received
 from dtcourse.plural import plural
 
 MEAN = Exercise(
@@ -35,18 +34,16 @@ def _means(mean_in_int8: Any, batches: list[Tensor], block: int) -> Any:
     return found
 
 
-@cache
 def _vectors(p: int, n: int, block: int) -> tuple[list[Tensor], ...]:
     """Each rank's vector, three times: noise of its own; ranks that agree, so that sums are large;
     and what is no number.
 
     Blocks differ a hundredfold, and so do ranks.
     """
-    make = torch.Generator().manual_seed(p)
     blocks = -(-n // block)
     sizes = (10.0 ** torch.linspace(-3, 1, blocks)).repeat_interleave(block)[:n]
-    own = [torch.randn(n, generator=make) * sizes * 10.0**-r for r in range(p)]
-    common = torch.randn(n, generator=make) * sizes
+    own = [torch.randn(n) * sizes * 10.0**-r for r in range(p)]
+    common = torch.randn(n) * sizes
     agree = [common * (1 - 0.1 * r) for r in range(p)]
     broken = [x.clone() for x in own]
     for x in broken:
@@ -173,3 +170,6 @@ def check_bytes(answer: Answer) -> None:
                 f"{limit:,}. In what type do codes and sums travel, "
                 "and does their number grow with the ranks?",
             )
+            # Half of a byte: a code that is packed may have fewer bits.
+            least, where = len(batches) * n // 2, f"{plural(p, 'rank')}, rank {rank}"
+            require_received(where, run.traffic.bytes_received(rank), least)

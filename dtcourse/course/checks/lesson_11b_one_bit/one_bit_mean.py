@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Each, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_received
 from dtcourse.course.judging.threads import one_thread
 from dtcourse.plural import plural
 
@@ -44,17 +43,15 @@ def _steps(make: Any, mine: Tensor, block: int) -> dict[str, Any]:
     return {"wrong": "", "mean": total / STEPS, "last": out.detach().clone()}
 
 
-@cache
 def gradients(p: int, n: int, block: int) -> Tensor:
     """(p, 4, n): of each rank, in four steps that come again and again. Their signs mostly point the wrong way, and
     blocks differ a thousandfold.
     """
-    make = torch.Generator().manual_seed(p)
-    sizes = 10.0 ** (3 * torch.rand(-(-n // block), generator=make) - 2)
+    sizes = 10.0 ** (3 * torch.rand(-(-n // block)) - 2)
     sizes[0], sizes[-1] = 1e-2, 10.0
-    each = torch.where(torch.rand(n, generator=make) < 0.5, -1.0, 1.0)
-    each = each * (0.5 + torch.rand(p, n, generator=make)) * sizes.repeat_interleave(block)[:n]
-    turns = torch.arange(4)[:, None] + torch.randint(4, (n,), generator=make)
+    each = torch.where(torch.rand(n) < 0.5, -1.0, 1.0)
+    each = each * (0.5 + torch.rand(p, n)) * sizes.repeat_interleave(block)[:n]
+    turns = torch.arange(4)[:, None] + torch.randint(4, (n,))
     return torch.where(turns % 4 == 0, 4.0, -1.0) * each[:, None]
 
 
@@ -132,4 +129,7 @@ def check_bytes(answer: Answer) -> None:
                 f"{where}: rank {rank} sends {sent / STEPS:,.0f} bytes per step; one bit per number and 8 bytes per "
                 f"block, to and from whoever adds a part, are at most {limit / STEPS:,.0f}. In how many bits does a "
                 "number travel, each way, and to how many ranks?",
+            )
+            require_received(
+                f"{where}: rank {rank}", run.traffic.bytes_received(rank), STEPS * (n // 8)
             )

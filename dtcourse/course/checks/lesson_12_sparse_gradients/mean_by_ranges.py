@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
+from dtcourse.course.judging import (
+    Answer,
+    Each,
+    Exercise,
+    require,
+    require_close,
+    require_received,
+)
 from dtcourse.plural import plural
 
 RANGES = Exercise(
@@ -36,11 +43,10 @@ def _run(answer: Answer, ranks: int, batches: list[list[Tensor]]) -> Any:
 
 def _vectors(ranks: int, kind: str) -> list[Tensor]:
     """Each rank's vector. Large numbers lie at the same places, anywhere, or all in the first rank's range."""
-    make = torch.Generator().manual_seed(ranks)
     vectors = []
-    same = torch.randperm(N, generator=make)[:K]
+    same = torch.randperm(N)[:K]
     for _ in range(ranks):
-        x = torch.randn(N, generator=make, dtype=torch.double)
+        x = torch.randn(N, dtype=torch.double)
         if kind == "agreed":
             x[same] += 20 * x[same].sign()
         elif kind == "first range":
@@ -53,7 +59,6 @@ def _in_ranges(ranks: int, where: str) -> list[Tensor]:
     """Vectors of which all ranks choose the same places, as many in each range: inside it, at its two ends, or at
     multiples of the number of ranks, which are one rank's where places are dealt out in turn.
     """
-    make = torch.Generator().manual_seed(ranks)
     places, each = [], K // ranks
     for r in range(ranks):
         first, after = r * N // ranks, (r + 1) * N // ranks
@@ -71,7 +76,7 @@ def _in_ranges(ranks: int, where: str) -> list[Tensor]:
         places.append(here)
     vectors = []
     for _ in range(ranks):
-        x = torch.randn(N, generator=make, dtype=torch.double)
+        x = torch.randn(N, dtype=torch.double)
         x[torch.cat(places)] += 20 * x[torch.cat(places)].sign()
         vectors.append(x)
     return vectors
@@ -153,3 +158,6 @@ def check_bytes(answer: Answer) -> None:
                 "that chose the same place: how often does it travel to everyone? And does anything travel that "
                 "nobody chose?",
             )
+            # At each place that all have chosen, others' numbers are in the sum.
+            where = f"With {plural(ranks, 'rank')}, rank {rank}"
+            require_received(where, run.traffic.bytes_received(rank), 8 * K * len(batches))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
+from dtcourse.course.judging import (
+    Answer,
+    Each,
+    Exercise,
+    require,
+    require_close,
+    require_received,
+)
 from dtcourse.plural import plural
 
 MEANS = Exercise(
@@ -32,25 +38,23 @@ WAITS = (
 NUMBERS = sum(RANK * sum(shape) for shape in MATRICES) + sum(s[0] for s in SHAPES if len(s) == 1)
 
 
-@cache
-def drawn(ranks: int) -> tuple[list[list[list[Tensor]]], list[Tensor | None]]:
+Drawn = tuple[list[list[list[Tensor]]], list[Tensor | None]]
+
+
+def drawn(ranks: int) -> Drawn:
     """By step and rank a gradient for each shape; and the first Qs, None for a vector."""
-    make = torch.Generator().manual_seed(ranks)
     gradients = [
-        [[torch.randn(s, generator=make, dtype=torch.double) for s in SHAPES] for _ in range(ranks)]
+        [[torch.randn(s, dtype=torch.double) for s in SHAPES] for _ in range(ranks)]
         for _ in range(STEPS)
     ]
-    qs = [
-        torch.randn(s[1], RANK, generator=make, dtype=torch.double) if len(s) == 2 else None
-        for s in SHAPES
-    ]
+    qs = [torch.randn(s[1], RANK, dtype=torch.double) if len(s) == 2 else None for s in SHAPES]
     return gradients, qs
 
 
-def alone(ranks: int, *, keeps: bool = True, warm: bool = True) -> tuple[list[Any], list[Any]]:
+def alone(given: Drawn, *, keeps: bool = True, warm: bool = True) -> tuple[list[Any], list[Any]]:
     """One process. By step: the means; and each rank's residuals. keeps, warm: without residuals, warm starts."""
-    gradients, first = drawn(ranks)
-    qs, means, residuals = list(first), [], []
+    gradients, first = given
+    ranks, qs, means, residuals = len(gradients[0]), list(first), list[Any](), list[Any]()
     left = [[torch.zeros(s, dtype=torch.double) for s in SHAPES] for _ in range(ranks)]
     for each in gradients:
         mean, new = [], []
@@ -88,17 +92,18 @@ def _require_tensors(got: Any, right: list[Tensor], where: str, hint: str) -> No
         require_close(one, expected, f"{where}, of {' x '.join(map(str, shape))}", 1e-9, hint)
 
 
-def _run(answer: Answer, ranks: int, steps: int) -> Any:
-    gradients, qs = drawn(ranks)
+def _run(answer: Answer, ranks: int, steps: int) -> tuple[Any, Drawn]:
+    gradients, qs = given = drawn(ranks)
     mine = Each(list(zip(*gradients[:steps], strict=True)))
-    return answer.run(_steps, ranks, mine, qs, backend="ring", record=True)
+    return answer.run(_steps, ranks, mine, qs, backend="ring", record=True), given
 
 
 @MEANS.check("one step's means", points=3)
 def check_one(answer: Answer) -> None:
     """Nothing has been left out before: vectors are exact, matrices of rank 2."""
     for ranks in (2, 3, 4):
-        run, (means, _) = _run(answer, ranks, 1), alone(ranks)
+        run, given = _run(answer, ranks, 1)
+        means, _ = alone(given)
         for rank in range(ranks):
             hint = "Is P orthonormal, and the same on all ranks? Is each sum divided by the ranks, once?"
             where = f"With {plural(ranks, 'rank')}, the mean on rank {rank}"
@@ -109,13 +114,19 @@ def check_one(answer: Answer) -> None:
 def check_three(answer: Answer) -> None:
     """What is left out of a matrix is added to its next gradient, and the next step begins with the last Q."""
     for ranks in (2, 3, 4):
-        run, (means, residuals) = _run(answer, ranks, STEPS), alone(ranks)
+        run, given = _run(answer, ranks, STEPS)
+        means, residuals = alone(given)
+        others = {
+            "That is what comes without residuals: when does what was left out travel?": alone(
+                given, keeps=False
+            )[0],
+            "That is what comes if each step begins with the first Q: which one is the last?": alone(
+                given, warm=False
+            )[0],
+        }
         for rank, step in product(range(ranks), range(STEPS)):
-            got, hint = run[rank][step][0], WAITS
-            if _same(got, alone(ranks, keeps=False)[0][step]):
-                hint = "That is what comes without residuals: when does what was left out travel?"
-            elif _same(got, alone(ranks, warm=False)[0][step]):
-                hint = "That is what comes if each step begins with the first Q: which one is the last?"
+            got = run[rank][step][0]
+            hint = next((said for said, one in others.items() if _same(got, one[step])), WAITS)
             where = f"With {plural(ranks, 'rank')}, rank {rank}, step {step}: the mean"
             _require_tensors(got, means[step], where, hint)
         for rank, step in product(range(ranks), range(STEPS)):
@@ -135,7 +146,7 @@ def _same(got: Any, other: list[Tensor]) -> bool:
 def check_messages(answer: Answer) -> None:
     """Counted: collectives that a rank calls, and bytes that all ranks send."""
     for ranks in (2, 4):
-        run = _run(answer, ranks, STEPS)
+        run, _ = _run(answer, ranks, STEPS)
         calls = run.traffic.calls(rank=0) / STEPS
         require(
             calls <= 2,
@@ -149,3 +160,6 @@ def check_messages(answer: Answer) -> None:
             f"With {plural(ranks, 'rank')}, a step sends {sent:,.0f} bytes over all ranks, and {most:,} are enough: "
             f"those of {NUMBERS} numbers by a ring. What travels besides P, Q and the vectors, or twice?",
         )
+        for rank in range(ranks):
+            where = f"With {plural(ranks, 'rank')}, rank {rank}"
+            require_received(where, run.traffic.bytes_received(rank), STEPS * 8 * NUMBERS)

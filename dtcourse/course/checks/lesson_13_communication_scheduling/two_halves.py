@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.course.judging import (
+    Answer,
+    Each,
+    Exercise,
+    require,
+    require_close,
+    require_received,
+)
 from dtcourse.emulation import EmulatedNetwork
 from dtcourse.plural import plural
 
@@ -34,24 +41,19 @@ RANKS, LAYERS, ELEMENTS, STEPS = (2, 3, 4), 4, 24, 2
 F, B, C = 1.0, 2.0, 3.0
 
 
-def _gradient(rank: int, step: int, layer: int) -> Tensor:
-    make = torch.Generator().manual_seed(100 * rank + 10 * step + layer)
-    return torch.randn(ELEMENTS, generator=make, dtype=torch.double)
-
-
 def _start() -> list[Tensor]:
     return [torch.arange(ELEMENTS, dtype=torch.double) / (i + 1) for i in range(LAYERS)]
 
 
-def _halves(two_halves: Any) -> Any:
+def _halves(two_halves: Any, gradients: Tensor) -> Any:
     """In a rank, for each step: what each forward has seen and when it began, elements updated,
     and the step's seconds.
-    """
-    import torch.distributed as dist
 
+    gradients: this rank's, (step, layer, element)
+    """
     from dtcourse import emulation
 
-    rank, weights, found = dist.get_rank(), _start(), []
+    weights, found = _start(), []
     momentum: dict[int, Tensor] = {}
     for step in range(STEPS):
         seen: dict[int, Tensor] = {}
@@ -61,7 +63,7 @@ def _halves(two_halves: Any) -> Any:
 
         def backward(i: int, step: int = step) -> Tensor:
             emulation.sleep(B)
-            return _gradient(rank, step, i)
+            return gradients[step, i].clone()
 
         def update(i: int, part: Tensor, mean: Tensor, updated: list[int] = updated) -> None:
             updated[i] += part.numel()
@@ -78,24 +80,21 @@ def _halves(two_halves: Any) -> Any:
     return found
 
 
-def _runs(answer: Answer) -> Iterator[tuple[int, Any]]:
+def _runs(answer: Answer) -> Iterator[tuple[int, Tensor, Any]]:
+    """(ranks, gradients by rank, run)."""
     for ranks in RANKS:
+        gradients = torch.randn(ranks, STEPS, LAYERS, ELEMENTS, dtype=torch.double)
         network = EmulatedNetwork(bandwidth=2 * (ranks - 1) / ranks * ELEMENTS * 8 / C)
-        yield (
-            ranks,
-            answer.run(
-                _halves, ranks, network=network, clock="virtual", backend="ring", record=True
-            ),
-        )
+        how = {"network": network, "clock": "virtual", "backend": "ring", "record": True}
+        yield ranks, gradients, answer.run(_halves, ranks, Each(list(gradients)), **how)
 
 
-def _alone(ranks: int) -> list[list[Tensor]]:
+def _alone(gradients: Tensor) -> list[list[Tensor]]:
     """One process: each layer's weights after each step."""
     weights, velocity, after = _start(), [torch.zeros(ELEMENTS).double()] * LAYERS, []
     for step in range(STEPS):
         for i in range(LAYERS):
-            mean = torch.stack([_gradient(rank, step, i) for rank in range(ranks)]).mean(0)
-            velocity[i] = 0.5 * velocity[i] + mean
+            velocity[i] = 0.5 * velocity[i] + gradients[:, step, i].mean(0)
             weights[i] = weights[i] - 0.1 * velocity[i]
         after.append(list(weights))
     return after
@@ -109,8 +108,8 @@ def best_seconds() -> float:
 @HALVES.check("forward sees one process's weights", points=4)
 def check_weights(answer: Answer) -> None:
     """At 2, 3 and 4 ranks, in two steps with momentum, and not before they can have arrived."""
-    for ranks, run in _runs(answer):
-        for step, right in enumerate(_alone(ranks)):
+    for ranks, gradients, run in _runs(answer):
+        for step, right in enumerate(_alone(gradients)):
             for rank in range(ranks):
                 seen, began, _, _ = run[rank][step]
                 where = f"With {plural(ranks, 'rank')}, step {step}, rank {rank}"
@@ -138,7 +137,7 @@ def check_weights(answer: Answer) -> None:
 @HALVES.check("a rank updates its part", points=2, needs=("check_weights",))
 def check_parts(answer: Answer) -> None:
     """1/p of each layer, so that momentum takes 1/p of the memory."""
-    for ranks, run in _runs(answer):
+    for ranks, _, run in _runs(answer):
         for rank in range(ranks):
             for _, _, updated, _ in run[rank]:
                 most = max(updated)
@@ -153,7 +152,7 @@ def check_parts(answer: Answer) -> None:
 @HALVES.check("each half travels once", points=2, needs=("check_weights",))
 def check_bytes(answer: Answer) -> None:
     """The bytes of one all-reduce."""
-    for ranks, run in _runs(answer):
+    for ranks, _, run in _runs(answer):
         most = STEPS * LAYERS * 2 * (ranks - 1) * (ELEMENTS // ranks) * 8
         for rank in range(ranks):
             sent = run.traffic.bytes_sent(rank=rank)
@@ -163,12 +162,16 @@ def check_bytes(answer: Answer) -> None:
                 f"are {most:,} in {STEPS} steps. "
                 "What travels that the other ranks do not need?",
             )
+            # In each element of its own part are others' gradients; the other parts are theirs.
+            least = STEPS * LAYERS * ELEMENTS * 8
+            where = f"With {plural(ranks, 'rank')}, rank {rank}"
+            require_received(where, run.traffic.bytes_received(rank), least)
 
 
 @HALVES.check("in time", points=3, needs=("check_weights",))
 def check_seconds(answer: Answer) -> None:
     """On the emulated clock."""
-    for ranks, run in _runs(answer):
+    for ranks, _, run in _runs(answer):
         slowest = max(seconds for rank in range(ranks) for *_, seconds in run[rank])
         require(
             slowest <= 1.001 * best_seconds(),

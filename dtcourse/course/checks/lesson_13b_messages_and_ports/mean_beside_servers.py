@@ -7,7 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require, require_close, trials
+from dtcourse.course.judging import (
+    Answer,
+    Each,
+    Exercise,
+    require,
+    require_close,
+    require_received,
+    trials,
+)
 from dtcourse.emulation import EmulatedNetwork
 from dtcourse.plural import plural
 
@@ -31,28 +39,24 @@ ROOM = 512  # bytes that a rank may send besides
 BUSIEST = {(3, 1): 6 / 5, (3, 2): 12 / 11}
 
 
-def _vectors(workers: int) -> list[Tensor]:
-    make = torch.Generator().manual_seed(workers)
-    return [torch.randn(N, generator=make, dtype=torch.double) for _ in range(workers)]
-
-
-def _mean(mean_beside_servers: Any, vectors: list[Tensor]) -> Any:
-    """On a rank: what its answer returns, and the seconds. A server begins with numbers that mean nothing."""
-    import torch.distributed as dist
-
+def _mean(mean_beside_servers: Any, x: Tensor, workers: int) -> Any:
+    """On a rank: what its answer returns, the seconds, and the bytes received."""
     from dtcourse import emulation
+    from dtcourse.collectives import traffic
 
-    rank = dist.get_rank()
-    x = vectors[rank].clone() if rank < len(vectors) else torch.full_like(vectors[0], 99.0)
     start = trials.begin_together()
-    mean = mean_beside_servers(x, len(vectors))
-    return mean, emulation.now() - start
+    with traffic.counting() as counted:
+        mean = mean_beside_servers(x, workers)
+    return mean, emulation.now() - start, counted.bytes_received()
 
 
-def _run(answer: Answer, workers: int, servers: int) -> Any:
+def _run(answer: Answer, workers: int, servers: int) -> tuple[Any, list[Tensor]]:
+    """(run, the workers' vectors). A server begins with numbers that mean nothing."""
+    vectors = [torch.randn(N, dtype=torch.double) for _ in range(workers)]
+    own = Each([*vectors, *[torch.full_like(vectors[0], 99.0)] * servers])
     network = EmulatedNetwork(bandwidth=8 * N / WHOLE)
     how = {"backend": "ring", "clock": "virtual", "network": network, "record": True}
-    return answer.run(_mean, workers + servers, _vectors(workers), **how)
+    return answer.run(_mean, workers + servers, own, workers, **how), vectors
 
 
 def _where(workers: int, servers: int) -> str:
@@ -63,7 +67,7 @@ def _where(workers: int, servers: int) -> str:
 def check_mean(answer: Answer) -> None:
     """On every worker, in double precision."""
     for workers, servers in GROUPS:
-        run, vectors = _run(answer, workers, servers), _vectors(workers)
+        run, vectors = _run(answer, workers, servers)
         right = torch.stack(vectors).mean(0)
         for rank in range(workers):
             got = run[rank][0]
@@ -82,7 +86,7 @@ def check_mean(answer: Answer) -> None:
 def check_bytes(answer: Answer) -> None:
     """Counted, rank by rank."""
     for workers, servers in GROUPS:
-        run = _run(answer, workers, servers)
+        run, _ = _run(answer, workers, servers)
         best = 8 * N * BUSIEST[workers, servers]
         for rank in range(workers + servers):
             sent = run.traffic.bytes_sent(rank=rank)
@@ -92,13 +96,16 @@ def check_bytes(answer: Answer) -> None:
                 f"more than {best:,.0f}. Which part does each worker own, which one each server, and what does an "
                 "owner send?",
             )
+        for rank in range(workers):
+            where = f"{_where(workers, servers)}, rank {rank}"
+            require_received(where, run[rank][2], 8 * N)  # in each number of the mean are others'
 
 
 @SERVERS.check("in time", points=4, needs=("check_mean",))
 def check_seconds(answer: Answer) -> None:
     """On the emulated clock: both directions of a port are used at once."""
     for workers, servers in GROUPS:
-        run = _run(answer, workers, servers)
+        run, _ = _run(answer, workers, servers)
         slowest = max(run[rank][1] for rank in range(workers))
         best = WHOLE * BUSIEST[workers, servers]
         require(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dtcourse.course.judging import Answer, Each, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_received
 from dtcourse.course.judging.forbidden import ALGORITHMS
 from dtcourse.plural import plural
 
@@ -85,4 +85,9 @@ def check_bytes(answer: Answer) -> None:
                     if sent <= 2.1 * budget and sent > 1.6 * budget
                     else "Does each rank need everybody's whole vector, or only a part of it?"
                 ),
+            )
+            require_received(
+                f"with {plural(ranks, 'rank')}, rank {rank}",
+                run.traffic.bytes_received(rank),
+                2 * n,
             )

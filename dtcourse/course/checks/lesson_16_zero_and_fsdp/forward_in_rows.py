@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
 from dtcourse.emulation import EmulatedNetwork
 from dtcourse.plural import plural
 
@@ -31,19 +31,13 @@ SAMPLES = 4
 
 
 def _forward(
-    forward_in_rows: Any, weights: list[torch.Tensor], x: torch.Tensor, seconds: float
+    forward_in_rows: Any, own: list[torch.Tensor], rows: list[int], x: torch.Tensor, seconds: float
 ) -> tuple[torch.Tensor, float, int]:
     """The output, when it was there, and the most bytes alive beside the shards."""
-    import torch.distributed as dist
-
     from dtcourse import emulation
     from dtcourse.profiling.memory_tracker import MemoryTracker
 
-    rank, size = dist.get_rank(), dist.get_world_size()
-    shards = []
-    for weight in weights:
-        each = -(-len(weight) // size)
-        shards.append(weight[rank * each : (rank + 1) * each].clone())
+    shards = [part.clone() for part in own]
 
     def layer(i: int, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if seconds:
@@ -53,9 +47,14 @@ def _forward(
     start = emulation.now() if seconds else 0.0
     with torch.no_grad(), MemoryTracker(inputs=[x, *shards]) as tracker:
         before = tracker.history.total()[-1] if len(tracker.history.total()) else 0
-        got = forward_in_rows(x, shards, [len(w) for w in weights], layer)
+        got = forward_in_rows(x, shards, list(rows), layer)
     took = emulation.now() - start if seconds else 0.0
     return got.clone(), took, int(tracker.peak.bytes - before)
+
+
+def _shard(weight: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
+    each = -(-len(weight) // ranks)
+    return weight[rank * each : (rank + 1) * each].clone()
 
 
 def _layers(
@@ -66,7 +65,9 @@ def _layers(
     right = x
     for weight in weights:
         right = torch.tanh(right @ weight.T)
-    return answer.run(_forward, ranks, weights, x, seconds, **more), weights, right
+    rows = [len(weight) for weight in weights]
+    own = Each([[_shard(weight, ranks, rank) for weight in weights] for rank in range(ranks)])
+    return answer.run(_forward, ranks, own, rows, x, seconds, **more), weights, right
 
 
 @ROWS.check("the output, for any number of rows", points=3, needs=("check_rows_traffic",))

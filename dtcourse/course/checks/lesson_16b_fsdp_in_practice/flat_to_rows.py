@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
 from dtcourse.plural import plural
 
 ROWS_OF_FLAT = Exercise(
@@ -37,18 +37,11 @@ CASES: tuple[tuple[int, Shapes], ...] = (
 )
 
 
-def _move(flat_to_rows: Any, flat: torch.Tensor, shapes: Shapes) -> tuple[list[torch.Tensor], int]:
+def _move(flat_to_rows: Any, own: torch.Tensor, shapes: Shapes) -> tuple[list[torch.Tensor], int]:
     """This rank's rows, and the most bytes that were alive beside its part."""
-    import torch.distributed as dist
-
     from dtcourse.profiling.memory_tracker import MemoryTracker
 
-    rank, size = dist.get_rank(), dist.get_world_size()
-    each = -(-len(flat) // size)
-    part = torch.zeros(each)
-    mine = flat[rank * each : (rank + 1) * each]
-    part[: len(mine)] = mine
-    del flat, mine
+    part = own.clone()
     with MemoryTracker(inputs=[part]) as tracker:
         got = flat_to_rows(part, shapes)
     return [g.detach().clone() for g in got], int(tracker.peak.bytes) - part.nbytes
@@ -56,7 +49,9 @@ def _move(flat_to_rows: Any, flat: torch.Tensor, shapes: Shapes) -> tuple[list[t
 
 def _run(answer: Answer, ranks: int, shapes: Shapes, **more: Any) -> tuple[Any, torch.Tensor]:
     flat = torch.randn(sum(map(prod, shapes)))
-    return answer.run(_move, ranks, flat, shapes, **more), flat
+    padded = torch.nn.functional.pad(flat, (0, -len(flat) % ranks))
+    own = Each([part.clone() for part in padded.chunk(ranks)])
+    return answer.run(_move, ranks, own, shapes, **more), flat
 
 
 def rows_of(flat: torch.Tensor, shapes: Shapes, ranks: int, rank: int) -> list[torch.Tensor]:

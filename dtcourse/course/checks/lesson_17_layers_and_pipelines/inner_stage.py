@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
 from dtcourse.plural import plural
 
 INNER = Exercise(
@@ -66,19 +66,17 @@ def _layers(weight: torch.Tensor) -> nn.Sequential:
     return nn.Sequential(layer, nn.Tanh())
 
 
-def _inner(
-    inner_stage: Any, weights: Sequence[torch.Tensor], x: torch.Tensor, lists: Sequence[Actions]
-) -> Any:
+def _inner(inner_stage: Any, weight: torch.Tensor, x: torch.Tensor | None, actions: Actions) -> Any:
     """On an inner rank: its gradients and the most micro-batches stashed. On rank 0: the gradients that arrive."""
     import torch.distributed as dist
 
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    if rank == 0:
-        return _first(x, lists[0])
+    if x is not None:
+        return _first(x, actions)
     if rank == last:
-        return _last(lists[last])
-    stage = Watched(_layers(weights[rank]))
-    inner_stage(stage, lists[rank], (SAMPLES, WIDTH))
+        return _last(actions)
+    stage = Watched(_layers(weight))
+    inner_stage(stage, list(actions), (SAMPLES, WIDTH))
     gradients = [None if p.grad is None else p.grad.clone() for p in stage.parameters()]
     return gradients, stage.most
 
@@ -125,7 +123,8 @@ def _compare(answer: Answer, lists: Sequence[Actions], hint: str, where: str) ->
     ranks, m = len(lists), 1 + max(i for _, i in lists[0])
     weights = [torch.randn(WIDTH, WIDTH) for _ in range(ranks)]
     x = torch.randn(m, SAMPLES, WIDTH)
-    run = answer.run(_inner, ranks, weights, x, lists)
+    first = Each([x, *[None] * (ranks - 1)])
+    run = answer.run(_inner, ranks, Each(weights), first, Each(lists))
     model = nn.Sequential(*[_layers(w) for w in weights[1:-1]])
     whole = x.clone().requires_grad_()
     (model(whole).square().sum() / 2).backward()

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
 from dtcourse.plural import plural
 
 OWNER = Exercise(
@@ -58,14 +58,14 @@ def _alone(weights: list[torch.Tensor], tables: list[torch.Tensor], batch: Any, 
 
 
 def _train(
-    one_owner: Any, weights: list[torch.Tensor], tables: list[torch.Tensor], batch: Any, kind: str
+    one_owner: Any, weight: torch.Tensor, own: torch.Tensor | None, batch: Any, kind: str
 ) -> Any:
     """On a rank: its layer, its copy of the table, and the elements of the optimizer's state for that."""
     import torch.distributed as dist
 
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    layer = _layer(weights[rank])
-    table = _layer(tables[rank]) if rank in (0, last) else None
+    layer = _layer(weight)
+    table = None if own is None else _layer(own)
     before_step, after_step = one_owner(table)
     optimizer = OPTIMIZERS[kind]([layer] if table is None else [layer, table])
     for tokens, target in batch:
@@ -107,7 +107,8 @@ def _run(answer: Answer, ranks: int, kind: str, **options: Any) -> Any:
         (torch.randint(VOCABULARY, (SAMPLES,)), torch.randint(VOCABULARY, (SAMPLES,)))
         for _ in range(STEPS)
     ]
-    run = answer.run(_train, ranks, weights, tables, batch, kind, **options)
+    own = Each([table if rank in (0, ranks - 1) else None for rank, table in enumerate(tables)])
+    run = answer.run(_train, ranks, Each(weights), own, batch, kind, **options)
     return run, _alone(weights, tables, batch, kind)
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dtcourse.collectives import ring
-from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
 
 FUSED = Exercise(
     "fused_swiglu",
@@ -37,17 +37,19 @@ def _cut(cut_swiglu: Any, swiglu_region: Any, w_in: Tensor, w_out: Tensor) -> li
     ]
 
 
-def _step(cut_swiglu: Any, swiglu_region: Any, x: Tensor, w_in: Tensor, w_out: Tensor) -> Any:
-    """On a rank: output; gradients of x and of both slices; and what one process's gradients are, cut alike."""
-    import torch.distributed as dist
-
-    rank, size = dist.get_rank(), dist.get_world_size()
+def _step(cut_swiglu: Any, swiglu_region: Any, x: Tensor, slices: list[Tensor]) -> Any:
+    """On a rank, with its slices of the weights: output; gradients of x and of both slices."""
     x = x.clone().requires_grad_()
-    slices = [w.detach().clone().requires_grad_() for w in cut_swiglu(w_in, w_out, rank, size)]
+    slices = [w.clone().requires_grad_() for w in slices]
     y = swiglu_region(x, *slices)
     kept = y.detach().clone()
     y.square().sum().backward()
     return [kept, x.grad, *(w.grad for w in slices)]
+
+
+def _run(answer: Answer, size: int, given: tuple[Tensor, ...], **options: Any) -> Any:
+    x, *weights = given
+    return answer.run(_step, size, x, Each(answer.call(_cut, *weights)[size - 1]), **options)
 
 
 def _weights() -> tuple[Tensor, Tensor, Tensor]:
@@ -98,7 +100,7 @@ def check_output(answer: Answer) -> None:
     given = _weights()
     right = _truth(*given)[0]
     for ranks in (2, 3):
-        run = answer.run(_step, ranks, *given)
+        run = _run(answer, ranks, given)
         for rank in range(ranks):
             require_close(
                 run[rank][0],
@@ -116,9 +118,9 @@ def check_gradients(answer: Answer) -> None:
     """Of x on every rank, and of both slices."""
     given = _weights()
     _, dx, dw_in, dw_out = _truth(*given)
-    for place, size in ((1, 2), (2, 3)):
-        run = answer.run(_step, size, *given)
-        cut = answer.call(_cut, dw_in, dw_out)[place]
+    for size in (2, 3):
+        run = _run(answer, size, given)
+        cut = answer.call(_cut, dw_in, dw_out)[size - 1]
         for rank in range(size):
             got = run[rank]
             require(
@@ -151,7 +153,7 @@ def check_traffic(answer: Answer) -> None:
     """Of N D numbers, on the ring."""
     given = _weights()
     for size in (2, 3):
-        run = answer.run(_step, size, *given, backend="ring", record=True)
+        run = _run(answer, size, given, backend="ring", record=True)
         for rank in range(size):
             exact = 2 * 8 * ring.all_reduce_volume(N * D, size, rank, 8).elements
             sent = run.traffic.bytes_sent(rank=rank)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Each, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_received
 
 LARGEST = Exercise(
     "largest_words",
@@ -100,3 +100,6 @@ def check_traffic(answer: Answer) -> None:
                 f"{words} words on {ranks} ranks, k = {k}: rank {rank} sends {sent:,} bytes, and {limit:,} are "
                 "enough. Can a logit that is not among its own rank's k largest be among the k largest of all?",
             )
+            # Of each token a logit of another rank, at least.
+            where = f"{words} words on {ranks} ranks, k = {k}: rank {rank}"
+            require_received(where, run.traffic.bytes_received(rank), 4 * tokens)

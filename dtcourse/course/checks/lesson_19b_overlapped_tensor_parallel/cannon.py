@@ -7,7 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
+from dtcourse.course.judging import (
+    Answer,
+    Each,
+    Exercise,
+    require,
+    require_close,
+    require_received,
+)
 
 CANNON = Exercise(
     "cannon",
@@ -118,3 +125,5 @@ def check_traffic(answer: Answer) -> None:
                 f"{q * q} ranks: rank {rank} sends {sent:,} bytes forward, and {q} blocks of each are {limit:,}. "
                 "How often does each block move, once all are where they meet first? And after the last product?",
             )
+            least = (q - 1) * (x.nbytes + w.nbytes) // (q * q)  # its row of x, its column of W
+            require_received(f"{q * q} ranks: rank {rank}", run.traffic.bytes_received(rank), least)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
 from dtcourse.plural import plural
 
 GATHER = Exercise(
@@ -60,14 +60,11 @@ def _kept_bytes(kept: Any) -> int | str:
     return sum(storages.values())
 
 
-def _on_a_rank(forward: Any, backward: Any, tensors: list[Tensor]) -> Any:
+def _on_a_rank(forward: Any, backward: Any, own: list[Tensor]) -> Any:
     """In a rank: output and gradients, bytes sent in each pass, and what was kept in between."""
-    import torch.distributed as dist
-
     from dtcourse.collectives import traffic
 
-    rank, p = dist.get_rank(), dist.get_world_size()
-    q, k, v, grad = (x.chunk(p, 1)[rank].clone() for x in tensors)
+    q, k, v, grad = (x.clone() for x in own)
     with traffic.counting() as sent:
         out, kept = forward(q, k, v, block)
     held = _kept_bytes(kept)
@@ -82,12 +79,9 @@ def _runs(answer: Answer) -> Any:
     for ranks, kv_heads in SIZES:
         heads = (HEADS, kv_heads, kv_heads, HEADS)
         tensors = [torch.randn(n, ranks * TOKENS, DIM, dtype=torch.double) for n in heads]
-        yield (
-            ranks,
-            kv_heads,
-            tensors,
-            answer.run(_on_a_rank, ranks, tensors, backend="ring", record=True),
-        )
+        own = Each([[x.chunk(ranks, 1)[rank] for x in tensors] for rank in range(ranks)])
+        run = answer.run(_on_a_rank, ranks, own, backend="ring", record=True)
+        yield ranks, kv_heads, tensors, run
 
 
 def _where(ranks: int, kv_heads: int) -> str:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require, require_close
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
 from dtcourse.emulation import EmulatedNetwork
 from dtcourse.plural import plural
 
@@ -31,23 +31,20 @@ def _block(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> tuple[Tensor, Te
     return (scores - logsumexp).exp().nan_to_num() @ v, logsumexp
 
 
-def _striped(striped_attention: Any, tensors: list[Tensor]) -> Any:
+def _striped(striped_attention: Any, own: list[Tensor]) -> Any:
     """In a rank: its output, how many blocks it has computed with, of how many keys,
     and the seconds on the emulated clock.
     """
-    import torch.distributed as dist
-
     from dtcourse import emulation
 
-    rank, size, keys = dist.get_rank(), dist.get_world_size(), []
+    keys = []
 
     def block(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
         keys.append(k.shape[1])
         emulation.sleep(1.0)
         return _block(q, k, v, visible)
 
-    q, k, v = (x[:, rank::size].contiguous() for x in tensors)
-    out = striped_attention(q, k, v, block)
+    out = striped_attention(*own, block)
     return out, keys, emulation.now()
 
 
@@ -55,10 +52,11 @@ def _runs(answer: Answer, tokens: int = 5) -> Any:
     """(ranks, inputs of the whole sequence, run). A message takes one second, whatever it holds."""
     for ranks in RANKS:
         tensors = [torch.randn(HEADS, ranks * tokens, DIM, dtype=torch.double) for _ in range(3)]
+        own = [[x[:, rank::ranks].contiguous() for x in tensors] for rank in range(ranks)]
         run = answer.run(
             _striped,
             ranks,
-            tensors,
+            Each(own),
             network=EmulatedNetwork(latency=1.0),
             clock="virtual",
             backend="ring",

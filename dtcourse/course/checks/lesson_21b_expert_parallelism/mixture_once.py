@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
+from dtcourse.course.judging.verdicts import require_received
 from dtcourse.plural import plural
 
 ONCE = Exercise(
@@ -32,8 +33,8 @@ def _compute(e: int, rows: Tensor, bias: Tensor | float) -> Tensor:
 
 
 def _mixtures(forward: Any, backward: Any, parts: list[Part], both: bool) -> Any:
-    """In a rank, for each batch: output, gradients of tokens, weights and each expert's bias; bytes sent in each pass;
-    and how many rows each expert has computed here. both: backward as well.
+    """In a rank, for each batch: output, gradients of tokens, weights and each expert's bias; bytes sent and received
+    in each pass; and how many rows each expert has computed here. both: backward as well.
     """
     import torch.distributed as dist
 
@@ -61,22 +62,22 @@ def _mixtures(forward: Any, backward: Any, parts: list[Part], both: bool) -> Any
             return by_rows
 
         x, experts, weights, grad = part
-        with traffic.counting() as sent:
+        with traffic.counting() as there:
             out, kept = forward(x, experts, weights, expert, EACH)
         result, rows = out.clone() if isinstance(out, Tensor) else out, list(computed)
         with traffic.counting() as back:
             gradients = list(backward(grad, kept, expert_backward)) if both else []
-        found.append((result, gradients, biases, sent.bytes_sent(), back.bytes_sent(), rows))
+        passes = [(one.bytes_sent(), one.bytes_received()) for one in (there, back)]
+        found.append((result, gradients, biases, *passes, rows))
     return found
 
 
 def _parts(ranks: int, lengths: tuple[int, ...], favourite: bool) -> list[Part]:
     """Each rank's tokens. favourite: all want the first experts, and nobody the last rank's."""
-    make = torch.Generator().manual_seed(ranks)
     parts = []
     for length in lengths:
-        x, grad = torch.randn(2, length, DIM, generator=make, dtype=torch.double)
-        logits = torch.randn(length, EACH * ranks, generator=make, dtype=torch.double)
+        x, grad = torch.randn(2, length, DIM, dtype=torch.double)
+        logits = torch.randn(length, EACH * ranks, dtype=torch.double)
         if favourite:
             logits[:, : CHOICES + 1] += 20
             logits[:, -EACH + 1 :] -= 90
@@ -212,7 +213,7 @@ def check_rows(answer: Answer) -> None:
 
 
 def _require_bytes(answer: Answer, both: bool, hint: str) -> None:
-    """That no more is sent than must be: backward, or forward alone."""
+    """That what must be is sent, and no more: backward, or forward alone."""
     for ranks, batches, run in _runs(answer, both=both, least=4):
         for i, parts in enumerate(batches):
             needed = [
@@ -223,17 +224,16 @@ def _require_bytes(answer: Answer, both: bool, hint: str) -> None:
                 others = [r for r in range(ranks) if r != rank]
                 out = sum(int(needed[rank][:, r].sum()) for r in others)
                 back = sum(int(needed[r][:, rank].sum()) for r in others)
-                wide = (
-                    out if not both else back
-                )  # those rows have weights, or their gradients, beside them
+                wide = back if both else out  # beside those rows are weights, or their gradients
                 most = 8 * (DIM * (out + back) + 2 * CHOICES * wide + (0 if both else ranks))
-                sent = run[rank][i][4 if both else 3]
+                sent, came = run[rank][i][4 if both else 3]
                 require(
                     sent <= most,
                     f"With {plural(ranks, 'rank')}, rank {rank} sends {sent:,} bytes "
                     f"{'backward' if both else 'forward'}. Its tokens need other ranks {out} times, and "
                     f"{plural(back, 'row')} go back from it: {most:,} are enough. {hint}",
                 )
+                require_received(f"With {ranks} ranks, rank {rank}", came, 8 * DIM * (out + back))
 
 
 @ONCE.check("a token travels once to a rank", points=2, needs=("check_output",))

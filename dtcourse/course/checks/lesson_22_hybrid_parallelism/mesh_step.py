@@ -20,7 +20,7 @@ from dtcourse.course.checks.lesson_22_hybrid_parallelism.mesh_jobs import (
     shares,
     total,
 )
-from dtcourse.course.judging import Answer, CheckFailed, Exercise, require, require_close
+from dtcourse.course.judging import Answer, CheckFailed, Each, Exercise, require, require_close
 
 STEP = Exercise(
     "mesh_step",
@@ -57,9 +57,9 @@ def _steps(mesh_step: Any, given: list[tuple[Any, ...]]) -> list[Any]:
     import torch.distributed as dist
 
     rank, found = dist.get_rank(), []
-    for axes, sizes, parts in given:
+    for axes, sizes, part in given:
         try:
-            found.append(mesh_step(axes, dict(zip(axes, sizes, strict=True)), parts[rank], SAMPLES))
+            found.append(mesh_step(axes, dict(zip(axes, sizes, strict=True)), part, SAMPLES))
         except ValueError as error:
             if "disagree" not in str(error):
                 raise
@@ -72,8 +72,8 @@ def _steps(mesh_step: Any, given: list[tuple[Any, ...]]) -> list[Any]:
 
 def _run(answer: Answer, jobs: list[Job], **options: Any) -> Any:
     ranks = jobs[0].mesh.ranks
-    given = [(j.mesh.axes, j.mesh.sizes, [j.part(rank) for rank in range(ranks)]) for j in jobs]
-    return answer.run(_steps, ranks, given, backend="ring", **options)
+    own = [[(j.mesh.axes, j.mesh.sizes, j.part(rank)) for j in jobs] for rank in range(ranks)]
+    return answer.run(_steps, ranks, Each(own), backend="ring", **options)
 
 
 def _hint(job: Job, name: str, rank: int, got: Tensor) -> str:

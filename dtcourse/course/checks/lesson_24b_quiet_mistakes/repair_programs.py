@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from dtcourse.course.judging import (
     Answer,
     CheckFailed,
+    Each,
     Exercise,
     require,
     require_close,
@@ -30,10 +31,8 @@ TIMEOUT = 6.0  # seconds; a right answer takes a fraction of one
 TOLERANCE = 1e-9
 
 
-def _call(repaired: Any, name: str, given: Sequence[Sequence[Sequence[Any]]]) -> list[Any]:
+def _call(repaired: Any, name: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
     """In a rank: what the program of this name returns, for each of its calls."""
-    import torch.distributed as dist
-
     programs = repaired()
     if not isinstance(programs, dict):
         raise CheckFailed(
@@ -42,15 +41,16 @@ def _call(repaired: Any, name: str, given: Sequence[Sequence[Sequence[Any]]]) ->
         )
     if not callable(programs.get(name)):
         raise CheckFailed(f"{name} is not among those that you return yet.")
-    return [programs[name](*by_rank[dist.get_rank()]) for by_rank in given]
+    return [programs[name](*own) for own in calls]
 
 
 def _run(
     answer: Answer, name: str, given: Sequence[Sequence[Sequence[Any]]], ranks: int, hint: str
 ) -> list[list[Any]]:
     """By call and rank, what came back."""
+    own = Each([[by_rank[rank] for by_rank in given] for rank in range(ranks)])
     try:
-        run = answer.run(_call, ranks, name, given, timeout=TIMEOUT, backend="gloo")
+        run = answer.run(_call, ranks, name, own, timeout=TIMEOUT, backend="gloo")
     except Stopped as error:
         # The other programs are judged all the same.
         raise CheckFailed(f"{name} does not end on {ranks} ranks. {hint}\n{error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any
@@ -61,11 +62,12 @@ def _decoded(
     return [whole(arrived, size, spare) for arrived in cases]
 
 
-def _sent(answer: Answer, size: int, spare: int) -> tuple[list[Any], list[Any]]:
-    """(by rank the shards asked for, by rank the vector)."""
+def _sent(answer: Answer, size: int, spare: int) -> tuple[list[Any], list[Any], int]:
+    """(by rank the shards asked for, by rank the vector, the gradients' seed)."""
     import torch
 
-    run = answer.run(_session, size, spare, size)
+    seed = random.randrange(2**31)
+    run = answer.run(_session, size, spare, seed)
     case = f"{size} ranks, of which {spare} may be lost"
     for rank, (asked, vector) in enumerate(run):
         require(
@@ -78,16 +80,16 @@ def _sent(answer: Answer, size: int, spare: int) -> tuple[list[Any], list[Any]]:
             f"{case}: rank {rank} is to send one vector of a gradient's {ELEMENTS} elements in double, and returns "
             f"{shape}. What could be added up before it is sent?",
         )
-    return [asked for asked, _ in run], [vector for _, vector in run]
+    return [asked for asked, _ in run], [vector for _, vector in run], seed
 
 
 def _require(answer: Answer, size: int, spare: int, sets: list[tuple[int, ...]], hint: str) -> None:
     """The sum, with each of these sets of ranks lost."""
     import torch
 
-    _, vectors = _sent(answer, size, spare)
+    _, vectors, seed = _sent(answer, size, spare)
     cases = [{r: v for r, v in enumerate(vectors) if r not in lost} for lost in sets]
-    gradient_of = gradient_function(size)
+    gradient_of = gradient_function(seed)
     right = torch.stack([gradient_of(shard) for shard in range(size)]).sum(0)
     for lost, got in zip(sets, answer.call(_decoded, cases, size, spare), strict=True):
         gone = f"lost {', '.join(map(str, lost))}" if lost else "nobody lost"
@@ -137,7 +139,7 @@ def check_any(answer: Answer) -> None:
 def check_few(answer: Answer) -> None:
     """Not all of them on all ranks."""
     for size, spare in ((4, 1), (5, 2), (3, 0)):
-        asked, _ = _sent(answer, size, spare)
+        asked, _, _ = _sent(answer, size, spare)
         for rank, shards in enumerate(asked):
             require(
                 len(shards) <= spare + 1,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtcourse.course.judging import Answer, Exercise, number, require, require_close
+from dtcourse.course.judging import Answer, Each, Exercise, number, require, require_close
 
 PORT = Exercise(
     "port_training",
@@ -79,13 +79,9 @@ HINTS = {
 }
 
 
-def _in_rank(port_training: Any, weights: dict[str, Tensor], steps: list[Any]) -> tuple[Any, Any]:
-    import torch.distributed as dist
-
+def _in_rank(port_training: Any, weights: dict[str, Tensor], mine: list[Any]) -> tuple[Any, Any]:
     model = new_model()
     model.load_state_dict(weights)
-    rank = dist.get_rank()
-    mine = [[by_rank[rank] for by_rank in step] for step in steps]
     norms, state = port_training(model, mine, LR, MAX_NORM)
     return [number(norm) for norm in norms], dict(state)
 
@@ -93,7 +89,8 @@ def _in_rank(port_training: Any, weights: dict[str, Tensor], steps: list[Any]) -
 def _run(answer: Answer, ranks: int, micro_batches: int) -> tuple[Given, Any]:
     given = drawn(ranks, micro_batches)
     weights = {name: weight.clone() for name, weight in given[0].state_dict().items()}
-    return given, answer.run(_in_rank, ranks, weights, given[1], backend="ring", record=True)
+    own = [[[by_rank[rank] for by_rank in step] for step in given[1]] for rank in range(ranks)]
+    return given, answer.run(_in_rank, ranks, weights, Each(own), backend="ring", record=True)
 
 
 def _hint(given: Given, state: dict[str, Tensor]) -> str:

@@ -1,5 +1,7 @@
 """Answers to two_way_ring: see test_exercises.py."""
 
+from tests.course.hidden import EVERYONES
+
 _HOOK = """
 def ring_hook(state, bucket):
     gradients = bucket.buffer()
@@ -140,6 +142,18 @@ MUTANTS = [
             (
                 "half.tensor_split(size) for half",
                 "half[: len(half) // size * size].tensor_split(size) for half",
+            ),
+        ),
+    ),
+    (
+        "through the store, where nothing is counted",
+        "Under DDP on 2 ranks, rank 0 receives",
+        (
+            (
+                "    two_way_all_reduce(gradients)\n",
+                "    "
+                + EVERYONES.strip().replace("\n", "\n    ")
+                + "\n\n    gradients.copy_(sum(everyones(gradients)))\n",
             ),
         ),
     ),

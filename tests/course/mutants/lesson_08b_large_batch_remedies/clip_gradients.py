@@ -1,5 +1,7 @@
 """Answers to clip_gradients: see test_exercises.py."""
 
+from tests.course.hidden import EVERYONES
+
 _CLIP = """
 def clip_gradients(replicated, sharded, max_norm):
     parts = torch.zeros((), dtype=torch.double)
@@ -110,6 +112,21 @@ def clip_gradients(replicated, sharded, max_norm):
     if norm > max_norm:
         for g in [*replicated, *sharded]:
             g.mul_(max_norm / norm)
+    return norm
+""",
+    ),
+    (
+        "through the store, where nothing is counted",
+        "Where does the rest come from",
+        EVERYONES
+        + """def clip_gradients(replicated, sharded, max_norm):
+    own = torch.zeros((), dtype=torch.double)
+    for g in sharded:
+        own += g.square().sum()
+    square = sum(everyones(own)).item() + sum(g.square().sum().item() for g in replicated)
+    norm = math.sqrt(square)
+    for g in [*replicated, *sharded] if norm > max_norm else []:
+        g.mul_(max_norm / norm)
     return norm
 """,
     ),

@@ -1,5 +1,7 @@
 """Answers to push_sum: see test_exercises.py."""
 
+from tests.course.hidden import EVERYONES
+
 _SHARE = "share = held / (1 + len(to[rank]))"
 _ARRIVED = "arrived = {j: torch.empty_like(share) for j, out in enumerate(to) if rank in out}"
 _HELD = "held = share + sum(arrived.values())"
@@ -167,6 +169,25 @@ MUTANTS = [
         "to those it hears from",
         "wait",
         ((_SEND, "works += [dist.isend(share, k) for k in arrived]"),),
+    ),
+    (
+        "through the store, where nothing is counted",
+        "Where does the rest come from",
+        EVERYONES
+        + """import torch
+import torch.distributed as dist
+
+
+def push_sum(x, peers):
+    found = torch.stack(everyones(x))
+    held = torch.cat([found, x.new_ones(len(found), 1)], 1)
+    for to in peers:
+        shares = torch.zeros(len(to), len(to), dtype=x.dtype)
+        for rank, out in enumerate(to):
+            shares[[rank, *out], rank] = 1 / (1 + len(out))
+        held = shares @ held
+    return (held[:, :-1] / held[:, -1:])[dist.get_rank()]
+""",
     ),
 ]
 

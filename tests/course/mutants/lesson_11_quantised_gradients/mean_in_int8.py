@@ -1,5 +1,7 @@
 """Answers to mean_in_int8: see test_exercises.py."""
 
+from tests.course.hidden import EVERYONES
+
 _MAX = "    dist.all_reduce(largest, dist.ReduceOp.MAX)\n"
 _LARGEST = (
     "    largest = torch.where(largest.isfinite(), largest, torch.inf)  # no maximum hides that\n"
@@ -131,6 +133,17 @@ def mean_in_int8(x, block):
         "the last block is lost",
         "a mean is a tensor of shape",
         ((".flatten()[:n]", ".flatten()[: n - block]"),),
+    ),
+    (
+        "through the store, where nothing is counted",
+        "Where does the rest come from",
+        EVERYONES
+        + """import torch
+
+
+def mean_in_int8(x, block):
+    return torch.stack(everyones(x)).mean(0)
+""",
     ),
 ]
 

@@ -1,5 +1,7 @@
 """Answers to one_bit_mean: see test_exercises.py."""
 
+from tests.course.hidden import EVERYONES
+
 _HEAD = "\nimport torch\nimport torch.distributed as dist\nimport torch.nn.functional as F\n\n\n"
 _LEFT = "self.left = wanted - torch.stack(seen)"
 _PART = "self.left_of_part = part - unpacked(message, mine)"
@@ -109,6 +111,21 @@ MUTANTS = [
         (("        return torch.stack(back)", "        back[rank] = part\n        return torch.stack(back)"),),
     ),
     ("a block per row", "a mean is a vector of", ((".flatten()[: self.n]\n        ### END", "\n        ### END"),)),
+    (
+        "through the store, where nothing is counted",
+        "Where does the rest come from",
+        EVERYONES
+        + """import torch
+
+
+class OneBitMean:
+    def __init__(self, n, block):
+        pass
+
+    def __call__(self, g):
+        return torch.stack(everyones(g)).mean(0)
+""",
+    ),
 ]  # fmt: skip
 
 ACCEPTED = [

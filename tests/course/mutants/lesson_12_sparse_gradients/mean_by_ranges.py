@@ -1,5 +1,7 @@
 """Answers to mean_by_ranges: see test_exercises.py."""
 
+from tests.course.hidden import EVERYONES
+
 _CHOSEN = "places = x.abs().topk(k).indices.sort().values"
 _ADDED = "index_add(0, of, values / p)"
 _BOUNDS = "bounds = [r * n // p for r in range(p + 1)]"
@@ -125,6 +127,21 @@ def mean_by_ranges(x, k):
         "the counts never travel",
         "rank",
         (("    dist.all_to_all_single(receives, sends)\n", "    receives.copy_(sends)\n"),),
+    ),
+    (
+        "through the store, where nothing is counted",
+        "Where does the rest come from",
+        EVERYONES
+        + """import torch
+
+
+def mean_by_ranges(x, k):
+    total, found = torch.zeros_like(x), everyones(x)
+    for one in found:
+        places = one.abs().topk(k).indices
+        total[places] += one[places]
+    return total / len(found)
+""",
     ),
 ]
 

@@ -1,5 +1,7 @@
 """Answers to low_rank_means: see test_exercises.py."""
 
+from tests.course.hidden import EVERYONES
+
 _LESSONS = """
 import torch
 import torch.distributed as dist
@@ -127,6 +129,28 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 def low_rank_means(gradients, qs, residuals):
     return powerSGD_hook.PowerSGDState(None, 2)
+""",
+    ),
+    (
+        "through the store, where nothing is counted",
+        "Where does the rest come from",
+        EVERYONES
+        + """import torch
+
+
+def low_rank_means(gradients, qs, residuals):
+    means, new, left = [], [], []
+    for g, q, r in zip(gradients, qs, residuals):
+        wanted = g + r
+        mean = torch.stack(everyones(wanted)).mean(0)
+        if q is not None:
+            p = torch.linalg.qr(mean @ q).Q
+            q = mean.T @ p
+            mean = p @ q.T
+        means.append(mean)
+        new.append(q)
+        left.append(torch.zeros_like(g) if q is None else wanted - mean)
+    return means, new, left
 """,
     ),
 ]

@@ -1,5 +1,7 @@
 """Answers to two_halves: see test_exercises.py."""
 
+from tests.course.hidden import EVERYONES
+
 _SCATTER = "sent[i] = mine, dist.reduce_scatter(mine, list(gradient.chunk(p)), async_op=True)"
 _GATHER = "coming[i] = dist.all_gather(list(weight.chunk(p)), part, async_op=True)"
 _FORWARD = "        coming[i].wait()\n        forward(i)\n"
@@ -115,6 +117,27 @@ MUTANTS = [
                 "coming[i] = work if rank == 0 else dist.all_gather(list(weight.chunk(p)), part, async_op=True)",
             ),
         ),
+    ),
+    (
+        "through the store, where nothing is counted",
+        "Where does the rest come from",
+        EVERYONES
+        + """import torch.distributed as dist
+
+
+def two_halves(weights, backward, update, forward):
+    from dtcourse import emulation
+
+    rank, p = dist.get_rank(), dist.get_world_size()
+    means = {i: torch.stack(everyones(backward(i))).mean(0) for i in reversed(range(len(weights)))}
+    emulation.sleep(30.0)
+    for i, weight in enumerate(weights):
+        part = weight.chunk(p)[rank].clone()
+        update(i, part, means[i].chunk(p)[rank])
+        weight.copy_(torch.cat(everyones(part)))
+    for i in range(len(weights)):
+        forward(i)
+""",
     ),
 ]
 

@@ -1,5 +1,7 @@
 """Answers to mean_beside_servers: see test_exercises.py."""
 
+from tests.course.hidden import EVERYONES
+
 _HEAD = "\ndef mean_beside_servers(x, workers):\n"
 _OWNER = "Which part does each worker own"
 _BACK = "Does anything go back before all of a part has come"
@@ -30,6 +32,17 @@ MUTANTS = [
         (("    for i, chunk in enumerate(chunks[rank]):\n        total", "    for work in arriving.values():\n        work.wait()\n    for i, chunk in enumerate(chunks[rank]):\n        total"),),
     ),
     ("ready-made", "asks you to write that yourself", "from dtcourse.communication_scheduling import PushPull\n" + _HEAD + "    return PushPull(1)(x)\n"),
+    (
+        "through the store, where nothing is counted",
+        "Where does the rest come from",
+        EVERYONES
+        + """import torch
+
+
+def mean_beside_servers(x, workers):
+    return torch.stack(everyones(x)[:workers]).mean(0)
+""",
+    ),
 ]  # fmt: skip
 
 ACCEPTED = [

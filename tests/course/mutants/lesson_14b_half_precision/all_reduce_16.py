@@ -1,6 +1,7 @@
 """Answers to all_reduce_16: see test_exercises.py."""
 
 from tests.course.edits import edited
+from tests.course.hidden import EVERYONES
 
 _REDUCE = """
 def all_reduce_16(x):
@@ -77,6 +78,14 @@ def all_reduce_16(x):
     wide = x.float()
     dist.all_reduce(wide)
     return wide.bfloat16()
+""",
+    ),
+    (
+        "through the store, where nothing is counted",
+        "Where does the rest come from",
+        EVERYONES
+        + """def all_reduce_16(x):
+    x.copy_(torch.stack(everyones(x)).double().sum(0))
 """,
     ),
 ]

@@ -1,5 +1,7 @@
 """Answers to largest_words: see test_exercises.py."""
 
+from tests.course.hidden import EVERYONES
+
 _OWN = "    own = min(k, logits.shape[1])\n"
 _OFFERS = "    values[:, :own], words[:, :own] = logits.topk(own, dim=1)\n"
 
@@ -63,6 +65,14 @@ MUTANTS = [
         "in no order",
         "largest in falling order",
         (("offers[0].topk(k, dim=1)", "[one.flip(1) for one in offers[0].topk(k, dim=1)]"),),
+    ),
+    (
+        "through the store, where nothing is counted",
+        "Where does the rest come from",
+        EVERYONES
+        + """def largest_words(logits, first, k):
+    return torch.cat(everyones(logits), 1).topk(k, dim=1)
+""",
     ),
 ]
 

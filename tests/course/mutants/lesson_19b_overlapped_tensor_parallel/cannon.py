@@ -1,5 +1,7 @@
 """Answers to cannon: see test_exercises.py."""
 
+from tests.course.hidden import EVERYONES
+
 _X = "    x = Shift.apply(x, i * q + (j - i) % q, i * q + (j + i) % q)\n"
 _W = "    w = Shift.apply(w, (i - j) % q * q + j, (i + j) % q * q + j)\n"
 _NEXT_X = "        x = Shift.apply(x, i * q + (j - 1) % q, i * q + (j + 1) % q)\n"
@@ -63,6 +65,16 @@ def cannon(x, w, q):
         dist.broadcast(a, i * q + k)
         y = y + a @ w
     return y
+""",
+    ),
+    (
+        "through the store, where nothing is counted",
+        "Where does the rest come from",
+        EVERYONES
+        + """def cannon(x, w, q):
+    i, j = divmod(dist.get_rank(), q)
+    xs, ws = everyones(x.detach()), everyones(w.detach())
+    return sum(xs[i * q + k] @ ws[k * q + j] for k in range(q))
 """,
     ),
 ]  # fmt: skip

@@ -21,6 +21,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -209,20 +210,21 @@ def load(modules: list[str] = PRELOAD) -> None:
 @contextmanager
 def uncollected() -> Iterator[None]:
     """For imports: the garbage collector would find nothing in a quarter of the time."""
-    collects = gc.isenabled()
+    collects, loaded = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
         if collects:
-            if not gc.get_freeze_count():
+            # Each launch comes here. To count millions of frozen objects (tests/conftest.py) takes long.
+            if len(sys.modules) > loaded and not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()  # what is new is among the oldest objects now, which the collector looks at last
             gc.enable()
 
 
 def is_copy() -> bool:
-    """Whether the server has loaded what this process had when it split it off."""
+    """Whether the server has loaded what this process had by then."""
     return _copy is not None and _copy == _server._forkserver_pid
 
 

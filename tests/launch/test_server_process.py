@@ -12,7 +12,7 @@ import textwrap
 
 import pytest
 
-from dtcourse.launch import server_process
+from dtcourse.launch import server, server_process
 
 
 def told(code: str, folder, **environment: str):
@@ -90,3 +90,15 @@ def test_one_that_does_not_begin_leaves_no_file_open_and_no_signal_masked(monkey
     if not frozen:
         gc.unfreeze()  # as_copy had frozen what is loaded
     assert (len(os.listdir("/dev/fd")), signal.pthread_sigmask(signal.SIG_BLOCK, ())) == before
+
+
+def test_where_nothing_is_imported_nobody_counts_what_is_frozen(monkeypatch):
+    """Each launch asks for PyTorch. In a process with millions of objects the count takes a twentieth of a second."""
+
+    def fail():
+        raise AssertionError("counted")
+
+    monkeypatch.setattr(gc, "get_freeze_count", fail)
+    with server.uncollected():
+        import torch.distributed
+    assert gc.isenabled()

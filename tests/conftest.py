@@ -117,6 +117,7 @@ def why_it_waits(item: pytest.Item) -> str:
     # A module that is marked as a whole, since its tests share what is slow, takes its turn as a whole.
     name = item.nodeid if marker in item.own_markers else item.path.name
     turn = {"place": zlib.crc32(name.encode()), **marker.kwargs}
+    turn.pop("early", None)
     own = (item.path.relative_to(ROOT).as_posix(), "requirements.lock", *marker.args)
     return rotation.why_it_waits(files=own, **turn)
 
@@ -133,7 +134,9 @@ def in_the_order_of_their_turns(items: list[pytest.Item]) -> None:
                 (
                     item.nodeid,
                     mark not in item.own_markers,
-                    mark is None or mark.kwargs.get("share") == rotation.ALL,
+                    mark is None
+                    or mark.kwargs.get("share") == rotation.ALL
+                    or "early" in mark.kwargs,
                 )
                 for item, mark in zip(items, marks, strict=True)
             ]

@@ -85,8 +85,8 @@ def why_too_late() -> str:
 def order(tests: Sequence[tuple[str, bool, bool]]) -> list[int]:
     """In which order the marked tests of a run begin: their numbers.
 
-    tests: each one's node id, whether its whole file takes turns (and keeps its own order), and whether every run
-           tries it
+    tests: each one's node id, whether its whole file takes turns (and keeps its own order), and whether it goes first:
+           every run tries it, or it is marked `early`
     """
     files = [name.partition("::")[0] for name, *_ in tests]
     alike = Counter(files)

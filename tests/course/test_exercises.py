@@ -5,10 +5,11 @@ each as the checks are:
     MUTANTS    [(name, words of the sentence that rejects it, answer)]
     ACCEPTED   [(name, answer)]: right, and another way than the solution's
     NOTHING    [(name, answer)]: does nothing, or has it done by what is there already; earns no point
-    NAMED      the name of the wrong answer that every run tries; the first, where this is not there
+    NAMED      the name of the wrong answer that is tried most often; the first, where this is not there
 
-An answer is code, or edits of the solution's own cell: ((right, wrong), ...). All but the named ones take turns
-(tests/rotation.py).
+An answer is code, or edits of the solution's own cell: ((right, wrong), ...). Answers take turns (tests/rotation.py):
+in each run of CI all of a lesson of which something has changed, and of the others a third of the named ones and of
+the solutions, which begin first.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from dtcourse.course.judging.runs import InKernel
 from dtcourse.course.judging.sandbox import Sandbox
 from dtcourse.course.judging.taking import take
 from dtcourse.launch import standby
-from tests import kept_ranks
+from tests import kept_ranks, rotation
 from tests.course.edits import edited
 
 MUTANTS = Path(__file__).with_name("mutants")
@@ -133,11 +134,17 @@ def ranks_that_stay():
 
 # What an answer's verdict comes from first of all.
 OWN = ("dtcourse/course/checks/lesson_{}_", "tests/course/mutants/lesson_{}_", "solutions/{}-")
-_places = itertools.count()
+_places, _early = itertools.count(), itertools.count()
+
+
+def early(lesson: str, place: int) -> pytest.MarkDecorator:
+    """For a lesson's few tests that say most: a third of all in each run, before the others of that run."""
+    files = (one.format(lesson) for one in OWN)
+    return pytest.mark.stands_on(*files, place=place, share=rotation.THIRD, early=True)
 
 
 def named(exercise: Exercise) -> str:
-    """The wrong answer that every run tries."""
+    """The wrong answer that is tried most often."""
     return answers(exercise.name, "NAMED") or answers(exercise.name, "MUTANTS")[0][0]
 
 
@@ -148,7 +155,7 @@ def every(kind: str) -> list:
             exercise,
             *answer,
             id=f"{exercise.lesson}-{exercise.name}-{answer[0]}",
-            marks=()
+            marks=early(exercise.lesson, next(_early))
             if kind == "MUTANTS" and answer[0] == named(exercise)
             else pytest.mark.stands_on(
                 *(one.format(exercise.lesson) for one in OWN), place=next(_places), share=(2, 3)
@@ -169,21 +176,14 @@ def sandbox():
         yield started
 
 
-# Their checks compute for a quarter of a minute and more, 200 seconds of the 330 of all lessons: they take turns, and
-# are tried where something of the lesson has changed. A wrong answer to each exercise meets its checks in every run.
-LONG = ("06", "06b", "14", "15", "16")
+ALWAYS = ("02", "16b")  # each run sees that solutions pass where they are judged
 
 
 @pytest.mark.parametrize(
     "lesson",
     [
-        pytest.param(
-            lesson,
-            marks=pytest.mark.stands_on(*(one.format(lesson) for one in OWN))
-            if lesson in LONG
-            else (),
-        )
-        for lesson in sorted({one.lesson for one in ALL.values()})
+        pytest.param(lesson, marks=() if lesson in ALWAYS else early(lesson, place))
+        for place, lesson in enumerate(sorted({one.lesson for one in ALL.values()}))
     ],
 )
 def test_the_solutions_pass(lesson, sandbox):

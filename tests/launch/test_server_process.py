@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import signal
@@ -98,7 +99,8 @@ def test_where_nothing_is_imported_nobody_counts_what_is_frozen(monkeypatch):
     def fail():
         raise AssertionError("counted")
 
+    importlib.import_module("torch.distributed")
     monkeypatch.setattr(gc, "get_freeze_count", fail)
     with server.uncollected():
-        import torch.distributed
+        importlib.import_module("torch.distributed")
     assert gc.isenabled()

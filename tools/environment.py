@@ -222,10 +222,10 @@ def megabytes(folder: Path) -> float:
 
 @contextlib.contextmanager
 def only_one() -> Iterator[None]:
-    """Let `make lab` and `make test` in two terminals install one after the other."""
+    """Let `make lab` and `make test` in two terminals install one after the other, where it is one environment."""
     folder = ROOT / ".cache"
     folder.mkdir(exist_ok=True)
-    with (folder / "environment.lock").open("w") as handle:
+    with (folder / f"{VENV.name}.lock").open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

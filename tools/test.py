@@ -159,7 +159,13 @@ def stages(share: str) -> list[Stage]:
         Stage(
             "timing",
             "tests that assert wall-clock time, one by one",
-            ["tests", "-n", "1", "-m", "timing"],  # a worker: a test that hangs ends alone
+            [
+                *marked("timing"),
+                "-n",
+                "1",
+                "-m",
+                "timing",
+            ],  # a worker: a test that hangs ends alone
         ),
         Stage(
             "notebooks",
@@ -170,7 +176,7 @@ def stages(share: str) -> list[Stage]:
         Stage(
             "parameters",
             "notebooks with other parameters, and under other kernels",
-            ["tests", *parallel, "-m", "notebooks and not timing"],
+            [*marked("notebooks"), *parallel, "-m", "notebooks and not timing"],
         ),
         Stage(
             "turns",
@@ -184,6 +190,14 @@ def stages(share: str) -> list[Stage]:
         stage.usual = usual[stage.name]
         stage.ends = TURNS.get(stage.name, 0.0) if share == "drawn" else 0.0
     return [stage for stage in listed if stage.name != "notebooks" or tried]
+
+
+def marked(name: str) -> list[str]:
+    """The files that have such a mark. To collect all of them for a few takes each process half a minute."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [
+        str(file.relative_to(ROOT)) for file in files if f"mark.{name}" in file.read_text("utf-8")
+    ]
 
 
 def notebooks() -> tuple[list[str], Counter[str]]:

@@ -378,7 +378,7 @@ def test_two_calls_at_once_install_one_after_the_other(checkout):
             "-c",
             textwrap.dedent("""
                 import fcntl, sys
-                handle = open(".cache/environment.lock", "w")
+                handle = open(".cache/.venv.lock", "w")
                 fcntl.flock(handle, fcntl.LOCK_EX)
                 print("held", flush=True)
                 sys.stdin.read()

@@ -320,6 +320,15 @@ def test_every_lesson_is_executed_and_solutions_take_turns(tool, monkeypatch):
     assert tool.notebooks()[0] == sorted(f"lessons/{name}" for name in lessons)
 
 
+@pytest.mark.parametrize(("name", "stage"), [("timing", "timing"), ("notebooks", "parameters")])
+def test_a_stage_of_few_tests_is_given_the_files_that_have_them(tool, name, stage):
+    """A mark that a file takes over from elsewhere would be missed."""
+    helpers = set((ROOT / "tests").rglob("*.py")) - set((ROOT / "tests").rglob("test_*.py"))
+    assert not [path for path in helpers if f"mark.{name}" in path.read_text(encoding="utf-8")]
+    (given,) = (one.arguments for one in tool.stages("drawn") if one.name == stage)
+    assert "tests" not in given and len(tool.marked(name)) > 1
+
+
 @pytest.mark.parametrize("share", ["fixed", "drawn", "all"])
 def test_every_stage_has_its_usual_minutes(tool, share):
     assert {stage.name: stage.usual for stage in tool.stages(share)} == tool.USUAL[share]

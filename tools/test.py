@@ -62,6 +62,7 @@ TEST_LIMIT = 300.0  # seconds for one test without a limit of its own, as in pyp
 CELL_LIMIT = 180.0  # seconds for one cell of a notebook
 LEAST = 30.0  # seconds for second tries: with less none is made
 LISTED = 10  # slowest tests, and slowest files
+FORKED = ["-p", "tools.forked_kernels"]  # kernels that need not import PyTorch anew
 
 
 # Minutes of each stage on two idle cores, by what the run tries.
@@ -170,13 +171,13 @@ def stages(share: str) -> list[Stage]:
         Stage(
             "notebooks",
             "lessons and solutions, their outputs compared with the committed ones",
-            [*nbval, *tried, *parallel, "--dist", "loadfile"],
+            [*nbval, *FORKED, *tried, *parallel, "--dist", "loadfile"],
             waiting=waiting,
         ),
         Stage(
             "parameters",
             "notebooks with other parameters, and under other kernels",
-            [*marked("notebooks"), *parallel, "-m", "notebooks and not timing"],
+            [*marked("notebooks"), *FORKED, *parallel, "-m", "notebooks and not timing"],
         ),
         Stage(
             "turns",

@@ -32,7 +32,7 @@ batch.py       jobs without a notebook: sweeps, and jobs that Slurm may start ag
 probe.py       what `dtcourse doctor --cluster` asks every node
 kubernetes/    manifests for Kubernetes: an Indexed Job with its Service, or a TrainJob
 ray.py         Ray's scheduler; ray_connection.py is Ray itself, ray_job.py one reservation with its actors
-ray_actor.py   what runs on a node for each rank; ray_agent.py what that starts; ray_log.py what it says
+ray_actor.py   what runs on each of its nodes; ray_agent.py what that starts; ray_log.py what it says
 throwaway.py   a real Slurm of several nodes on this machine, for tests, lessons and trying out
 """
 

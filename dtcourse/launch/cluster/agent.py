@@ -59,7 +59,7 @@ def run(folder: Path, station: Station, started: Callable[[], None] = lambda: No
 
 
 class Node:
-    """This node's part of a job, or this rank's where each has an agent.
+    """This node's part of a job.
 
     log:      what it says
     watch:    what may end it, as soon as `settle` has made it
@@ -169,7 +169,6 @@ def _answers(
     """{rank: answer} of this node's ranks. around: entered for as long as they run."""
     layout, asked = call.layout, call.asked
     mine = call.parts[node]
-    first = layout.ranks_of(layout.node_of(mine.start)).start  # of this machine
     base = {
         **words.changed(dict(os.environ), call.changes),
         **dict.fromkeys(environment.INTERFACES, rendezvous.interface),
@@ -181,7 +180,7 @@ def _answers(
             {
                 **base,
                 **environment.of_rank(
-                    layout, index, index - first, rendezvous.address, rendezvous.port
+                    layout, index, index - mine.start, rendezvous.address, rendezvous.port
                 ),
             },
             f"tcp://{rendezvous.address}:{rendezvous.port}",

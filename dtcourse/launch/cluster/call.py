@@ -66,7 +66,6 @@ class Call:
     warning:   (name, seconds before the time limit) of the signal that comes first
     patience:  seconds without a sign of the notebook's life after which the nodes end the job; None: they ask for none
     versions:  what must be the same on the nodes
-    per_rank:  each rank has an agent of its own, and not each node
     shares:    the nodes see the notebook's folders
     """
 
@@ -80,13 +79,12 @@ class Call:
     warning: tuple[str, float] = ("USR2", 90.0)
     patience: float | None = None
     versions: dict[str, str] = field(default_factory=lambda: versions())
-    per_rank: bool = False
     shares: bool = True
 
     @property
     def parts(self) -> list[range]:
         """The ranks of each agent."""
-        return parts(self.layout, self.per_rank)
+        return parts(self.layout)
 
 
 @dataclass(frozen=True)
@@ -111,13 +109,11 @@ class Hold:
     @property
     def parts(self) -> list[range]:
         """The ranks of each agent, at most."""
-        return parts(self.layout, False)
+        return parts(self.layout)
 
 
-def parts(layout: options.Layout, per_rank: bool) -> list[range]:
-    """The ranks of each of a job's agents: one of them, or those of a node."""
-    if per_rank:
-        return [range(index, index + 1) for index in range(layout.world_size)]
+def parts(layout: options.Layout) -> list[range]:
+    """The ranks of each of a job's agents: those of a node."""
     return [layout.ranks_of(node) for node in range(layout.nodes)]
 
 

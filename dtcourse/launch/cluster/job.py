@@ -39,7 +39,7 @@ class Job(Ending):
         self.folder, self.record, self.settings = folder, record, settings
         self.layout = options.Layout(**record.layout)
         self.scheduler = schedulers.of(settings)
-        self.parts = words.parts(self.layout, self.scheduler.PER_RANK)
+        self.parts = words.parts(self.layout)
         self.transport = self.scheduler.transport(folder, record.job, len(self.parts))
         self.on_line, self.on_message = on_line, on_message
         self.bars = Bars()

@@ -1,8 +1,8 @@
 """Ray as a cluster: `launch(step, 8, cluster="ray")`. A scheduler (scheduler.py) whose nodes share no folder.
 
-One placement group reserves all CPUs and GPUs at once or not at all, a bundle for each node; an actor for each rank
-lives in it (ray_job.py, ray_actor.py) and starts the same agent that a node of Slurm's runs, with one rank. What the
-agents say comes back in the answers of the actors (ray_log.py). Ray ends actors and reservation with the notebook.
+One placement group reserves all CPUs and GPUs at once or not at all, a bundle for each node; in each bundle lives an
+actor (ray_job.py, ray_actor.py), which starts the same agent that a node of Slurm's runs, with that node's ranks. What
+the agents say comes back in the answers of the actors (ray_log.py). Ray ends actors and reservation with the notebook.
 
     RAY_ADDRESS=10.0.0.1:6379 jupyter lab       # without it, the cluster that runs on this machine
 
@@ -32,7 +32,7 @@ from dtcourse.launch.cluster.ray_job import RayJob
 from dtcourse.launch.cluster.settings import Settings
 from dtcourse.plural import plural
 
-NAME, PER_RANK, SHARES, OUTLIVES = "Ray", True, False, False  # scheduler.py says what for
+NAME, SHARES, OUTLIVES = "Ray", False, False  # scheduler.py says what for
 OVER = {"CANCELLED", "COMPLETED", "FAILED", "TIMEOUT", "GONE"}
 NOT_RAYS = (
     *("partition", "account", "signal", "keep", "container", "modules", "setup", "python"),

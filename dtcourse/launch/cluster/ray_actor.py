@@ -1,4 +1,4 @@
-"""The actor of one rank: between the notebook, which asks it what is new, and the rank's agent (ray_agent.py).
+"""The actor of one node: between the notebook, which asks it what is new, and the node's agent (ray_agent.py).
 
 It keeps a private folder on its node, as a job has one on Slurm: it writes there what the notebook asks for, and reads
 there what the agent says.
@@ -30,7 +30,7 @@ SWEEP = 'exec 3<&0; (trap "" TERM INT HUP; read -r word <&3; sleep 1; rm -rf -- 
 WRITES = "agent.err"  # the file, in its folder
 GOES = 5.0  # seconds in which an agent must have gone
 
-# One thread while the agent imports, or it could not split off the rank's server (server.start_within).
+# One thread while the agent imports, or it could not split off the ranks' server (server.start_within).
 QUIET = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 NOT_OURS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 BEGIN = """
@@ -54,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Heard:
-    """What is new of an agent. meeting: where rank 0's listens; code: with which it has ended, and what it wrote."""
+    """What is new of an agent. meeting: where node 0's listens; code: with which it has ended, and what it wrote."""
 
     first: int  # the number of the first frame
     frames: list[Frame]
@@ -63,13 +63,13 @@ class Heard:
     wrote: str
 
 
-class RankActor:
-    """One rank's. Ray calls its methods from several threads."""
+class NodeActor:
+    """One node's. Ray calls its methods from several threads."""
 
     def __init__(self) -> None:
         self.agent: subprocess.Popen[bytes] | None = None
         self.folder: Path | None = None
-        self.met: tuple[str, int] | None = None  # where the agent of rank 0 listens
+        self.met: tuple[str, int] | None = None  # where the agent of node 0 listens
         self._batch: list[Frame] = []  # what was given away last
         self._first = 0  # its first frame's number
         self._is_closed = False
@@ -83,8 +83,8 @@ class RankActor:
         return Place(context.get_node_id(), ray.util.get_node_ip_address(), gpus)
 
     def start(self, asked: bytes, station: Station, gpus: str | None) -> None:
-        """Starts the agent. asked: the file `call`; gpus: those that all ranks of the node may see."""
-        self.folder, self.station = Path(tempfile.mkdtemp(prefix="dtcourse-rank-")), station
+        """Starts the agent. asked: the file `call`; gpus: those that the ranks of the node may see."""
+        self.folder, self.station = Path(tempfile.mkdtemp(prefix="dtcourse-ray-")), station
         self._sweeper = _sweep(self.folder)
         (self.folder / words.CALL).write_bytes(asked)
         log = self.folder / words.log_name(station.number)
@@ -106,7 +106,7 @@ class RankActor:
             )
 
     def meet(self, where: tuple[str, int]) -> None:
-        """Tells the agent where rank 0's listens."""
+        """Tells the agent where node 0's listens."""
         assert self.folder is not None
         Writer(self.folder / words.rendezvous_name(self.station.attempt)).write(where)
 
@@ -139,14 +139,14 @@ class RankActor:
         return self.met
 
     def _wrote(self) -> str:
-        """The end of what the agent wrote outside its rank."""
+        """The end of what the agent wrote outside its ranks."""
         assert self.folder is not None
         with suppress(OSError):
             return (self.folder / WRITES).read_text(errors="replace")[-4000:]
         return ""
 
     def close(self) -> None:
-        """Ends the agent with its rank and whatever that has started, and leaves nothing on the node."""
+        """Ends the agent with its ranks and whatever they have started, and leaves nothing on the node."""
         self._is_closed = True
         if self.agent is not None and self.agent.stdin is not None:
             started = []

@@ -1,4 +1,4 @@
-"""One job on Ray: a placement group with a bundle for each node, and in it an actor for each rank. A Transport."""
+"""One job on Ray: a placement group with a bundle for each node, and in each an actor. A Transport."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from dtcourse.launch.cluster import call as words
 from dtcourse.launch.cluster import ray_connection
 from dtcourse.launch.cluster.call import Call
-from dtcourse.launch.cluster.ray_actor import Place, RankActor
+from dtcourse.launch.cluster.ray_actor import NodeActor, Place
 from dtcourse.launch.cluster.ray_log import RayLog
 from dtcourse.launch.cluster.settings import Settings
 from dtcourse.launch.cluster.station import Station
@@ -23,7 +23,7 @@ class RayJob:
     """From the reservation until nothing is left.
 
     number: Ray's identifier of the placement group, the beginning of it
-    logs:   by rank
+    logs:   by node
     state:  PENDING, RUNNING, or one of ray.OVER
     """
 
@@ -34,44 +34,37 @@ class RayJob:
         self._began: float | None = None
         self._is_met = False
         self._connection = ray.get_runtime_context().get_job_id()
-        layout = call.layout
-        each = [len(layout.ranks_of(node)) for node in range(layout.nodes)]
+        parts = call.parts
         self.group = ray.util.placement_group(
-            [_bundle(settings, ranks) for ranks in each],
-            strategy="STRICT_SPREAD" if layout.nodes > 1 else "PACK",
+            [_bundle(settings, len(ranks)) for ranks in parts],
+            strategy="STRICT_SPREAD" if len(parts) > 1 else "PACK",
             name=folder.name,
         )
         self.number = self.group.id.hex()[:8]
         try:
             self._asked = ray.put((folder / words.CALL).read_bytes())
-            self.actors = [
-                self._actor(layout.node_of(rank), each) for rank in range(layout.world_size)
-            ]
+            self.actors = [self._actor(node, len(ranks)) for node, ranks in enumerate(parts)]
             self.logs = [
-                RayLog(ray, actor, rank, self._lost_name) for rank, actor in enumerate(self.actors)
+                RayLog(ray, actor, ranks, self._lost_name)
+                for actor, ranks in zip(self.actors, parts, strict=True)
             ]
         except BaseException:
             self.end("FAILED")
             raise
 
-    def _actor(self, node: int, each: list[int]) -> Any:
+    def _actor(self, node: int, ranks: int) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        gpus: float = self.settings.gpus_per_node
-        if gpus >= each[node]:
-            gpus = gpus // each[node]  # Ray gives whole ones, or a part of one
-        else:
-            gpus = int(gpus / each[node] * 10_000) / 10_000
         options = {
-            "num_cpus": self.settings.cpus_per_rank,
-            "num_gpus": gpus,
+            "num_cpus": ranks * self.settings.cpus_per_rank,
+            "num_gpus": self.settings.gpus_per_node,
             "max_restarts": 0,
             "max_concurrency": 3,  # what is new is asked for while it is told something
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
                 self.group, placement_group_bundle_index=node
             ),
         }
-        return self.ray.remote(RankActor).options(**options).remote()
+        return self.ray.remote(NodeActor).options(**options).remote()
 
     def advance(self) -> None:
         """Starts the agents when all actors have a place, and tells them where to meet."""
@@ -92,14 +85,12 @@ class RayJob:
                 self.state = "TIMEOUT"
 
     def _start(self) -> None:
-        places = [log.place for log in self.logs if log.place]
-        layout = self.call.layout
-        for rank, place in enumerate(places):
-            beside = [places[other] for other in layout.ranks_of(layout.node_of(rank))]
-            gpus = dict.fromkeys(gpu for other in beside for gpu in other.gpus)
-            visible = ",".join(gpus) if layout.kind != "cpu" else None
-            station = Station(rank, self._name(place), address=place.address)
-            self.logs[rank].begin(self.actors[rank].start.remote(self._asked, station, visible))
+        for node, (actor, log) in enumerate(zip(self.actors, self.logs, strict=True)):
+            place = log.place
+            assert place is not None  # all have one
+            visible = ",".join(place.gpus) if self.call.layout.kind != "cpu" else None
+            station = Station(node, self._name(place), address=place.address)
+            log.begin(actor.start.remote(self._asked, station, visible))
 
     def _name(self, place: Place) -> str:
         """A node's name, which stays that: of two of one name Ray's would change when the other is lost."""

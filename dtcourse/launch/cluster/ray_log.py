@@ -1,4 +1,4 @@
-"""What one rank's actor says, and what is said of one that has gone: a Log (scheduler.py)."""
+"""What one node's actor says, and what is said of one that has gone: a Log (scheduler.py)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ class RayLog:
     """Asks one actor again and again what is new. One question is always on its way.
 
     place: where the actor is, as soon as Ray has put it somewhere
-    met:   where rank 0's agent listens, as soon as it has said so
+    ranks: those of its node
+    met:   where node 0's agent listens, as soon as it has said so
     code:  with which the agent has ended
     lost:  how the actor was lost
     """
 
     def __init__(
-        self, ray: Any, actor: Any, rank: int, node_of: Callable[[Place], str | None]
+        self, ray: Any, actor: Any, ranks: range, lost_name: Callable[[Place], str | None]
     ) -> None:
-        self.ray, self.actor, self.rank, self.node_of = ray, actor, rank, node_of
+        self.ray, self.actor, self.ranks, self.lost_name = ray, actor, ranks, lost_name
         self.place: Place | None = None
         self.met: tuple[str, int] | None = None
         self.code: int | None = None
@@ -95,11 +96,11 @@ class RayLog:
             text = str(error).strip().splitlines()
             yield lambda: (
                 words.REFUSED,
-                f"could not begin: Ray's actor of rank {self.rank} failed: {text[-1] if text else error!r}. Each of "
+                f"could not begin: Ray's actor for {self._ranks()} failed: {text[-1] if text else error!r}. Each of "
                 "the cluster's machines needs the course in the Python that runs Ray there",
             )
             return
-        name = self.node_of(self.place)
+        name = self.lost_name(self.place)
         self._gone_since = self._gone_since or time.monotonic()
         if name is not None:
             self.lost = f"was lost with its node, {name}"
@@ -109,11 +110,16 @@ class RayLog:
             self.lost = "was killed: its node ran low on memory, and Ray ended its actor"
         else:
             self.lost = (
-                "was killed: its actor's process died (kill -9, or the system ran out of memory)"
+                "was killed: its node's actor died (kill -9, or the system ran out of memory)"
             )
         if not self._has_answered:
             yield self._failed(self.lost)
 
+    def _ranks(self) -> str:
+        shown = ", ".join(map(str, self.ranks))
+        return f"rank {shown}" if len(self.ranks) == 1 else f"ranks {shown}"
+
     def _failed(self, summary: str) -> Callable[[], Any]:
-        failure = failures.Failure(self.rank, summary, when=time.time())
-        return lambda: (words.FAILED, [failure])
+        when = time.time()
+        failed = [failures.Failure(index, summary, when=when) for index in self.ranks]
+        return lambda: (words.FAILED, failed)

@@ -70,7 +70,6 @@ def call_for(layout: options.Layout, settings: Settings, asked: rank.Settings, *
         own_path(),
         settings.interface,
         warning=settings.warning,
-        per_rank=scheduler.PER_RANK,
         shares=scheduler.SHARES,
         **more,
     )

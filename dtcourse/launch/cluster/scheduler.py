@@ -54,14 +54,12 @@ class Scheduler(Protocol):
 
     NAME:     as sentences call it
     OVER:     states in which a job will not do anything any more
-    PER_RANK: whether it starts an agent for each rank, and not one for each node
     SHARES:   whether the nodes see the notebook's folders
     OUTLIVES: whether a job may outlive its notebook: it is recorded then, for `dtcourse jobs`
     """
 
     NAME: str
     OVER: set[str]
-    PER_RANK: bool
     SHARES: bool
     OUTLIVES: bool
 

@@ -37,7 +37,6 @@ __all__ = [
     "NAME",
     "OUTLIVES",
     "OVER",
-    "PER_RANK",
     "SHARES",
     "asked_by_hand",
     "attend",
@@ -59,7 +58,7 @@ __all__ = [
     "waiting_or_running",
 ]
 
-NAME, PER_RANK, SHARES, OUTLIVES = "Slurm", False, True, True  # scheduler.py says what for
+NAME, SHARES, OUTLIVES = "Slurm", True, True  # scheduler.py says what for
 
 
 def require() -> None:

@@ -113,7 +113,7 @@ def test_a_rank_whose_machine_lacks_the_notebook_s_folder_works_in_its_job_s(tmp
     asked = {"directory": str(tmp_path / "gone"), "path": [], "interface": None}
     call = Call(layout, None, **asked)
     assert "has no folder" in node.lacks(call)
-    call = Call(layout, None, **asked, per_rank=True, shares=False)
+    call = Call(layout, None, **asked, shares=False)
     assert node.lacks(call) is None
     node.go_to(call)
     assert folder.samefile(".")
@@ -227,15 +227,22 @@ def test_of_two_raylets_on_one_host_the_lost_one_alone_is_told(tmp_path, monkeyp
     ]
     late = raylets[0] | {"NodeID": "c" * 8, "NodeName": "third"}
 
-    def actor(self, node, each):
+    asked = []
+
+    def actor(self, node, ranks):
+        asked.append((node, ranks))
         place = Place(["a" * 8, "b" * 8, "c" * 8][node], "127.0.0.1", [])
         remotes = {"place": lambda: place, "start": lambda *_: None}
         return SimpleNamespace(**{n: SimpleNamespace(remote=one) for n, one in remotes.items()})
 
+    def reserved(bundles):
+        assert bundles == [{"CPU": 2.0}, {"CPU": 2.0}, {"CPU": 1.0}]
+        return SimpleNamespace(id=b"12345678")
+
     fake = SimpleNamespace(
         nodes=lambda: raylets,
         get_runtime_context=lambda: SimpleNamespace(get_job_id=lambda: 1),
-        util=SimpleNamespace(placement_group=lambda *_, **__: SimpleNamespace(id=b"12345678")),
+        util=SimpleNamespace(placement_group=lambda bundles, **_: reserved(bundles)),
         put=lambda one: one,
         get=lambda one: one,
         wait=lambda asked, timeout: (asked, []),
@@ -244,8 +251,9 @@ def test_of_two_raylets_on_one_host_the_lost_one_alone_is_told(tmp_path, monkeyp
     monkeypatch.setattr(ray_connection, "connected", lambda: fake)
     monkeypatch.setattr(ray, "_jobs", {})
     (tmp_path / "call").write_bytes(b"asked")
-    call = Call(Layout(3, 3, "cpu", 0, "gloo", 1), None, str(tmp_path), [], None)
+    call = Call(Layout(5, 3, "cpu", 0, "gloo", 1), None, str(tmp_path), [], None)
     (number,) = ray.submit([tmp_path], call, Settings(scheduler="ray"), "step")
+    assert asked == [(0, 2), (1, 2), (2, 1)], "an actor a node, whose agent starts its ranks"
     for log in ray._jobs[number].logs:
         assert not [*log.new()]  # where its actor is
     raylets.append(late)  # which the job did not know by name
@@ -259,9 +267,9 @@ def test_of_two_raylets_on_one_host_the_lost_one_alone_is_told(tmp_path, monkeyp
 
 @pytest.mark.parametrize(
     ("name", "summary"),
-    [("second", "was lost with its node, second"), (None, "was killed: its actor's process died")],
+    [("second", "was lost with its node, second"), (None, "was killed: its node's actor died")],
 )
-def test_an_actor_that_has_gone_is_told_with_its_node_where_that_is_lost(name, summary):
+def test_an_actor_that_has_gone_is_told_of_all_ranks_of_its_node(name, summary):
     class Gone(Exception):
         pass
 
@@ -273,11 +281,11 @@ def test_an_actor_that_has_gone_is_told_with_its_node_where_that_is_lost(name, s
         wait=lambda asked, timeout: (asked, []), get=get, exceptions=SimpleNamespace(**kinds)
     )
     actor = SimpleNamespace(place=SimpleNamespace(remote=object))
-    log = RayLog(fake, actor, 2, lambda _: name)
+    log = RayLog(fake, actor, range(2, 4), lambda _: name)
     log.place = Place("a1", "127.0.0.1", [])
     ((word, failed),) = [unpack() for unpack in log.new()]
     assert word == FAILED
-    assert [one.rank for one in failed] == [2]
+    assert [one.rank for one in failed] == [2, 3]
     assert all(one.summary.startswith(summary) for one in failed)
 
 

@@ -20,6 +20,10 @@ TO_DO = (
     "`ray start --head` starts one on this machine, `ray start --address=HOST:6379` adds another machine to it, and "
     f"{ADDRESS}=HOST:6379 names one that runs elsewhere"
 )
+TOKEN = (
+    "where its `ray start` had RAY_AUTH_MODE=token, start the notebook with that too, and with the same token in "
+    "~/.ray/auth_token; else use the cluster's own version of Ray"
+)
 
 
 def connected() -> Any:
@@ -54,8 +58,14 @@ def _connect(ray: Any, address: str) -> None:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             # Nor what Ray has to say of a raylet that ended: the last lines of its log, in colours.
             ray._private.worker._worker_logs_enabled = False
-    except (OSError, RuntimeError, ValueError, AssertionError) as error:
-        raise RuntimeError(f"no Ray cluster can be reached {where}: {TO_DO} ({error})") from None
+    except Exception as error:  # Ray has some of its own, of a token that is missing
+        if address == "auto":
+            raise RuntimeError(
+                f"no Ray cluster can be reached {where}: {TO_DO}. If one runs here: {TOKEN} ({error})"
+            ) from None
+        raise RuntimeError(
+            f"{address} answers, and takes no connection of this notebook's: {TOKEN} ({error})"
+        ) from None
 
 
 def _answers(address: str) -> bool:

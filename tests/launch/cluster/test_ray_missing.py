@@ -289,6 +289,24 @@ def test_an_actor_that_has_gone_is_told_of_all_ranks_of_its_node(name, summary):
     assert all(one.summary.startswith(summary) for one in failed)
 
 
+@pytest.mark.parametrize("kind", [ConnectionError, type("AuthenticationError", (Exception,), {})])
+def test_a_notebook_without_its_cluster_s_token_is_told_of_it(kind, monkeypatch):
+    """Ray 2.60 says "Failed to connect" where the token is another or none is asked for, and has an error of its own
+    where there is no file with one."""
+
+    def init(**_):
+        raise kind("Failed to connect to Ray cluster")
+
+    monkeypatch.setattr(ray_connection, "_answers", lambda _: True)
+    with pytest.raises(RuntimeError, match=r"If one runs here: .* RAY_AUTH_MODE=token"):
+        ray_connection._connect(SimpleNamespace(init=init), "auto")
+    with pytest.raises(RuntimeError, match="RAY_AUTH_MODE=token") as caught:
+        ray_connection._connect(SimpleNamespace(init=init), "10.0.0.1:6379")
+    assert "Failed to connect" in str(caught.value) and "`ray start --head`" not in str(
+        caught.value
+    )
+
+
 def test_what_ray_has_to_say_of_its_own_is_not_printed_into_the_cell(monkeypatch):
     """Of a raylet that ended it prints the last lines of the log, in colours, whatever log_to_driver says."""
     worker = SimpleNamespace(_worker_logs_enabled=True)

@@ -158,7 +158,11 @@ def _is_running() -> bool:
 
 
 def _know(address: str, pid: int, alive: int) -> None:
-    _server._forkserver_address, _server._forkserver_pid, _server._forkserver_alive_fd = address, pid, alive
+    _server._forkserver_address, _server._forkserver_pid, _server._forkserver_alive_fd = (
+        address,
+        pid,
+        alive,
+    )
 
 
 def start_within(modules: list[str] = PRELOAD, keeps: Sequence[int] = ()) -> None:

@@ -158,11 +158,8 @@ def _is_running() -> bool:
 
 
 def _know(address: str, pid: int, alive: int) -> None:
-    _server._forkserver_address, _server._forkserver_pid, _server._forkserver_alive_fd = (
-        address,
-        pid,
-        alive,
-    )
+    _server._forkserver_address, _server._forkserver_pid = address, pid
+    _server._forkserver_alive_fd = alive
 
 
 def start_within(modules: list[str] = PRELOAD, keeps: Sequence[int] = ()) -> None:
@@ -219,8 +216,9 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if collects:
-            # Each launch comes here. To count millions of frozen objects (tests/conftest.py) takes long.
-            if len(sys.modules) > loaded and not gc.get_freeze_count():
+            if (
+                len(sys.modules) > loaded and not gc.get_freeze_count()
+            ):  # to count millions takes long
                 gc.freeze()
                 gc.unfreeze()  # what is new is among the oldest objects now, which the collector looks at last
             gc.enable()

@@ -216,9 +216,7 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if collects:
-            if (
-                len(sys.modules) > loaded and not gc.get_freeze_count()
-            ):  # to count millions takes long
+            if len(sys.modules) > loaded and not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()  # what is new is among the oldest objects now, which the collector looks at last
             gc.enable()

@@ -13,7 +13,7 @@ import textwrap
 
 import pytest
 
-from dtcourse.launch import server, server_process
+from dtcourse.launch import server, server_process, sockets
 
 
 def told(code: str, folder, **environment: str):
@@ -83,6 +83,7 @@ def test_one_that_does_not_begin_leaves_no_file_open_and_no_signal_masked(monkey
     def fail(*_):
         raise BlockingIOError("no more processes")
 
+    sockets.free_address()  # a process keeps its folder of sockets, with a lock
     before = len(os.listdir("/dev/fd")), signal.pthread_sigmask(signal.SIG_BLOCK, ())
     frozen = gc.get_freeze_count()  # by conftest.py, which another test looks for
     monkeypatch.setattr(os, "fork", fail)

@@ -62,7 +62,6 @@ TEST_LIMIT = 300.0  # seconds for one test without a limit of its own, as in pyp
 CELL_LIMIT = 180.0  # seconds for one cell of a notebook
 LEAST = 30.0  # seconds for second tries: with less none is made
 LISTED = 10  # slowest tests, and slowest files
-FORKED = ["-p", "tools.forked_kernels"]  # kernels that need not import PyTorch anew
 
 
 # Minutes of each stage on two idle cores, by what the run tries.
@@ -171,13 +170,13 @@ def stages(share: str) -> list[Stage]:
         Stage(
             "notebooks",
             "lessons and solutions, their outputs compared with the committed ones",
-            [*nbval, *FORKED, *tried, *parallel, "--dist", "loadfile"],
+            [*nbval, *tried, *parallel, "--dist", "loadfile"],
             waiting=waiting,
         ),
         Stage(
             "parameters",
             "notebooks with other parameters, and under other kernels",
-            [*marked("notebooks"), *FORKED, *parallel, "-m", "notebooks and not timing"],
+            [*marked("notebooks"), *parallel, "-m", "notebooks and not timing"],
         ),
         Stage(
             "turns",
@@ -202,8 +201,8 @@ def marked(name: str) -> list[str]:
 
 
 def notebooks() -> tuple[list[str], Counter[str]]:
-    """The notebooks to execute in this run, and why how many are left out: of the solutions some are, whose answers
-    tests/course puts before the judge in each run.
+    """The notebooks to execute in this run, and why how many are left out: some of the solutions, while others are
+    put before the judge (tests/course/test_exercises.py).
     """
     tried, waiting = [], Counter()
     for folder in ("lessons", "solutions"):

@@ -223,7 +223,7 @@ def uncollected() -> Iterator[None]:
 
 
 def is_copy() -> bool:
-    """Whether the server has loaded what this process had by then."""
+    """Whether the server began as a copy of this process."""
     return _copy is not None and _copy == _server._forkserver_pid
 
 

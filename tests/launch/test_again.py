@@ -197,7 +197,8 @@ def answers_before_it_returns(then):
 
 @pytest.mark.parametrize("then", ["sleeps", "ends its process"])
 def test_an_answer_counts_only_where_the_function_has_returned(then, monkeypatch):
-    monkeypatch.setattr(leaving, "PATIENCE", 2.0)
-    with pytest.raises(RankFailure, match="answered before its function had returned"):
-        launch(answers_before_it_returns, 1, then, init=False)
+    with monkeypatch.context() as here:
+        here.setattr(leaving, "PATIENCE", 2.0)
+        with pytest.raises(RankFailure, match="answered before its function had returned"):
+            launch(answers_before_it_returns, 1, then, init=False)
     assert launch(who, 1, init=False)[0]

@@ -14,8 +14,8 @@ allocations (`keep`), since an actor does not outlive its notebook; in cluster.t
 more ranks than the machines of the cluster have CPUs for now (it may grow by itself, and is not asked to).
 
 What is otherwise than on Slurm: a rank gets the environment of Ray's worker and `env=`, not the notebook's; where its
-machine has no such folder as the notebook's, it works in one of its own, and a function of a file must be installed
-there; no signal comes before the end, neither at `minutes` nor at a cancellation.
+machine has no such folder as the notebook's, it works in one that all ranks of this machine share, and a function of a
+file must be installed there; no signal comes before the end, neither at `minutes` nor at a cancellation.
 """
 
 from __future__ import annotations

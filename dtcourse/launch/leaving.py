@@ -1,7 +1,7 @@
 """The end of a launch whose ranks have all answered: each takes down its group and leaves, or stays for another one.
 
-What answered may have been the function itself, by a way that it found. So where ranks may stay (again.py) each confirms
-that it was let go, which is the rank's next step once its function has returned.
+What answered may have been the function itself, by a way that it found. So where ranks may stay (again.py) each
+confirms that it was let go, which is the rank's next step once its function has returned.
 """
 
 from __future__ import annotations

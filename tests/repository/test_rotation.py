@@ -250,7 +250,10 @@ def waits() -> list[Waits]:
 
 
 def test_whatever_the_history_nothing_is_tried_less_often_than_by_the_rule_before(waits):
-    """But for what is `early`, which every run tried then. On average over all hashes, at a landing that has changed its files and at one that has not."""
+    """But for what is `early`, which every run tried then.
+
+    On average over all hashes, at a landing that has changed its files and at one that has not.
+    """
     assert len(waits) > 1000
     any_hash = [Commit(f"{n:08x}", f"{n:08x}", []) for n in range(12)]
     for one in waits:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from dtcourse.launch import rank, serialization
+from dtcourse.launch import failures, rank, serialization
 from dtcourse.launch.member import Member
 from dtcourse.launch.output import Output
 
@@ -38,7 +38,8 @@ def release(members: list[Member], output: Output, again: bool) -> tuple[set[int
         if (left := begun + limit - time.monotonic()) <= 0:
             break
         parting.step(left)
-    return parting.kept, parting.wrong | dict.fromkeys(parting.silent, EARLY)
+    silent = {place: _why_silent(members[place]) for place in parting.silent}
+    return parting.kept, parting.wrong | silent
 
 
 class _Parting:
@@ -91,6 +92,11 @@ class _Parting:
             self.wrong[place] = TWICE
         if word or not any(place == other for other in self._ends.values()):
             self.there.discard(place)
+
+
+def _why_silent(member: Member) -> str:
+    code = None if member.process.is_untold() else member.process.exitcode
+    return EARLY if code is None or code >= 0 else failures.exit_summary(code)
 
 
 def _word(member: Member) -> str:

@@ -192,13 +192,22 @@ def answers_before_it_returns(then):
     say("result", {"value": 42, "seconds": 0.0})
     if then == "sleeps":
         time.sleep(60)
+    if then == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     os._exit(0)
 
 
-@pytest.mark.parametrize("then", ["sleeps", "ends its process"])
-def test_an_answer_counts_only_where_the_function_has_returned(then, monkeypatch):
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        ("sleeps", "answered before its function had returned"),
+        ("ends its process", "answered before its function had returned"),
+        ("is killed", "SIGKILL"),  # by whom nobody knows: memory may be short
+    ],
+)
+def test_an_answer_counts_only_where_the_function_has_returned(then, told, monkeypatch):
     with monkeypatch.context() as here:
         here.setattr(leaving, "PATIENCE", 2.0)
-        with pytest.raises(RankFailure, match="answered before its function had returned"):
+        with pytest.raises(RankFailure, match=told):
             launch(answers_before_it_returns, 1, then, init=False)
     assert launch(who, 1, init=False)[0]

@@ -151,6 +151,6 @@ def require_received(where: str, came: int, least: int) -> None:
     """
     require(
         came >= least,
-        f"{where} receives {came:,} bytes, and what only others have for it is {least:,}. Where does the rest come "
-        "from?",
+        f"{where} receives {came:,} bytes, and a right answer receives at least {least:,} there, which only others "
+        "have. Where does the rest come from?",
     )

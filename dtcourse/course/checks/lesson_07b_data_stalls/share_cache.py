@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,17 +30,23 @@ def _epochs(shared_cache: Any, capacity: int, orders: list[list[int]], values: l
     cache = shared_cache(capacity, SHAPE)
     reads, wrong = [], 0
     for order in orders:
-        made: list[int] = []
-
-        def read(index: int, made: list[int] = made) -> torch.Tensor:
-            made.append(index)
-            return torch.full(SHAPE, values[index])
-
+        read, made = _storage(values)
         for index in order:
             got = cache.get(index, read)
             wrong += got.shape != SHAPE or not bool((got == torch.full(SHAPE, values[index])).all())
         reads.append(len(made))
     return reads, wrong
+
+
+def _storage(values: list[float]) -> tuple[Callable[[int], torch.Tensor], list[int]]:
+    """What reads a sample, and the list of what it has read, which is no argument: an answer could give another."""
+    made: list[int] = []
+
+    def read(index: int) -> torch.Tensor:
+        made.append(index)
+        return torch.full(SHAPE, values[index])
+
+    return read, made
 
 
 def _run(answer: Answer, ranks: int, each: int, capacity: int, epochs: int = 3) -> Any:

@@ -55,28 +55,33 @@ def _halves(two_halves: Any, gradients: Tensor) -> Any:
 
     weights, found = _start(), []
     momentum: dict[int, Tensor] = {}
-    for step in range(STEPS):
+
+    def one_step(own: Tensor) -> Any:
+        """What is counted is no argument of what the answer calls: it could give another."""
         seen: dict[int, Tensor] = {}
         began: dict[int, float] = {}
         updated = [0] * LAYERS
         begun = emulation.now()
 
-        def backward(i: int, step: int = step) -> Tensor:
+        def backward(i: int) -> Tensor:
             emulation.sleep(B)
-            return gradients[step, i].clone()
+            return own[i].clone()
 
-        def update(i: int, part: Tensor, mean: Tensor, updated: list[int] = updated) -> None:
+        def update(i: int, part: Tensor, mean: Tensor) -> None:
             updated[i] += part.numel()
             velocity = momentum.setdefault(i, torch.zeros_like(mean))
             velocity.mul_(0.5).add_(mean)
             part.sub_(0.1 * velocity)
 
-        def forward(i: int, seen: Any = seen, began: Any = began, begun: float = begun) -> None:
+        def forward(i: int) -> None:
             seen[i], began[i] = weights[i].clone(), emulation.now() - begun
             emulation.sleep(F)
 
         two_halves(weights, backward, update, forward)
-        found.append((seen, began, updated, emulation.now() - begun))
+        return seen, began, updated, emulation.now() - begun
+
+    for step in range(STEPS):
+        found.append(one_step(gradients[step]))
     return found
 
 

@@ -33,43 +33,41 @@ def _compute(e: int, rows: Tensor, bias: Tensor | float) -> Tensor:
 
 
 def _mixtures(forward: Any, backward: Any, parts: list[Part], both: bool) -> Any:
-    """In a rank, for each batch: output, gradients of tokens, weights and each expert's bias; bytes sent and received
-    in each pass; and how many rows each expert has computed here. both: backward as well.
-    """
+    """For each batch: output, gradients, bytes of each pass, rows that each expert computed. both: backward as well."""
     import torch.distributed as dist
 
     from dtcourse.collectives import traffic
 
-    rank, found = dist.get_rank(), []
-    for part in parts:
-        num_experts = EACH * dist.get_world_size()
+    rank, num_experts = dist.get_rank(), EACH * dist.get_world_size()
+
+    def here(e: Any) -> int:
+        if int(e) // EACH != rank:
+            raise ValueError(f"rank {rank} holds no expert {e}")
+        return int(e)
+
+    def one_batch(x: Tensor, experts: Tensor, weights: Tensor, grad: Tensor) -> Any:
+        """What is counted is no argument of what the answer calls: it could give another."""
         computed = [0] * num_experts
         biases = torch.zeros(num_experts, DIM, dtype=torch.double)
 
-        def here(e: Any) -> int:
-            if int(e) // EACH != rank:
-                raise ValueError(f"rank {rank} holds no expert {e}")
-            return int(e)
-
-        def expert(e: Any, rows: Tensor, computed: list[int] = computed) -> Tensor:
+        def expert(e: Any, rows: Tensor) -> Tensor:
             computed[here(e)] += len(rows)
             return _compute(int(e), rows, 0.0)
 
-        def expert_backward(e: Any, rows: Tensor, grad: Tensor, biases: Tensor = biases) -> Tensor:
-            slope = 1 - torch.tanh(rows + here(e) / 10).square()
-            by_rows = slope * grad.roll(-int(e), -1)
+        def expert_backward(e: Any, rows: Tensor, grad: Tensor) -> Tensor:
+            by_rows = (1 - torch.tanh(rows + here(e) / 10).square()) * grad.roll(-int(e), -1)
             biases[int(e)] += by_rows.sum(0)
             return by_rows
 
-        x, experts, weights, grad = part
         with traffic.counting() as there:
             out, kept = forward(x, experts, weights, expert, EACH)
         result, rows = out.clone() if isinstance(out, Tensor) else out, list(computed)
         with traffic.counting() as back:
             gradients = list(backward(grad, kept, expert_backward)) if both else []
         passes = [(one.bytes_sent(), one.bytes_received()) for one in (there, back)]
-        found.append((result, gradients, biases, *passes, rows))
-    return found
+        return result, gradients, biases, *passes, rows
+
+    return [one_batch(*part) for part in parts]
 
 
 def _parts(ranks: int, lengths: tuple[int, ...], favourite: bool) -> list[Part]:
@@ -214,6 +212,7 @@ def check_rows(answer: Answer) -> None:
 
 def _require_bytes(answer: Answer, both: bool, hint: str) -> None:
     """That what must be is sent, and no more: backward, or forward alone."""
+    way = "backward" if both else "forward"
     for ranks, batches, run in _runs(answer, both=both, least=4):
         for i, parts in enumerate(batches):
             needed = [
@@ -225,15 +224,15 @@ def _require_bytes(answer: Answer, both: bool, hint: str) -> None:
                 out = sum(int(needed[rank][:, r].sum()) for r in others)
                 back = sum(int(needed[r][:, rank].sum()) for r in others)
                 wide = back if both else out  # beside those rows are weights, or their gradients
-                most = 8 * (DIM * (out + back) + 2 * CHOICES * wide + (0 if both else ranks))
+                least = 8 * DIM * (out + back)
+                most = least + 8 * (2 * CHOICES * wide + (0 if both else ranks))
                 sent, came = run[rank][i][4 if both else 3]
                 require(
                     sent <= most,
-                    f"With {plural(ranks, 'rank')}, rank {rank} sends {sent:,} bytes "
-                    f"{'backward' if both else 'forward'}. Its tokens need other ranks {out} times, and "
-                    f"{plural(back, 'row')} go back from it: {most:,} are enough. {hint}",
+                    f"With {plural(ranks, 'rank')}, rank {rank} sends {sent:,} bytes {way}. Its tokens need other "
+                    f"ranks {out} times, and {plural(back, 'row')} go back from it: {most:,} are enough. {hint}",
                 )
-                require_received(f"With {ranks} ranks, rank {rank}", came, 8 * DIM * (out + back))
+                require_received(f"With {ranks} ranks, rank {rank}, {way},", came, least)
 
 
 @ONCE.check("a token travels once to a rank", points=2, needs=("check_output",))

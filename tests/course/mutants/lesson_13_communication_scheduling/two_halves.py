@@ -28,6 +28,11 @@ def two_halves(weights, backward, update, forward):
 MUTANTS = [
     ("the lesson's own: all-reduce, and a step of the whole layer", "are its part", _LESSONS),
     (
+        "says itself when its forward began",
+        "unexpected keyword argument",
+        (("forward(i)", "forward(i, begun=-100.0)"),),
+    ),
+    (
         "all-reduced, then gathered",
         "What travels that the other ranks do not need",
         (

@@ -126,18 +126,17 @@ def in_the_order_of_their_turns(items: list[pytest.Item]) -> None:
     """What is most worth its time begins first, since at the end of that time the others wait (tests/rotation.py)."""
     from tests import rotation
 
+    def first(mark: pytest.Mark | None) -> int:
+        if mark and "early" in mark.kwargs:
+            return 2
+        return int(mark is None or mark.kwargs.get("share") == rotation.ALL)
+
     marks = [item.get_closest_marker("stands_on") for item in items]
     items[:] = [
         items[number]
         for number in rotation.order(
             [
-                (
-                    item.nodeid,
-                    mark not in item.own_markers,
-                    mark is None
-                    or mark.kwargs.get("share") == rotation.ALL
-                    or "early" in mark.kwargs,
-                )
+                (item.nodeid, mark not in item.own_markers, first(mark))
                 for item, mark in zip(items, marks, strict=True)
             ]
         )

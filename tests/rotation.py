@@ -13,7 +13,8 @@ sentence that begins with NOT_ITS_TURN, and tools/test.py counts it.
 
 After much work at once most of the marked tests stand on something that has changed, and CI has an end. So they are
 a stage of their own, the last one, with a time (DTCOURSE_TEST_TURNS_END) at which those that have not begun wait too:
-what every run tries comes first, what few others are like next, and the many that are alike in an order drawn anew.
+what is marked `early` comes first, then what every run tries, what few others are like next, and the many that are
+alike in an order drawn anew.
 """
 
 from __future__ import annotations
@@ -82,20 +83,20 @@ def why_too_late() -> str:
     return f"{NOT_ITS_TURN}: the time of a run for such tests was over (`make test-all` tries all)"
 
 
-def order(tests: Sequence[tuple[str, bool, bool]]) -> list[int]:
+def order(tests: Sequence[tuple[str, bool, int]]) -> list[int]:
     """In which order the marked tests of a run begin: their numbers.
 
     tests: each one's node id, whether its whole file takes turns (and keeps its own order), and whether it goes first:
-           every run tries it, or it is marked `early`
+           2 where it is marked `early`, 1 where every run tries it
     """
     files = [name.partition("::")[0] for name, *_ in tests]
     alike = Counter(files)
 
     def key(number: int) -> tuple[object, ...]:
-        name, whole, always = tests[number]
+        name, whole, first = tests[number]
         file = files[number]
         own = "" if whole else mixed(name)
-        return not always, alike[file] > MANY, mixed(file), file, own, number
+        return -first, alike[file] > MANY, mixed(file), file, own, number
 
     return sorted(range(len(tests)), key=key)
 

@@ -64,12 +64,13 @@ def test_what_every_run_tries_comes_first_and_the_many_alike_last_in_an_order_dr
     many = [(f"many.py::test[{number}]", False, False) for number in range(rotation.MANY + 1)]
     whole = [(f"whole.py::test_{letter}", True, False) for letter in "abcdef"]
     always = [("cluster.py::test_z", True, True), ("cluster.py::test_a", True, True)]
-    tests = [*many, *whole, *always]
+    early = [("many.py::named", False, 2)]
+    tests = [*many, *whole, *always, *early]
     orders = []
     for drawn in ("0", "1"):
         monkeypatch.setenv(rotation.DRAW, drawn)
         orders.append([tests[number] for number in rotation.order(tests)])
-        assert orders[-1][:8] == [*always, *whole] and sorted(orders[-1]) == sorted(tests)
+        assert orders[-1][:9] == [*early, *always, *whole] and sorted(orders[-1]) == sorted(tests)
     assert orders[0] != orders[1] != tests
 
 

@@ -77,11 +77,8 @@ class _Parting:
         word = _word(self.members[place])
         if word == "hears":
             self.silent.discard(place)
-        if word in (
-            "hears",
-            "message",
-            "progress",
-        ):  # of a thread, or late: it may stay all the same
+        # a message comes of a thread, or late: it may stay all the same
+        if word in ("hears", "message", "progress"):
             return
         del self._words[self.members[place].channel]
         if word == "again":  # it has printed all that it will
@@ -90,7 +87,7 @@ class _Parting:
         elif word in ("result", "failure"):
             self.silent.discard(place)
             self.wrong[place] = TWICE
-        if word or not any(place == other for other in self._ends.values()):
+        if word or place not in self._ends.values():
             self.there.discard(place)
 
 

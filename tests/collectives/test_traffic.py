@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse import launch
-from dtcourse.collectives import EmulatedNetwork, ring, traffic
+from dtcourse.collectives import EmulatedNetwork, p2p, ring, traffic
 from dtcourse.collectives.counted import RankRecord, Row, Traffic
 from dtcourse.collectives.traffic import Counter, Label
 from tests.turns import taking_turns
@@ -170,10 +170,14 @@ def test_torchs_own_backend_is_counted_by_algorithmic_volume():
     assert run.traffic.calls(operation="all_gather") == 2  # the whole run is counted as well
 
 
+_UNANSWERED = torch.empty(1000)
+
+
 def _messages():
     rank, size = dist.get_rank(), dist.get_world_size()
     x, y = torch.ones(5), torch.empty(5)
     work = dist.isend(x, (rank + 1) % size)
+    p2p.irecv(_UNANSWERED, (rank - 1) % size, tag=7)  # nobody sends this one, so it brings no byte
     dist.recv(y, (rank - 1) % size)
     work.wait()
 
@@ -182,6 +186,7 @@ def _messages():
 def test_messages_are_exact_on_every_backend(backend):
     run = launch(_messages, 3, backend=backend, record=True)
     assert run.traffic.matrix() == [[0, 20, 0], [0, 0, 20], [20, 0, 0]]
+    assert [run.traffic.bytes_received(rank) for rank in range(3)] == [20, 20, 20]
     assert not run.traffic.algorithmic
     assert [e.name for e in run.timeline.of(rank=0, lane="messages")].count("send") == 1
     event = run.timeline.of(rank=0, name="send").events[0]

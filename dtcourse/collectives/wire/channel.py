@@ -133,7 +133,7 @@ class Channel:
 
 
 class Message(Pending):
-    """A message under way: counted when it is posted, recorded and (on an emulated network) held back in wait()."""
+    """A message under way. A send is counted when it is posted; a receive when it has come, since it may never."""
 
     def __init__(
         self,
@@ -159,8 +159,6 @@ class Message(Pending):
         nbytes = tensor.numel() * tensor.element_size()
         if kind == "send":
             traffic.sent(label, channel.global_rank(peer), nbytes, channel.axis)
-        elif peer is not None:
-            traffic.received(label, channel.global_rank(peer), nbytes, channel.axis)
         if ports is not None:
             # A note travels beside the message: when its head arrives, and how long it is, since it may be shorter than
             # where it is received. The note belongs to the emulation: it is not counted, nor is what makes it.
@@ -217,15 +215,16 @@ class Message(Pending):
         for work in (self._started, getattr(self, "_note_started", None)):
             if work is not None:
                 work.wait(timeout) if timeout else work.wait()
+        if self._kind == "send":
+            return
         if self._peer is None:
             self._peer = self._started.source_rank()
-            src = self._channel.global_rank(self._peer)
-            traffic.received(self._label, src, self._nbytes, self._channel.axis)
-        if self._ports is None or self._kind == "send":
+        src = self._channel.global_rank(self._peer)
+        traffic.received(self._label, src, self._nbytes, self._channel.axis)
+        if self._ports is None:
             return
         if self._note_started is None:
             self._channel._post("recv", self._note, self._peer, self._noted).wait()
-        src = self._channel.global_rank(self._peer)
         head, nbytes = self._note.numpy()
         self.due = self._ports.receive(int(nbytes), src, float(head))
 

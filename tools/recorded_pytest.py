@@ -11,7 +11,8 @@ Lines of RECORD.jsonl, in the order of what happened (`outcomes.py` reads them):
                                                                       output: where it failed; --outputs: of each test
     {"waiting": {why: number of tests}}                               what this run leaves out (tests/rotation.py)
 
-A failure's traceback is printed when it happens, and not again at the end. With xdist all this is in
+A failure's traceback is printed when it happens, and not again at the end; how far the run is, while it runs
+(progress.py). With xdist all this is in
 the process that hands out the tests; its workers tell it.
 """
 
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from progress import Progress
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 WORST_LAST = ("passed", "skipped", "failed")
@@ -60,8 +62,8 @@ class Test:
 class Recorder:
     """The plugin: in the process that reports, never in an xdist worker."""
 
-    def __init__(self, path: Path, outputs: bool) -> None:
-        self.outputs = outputs
+    def __init__(self, path: Path, outputs: bool, progress: Progress) -> None:
+        self.outputs, self.progress = outputs, progress
         self.file = path.open("w", encoding="utf-8", buffering=1)  # a line at a time
         self.began = time.monotonic()
         self.running: dict[str, Test] = {}
@@ -76,13 +78,17 @@ class Recorder:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if session.items:  # with xdist this process collects nothing
-            self.write(collected=[item.nodeid for item in session.items])
+            self.begin([item.nodeid for item in session.items])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
         if not self.collected:  # every worker collects the same
             self.collected = True
-            self.write(collected=list(ids))
+            self.begin(list(ids))
+
+    def begin(self, tests: list[str]) -> None:
+        self.write(collected=tests)
+        self.progress.begins(len(tests))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -90,6 +96,7 @@ class Recorder:
             self.write(test=report.nodeid, outcome="failed", seconds=0.0, why=why(report))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.progress.ends()
         if waiting := getattr(session.config, "waiting", None):
             self.write(waiting=waiting)
 
@@ -114,6 +121,7 @@ class Recorder:
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         test = self.running.pop(nodeid, None)
         if test is not None:
+            self.progress.goes_on()
             told = {"outcome": test.outcome, "seconds": round(test.seconds, 3), "why": test.why}
             if self.outputs or test.outcome == "failed":
                 told["output"] = test.output
@@ -126,12 +134,12 @@ class Recorder:
             return
         when = getattr(report, "when", "")
         phase = f" ({when})" if when in ("setup", "teardown") else ""
-        terminal.write_line("")  # behind the dots
-        terminal.write_sep("_", f"{report.nodeid}{phase}", red=True, bold=True)
-        terminal.write_line(report.longreprtext)
-        for title, text in report.sections:
-            terminal.write_sep("-", title)
-            terminal.write_line(text.rstrip())
+        with self.progress.aside():
+            terminal.write_sep("_", f"{report.nodeid}{phase}", red=True, bold=True)
+            terminal.write_line(report.longreprtext)
+            for title, text in report.sections:
+                terminal.write_sep("-", title)
+                terminal.write_line(text.rstrip())
 
 
 def why(report: Any) -> str:
@@ -159,9 +167,12 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     record, *arguments = sys.argv[1:]
     outputs = arguments[:1] == ["--outputs"]
-    recorder = Recorder(Path(record), outputs)
+    progress = Progress(Path(record).stem)
+    recorder = Recorder(Path(record), outputs, progress)
     # pytest's own summary would print every failure a second time.
-    return int(pytest.main(["-q", "--no-summary", *arguments[outputs:]], plugins=[recorder]))
+    return int(
+        pytest.main(["-q", "--no-summary", *arguments[outputs:]], plugins=[recorder, progress])
+    )
 
 
 if __name__ == "__main__":

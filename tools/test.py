@@ -1,10 +1,10 @@
 """The whole suite, stage by stage; what `make test` runs and what CI shows.
 
-A stage that fails does not stop the next one. A failure's traceback is printed when it happens. At the
-end: the slowest tests and files, why tests were skipped or left out, each failed test with its exception, what was
-under way or never started where a stage was cut short, each stage's result and time, then one line that
-adds them up. The exit code is 0 only if every stage passed. build/reports/ keeps a record of each stage,
-written test by test.
+While a stage runs it says how far it is (progress.py). One that fails does not stop the next one. A failure's
+traceback is printed when it happens. At the end: the slowest tests and files, why tests were skipped or left out, each
+failed test with its exception, what was under way or never started where a stage was cut short, each stage's result and
+time, then one line that adds them up. The exit code is 0 only if every stage passed. build/reports/ keeps a record of
+each stage, written test by test.
 
 A test that fails is run once more, alone, when all stages have ended (second_try.py). If it passes then, so does its
 stage, and the summary has both outputs and an entry for tests/flakes.toml.

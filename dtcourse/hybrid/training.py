@@ -24,12 +24,12 @@ from dtcourse.emulation import clock
 from dtcourse.hybrid.axes import DATA, TOKENS, Axes
 from dtcourse.hybrid.layout import Layout
 from dtcourse.hybrid.same_batch import check_same_batch
+from dtcourse.lookup import check_length
 from dtcourse.parameters.agreement import raise_on_all_ranks
 from dtcourse.parameters.averaging import average
 from dtcourse.parameters.clipping import clip_grad_norm
 from dtcourse.parameters.replicas import Group
 from dtcourse.pipeline_parallel import Pipeline, Schedule, Stage
-from dtcourse.pipeline_parallel.layers import check_length
 
 IGNORED = -100
 
@@ -118,7 +118,7 @@ class HybridTraining:
                 f"{tuple(tokens_BS.shape)} and {tuple(targets_BS.shape)}"
             )
         self.config.check_batch(*tokens_BS.shape)
-        check_length(tokens_BS, self.max_length)
+        check_length(tokens_BS.shape[-1], self.max_length)
 
     def own_tokens(self, tokens_BS: Tensor, targets_BS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """This cp rank's part of each sequence, and where it is in the whole one."""

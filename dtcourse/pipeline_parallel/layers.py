@@ -16,16 +16,9 @@ import torch.distributed as dist
 from torch import fx, nn
 
 from dtcourse.collectives import p2p
+from dtcourse.lookup import check_length, check_positions, look_up
 from dtcourse.pipeline_parallel.actions import Schedule
 from dtcourse.pipeline_parallel.stages import names_of, tied_parameters
-
-
-def check_length(tokens_BS: torch.Tensor, max_length: int) -> None:
-    """Raises ValueError for sequences that are longer than a model's longest, as the whole Transformer does."""
-    if tokens_BS.shape[-1] > max_length:
-        raise ValueError(
-            f"a sequence of {tokens_BS.shape[-1]} tokens; this model's longest is max_length={max_length}"
-        )
 
 
 class Embeddings(nn.Module):
@@ -33,6 +26,8 @@ class Embeddings(nn.Module):
 
     positions_BS: each token's place in the whole sequence, where a rank has a part of it; default 0, 1, 2, ... Rotary
                   attention needs them in each block: they are returned beside x_BSD then, and go from layer to layer
+
+    What the model refuses (a sequence or a position above max_length, tokens above vocab) is a ValueError here as well.
     """
 
     name_in_whole = ""
@@ -42,18 +37,25 @@ class Embeddings(nn.Module):
         self.token_embedding = model.token_embedding
         self.position_embedding = model.position_embedding
         self.dropout = model.dropout
+        self.vocab: int = model.config.vocab
         self.max_length: int = model.config.max_length
 
     def forward(self, tokens_BS: torch.Tensor, positions_BS: torch.Tensor | None = None) -> Any:
-        check_length(tokens_BS, self.max_length)
-        x_BSD = self.token_embedding(tokens_BS)
+        check_length(tokens_BS.shape[-1], self.max_length)
+        x_BSD = look_up(self.token_embedding, tokens_BS, self.vocab, "tokens", "vocab")
         if self.position_embedding is not None:
             places = positions_BS
             if places is None:
                 places = torch.arange(tokens_BS.shape[-1], device=tokens_BS.device)
-            return self.dropout(x_BSD + self.position_embedding(places))
+            learned = self.position_embedding
+            return self.dropout(
+                x_BSD + look_up(learned, places, self.max_length, "positions", "max_length")
+            )
         x_BSD = self.dropout(x_BSD)
-        return x_BSD if positions_BS is None else (x_BSD, positions_BS)
+        if positions_BS is None:
+            return x_BSD
+        check_positions(positions_BS, self.max_length)
+        return x_BSD, positions_BS
 
 
 class Head(nn.Module):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +9,6 @@ import torch.distributed as dist
 from dtcourse import launch
 from dtcourse.hybrid import HybridConfig, parallelize
 from dtcourse.models import Transformer
-from dtcourse.pipeline_parallel import layers_of
 from tests.hybrid.layouts import GROUPED, TIED
 
 LONGER = 2 * TIED.max_length
@@ -38,19 +35,6 @@ def too_long(degrees, model):
 def test_a_sequence_above_max_length(axis, model):
     for said in launch(too_long, 2, {axis: 2}, model):
         assert said == f"a sequence of {LONGER} tokens; this model's longest is max_length=8"
-
-
-def stages_too_long():
-    """The layers of a model in a pipeline of one's own, without hybrid."""
-    model = Transformer(replace(GROUPED, n_layers=2))
-    embeddings, *_ = layers_of(model)
-    with pytest.raises(ValueError) as caught:
-        embeddings(samples(LONGER)[0])
-    return str(caught.value)
-
-
-def test_a_models_layers_know_its_longest_sequence():
-    assert "this model's longest is max_length=8" in launch(stages_too_long, 1)[0]
 
 
 def other_samples(degrees, whose, which):

@@ -60,7 +60,7 @@ def built(folder: Path) -> Path:
         "tensor_parallel sequence_parallel expert_parallel compression asynchronous communication_scheduling "
         "large_batch memory fault_tolerance federated heterogeneous debugging parameters checkpoint verify simulator "
         "profiling launch collectives emulation events torch_private device nested plural tensor_bytes attention "
-        "grouped_mm streams callers"
+        "grouped_mm lookup streams callers"
     )
     for room in rooms.split():
         (folder / "dtcourse" / room).mkdir(parents=True)

@@ -29,7 +29,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import flakes
 import machine
 import outcomes
 import second_try
@@ -80,7 +79,6 @@ LESSONS = [
 NBVAL = ["--nbval", "--nbval-current-env", "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"]
 USUAL = 6.0  # minutes that all of it usually takes
 ROOM = 3.0  # it may take so many times as long, times the machine's slowness
-TEST_LIMIT, CELL_LIMIT = 300.0, 180.0  # seconds, as in tools/test.py
 
 # Printed there before anything else: what would make the rest prove nothing.
 LOOK = """
@@ -143,6 +141,33 @@ def run(place: Place, command: list[str], environment: dict[str, str], until: fl
         end_all(process, mark)
 
 
+def in_two_tries(
+    place: Place,
+    python: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    slowness: float,
+    until: float,
+) -> tuple[outcomes.Outcomes, int]:
+    """What came of a run of pytest there, and its exit code; what failed is run once more."""
+    record, code = place.top / "tmp" / "record.jsonl", 0
+
+    def once(given: list[str], outputs: bool = False) -> outcomes.Outcomes:
+        nonlocal code
+        record.unlink(missing_ok=True)
+        command = outcomes.command(python, record, given, slowness, outputs)
+        code = run(place, command, environment, until)
+        return outcomes.read(record, 0.0)
+
+    def again(given: list[str]) -> outcomes.Outcomes:
+        print(f"\n== bare machine: {second_try.PURPOSE}", flush=True)
+        return once(given, outputs=True)
+
+    found = once(arguments)
+    code, _ = second_try.once_more(found, code, arguments, again)
+    return found, code
+
+
 def limit(slowness: float) -> float:
     """When it has to be over, as time.time() has it: the suite behind it needs most of what there is."""
     seconds = USUAL * 60 * ROOM * slowness
@@ -190,25 +215,7 @@ def main() -> int:
         }
         for name, arguments in runs(sys.argv[1:]).items():
             print(f"\n== bare machine, {name}: {shlex.join(arguments)}", flush=True)
-            record = place.top / "tmp" / "record.jsonl"
-            record.unlink(missing_ok=True)
-            limits = [f"--timeout={TEST_LIMIT * slowness:.0f}"]
-            if "--nbval" in arguments:
-                cell = f"{CELL_LIMIT * slowness:.0f}"
-                limits += [f"--nbval-cell-timeout={cell}", f"--nbval-kernel-startup-timeout={cell}"]
-            command = [python, "tools/recorded_pytest.py", str(record), *limits, *arguments]
-            code = run(place, command, environment, until)
-            found = outcomes.read(record, 0.0)
-            targets, _ = second_try.wanted(found, flakes.read())
-            if code == 1 and targets:
-                print(f"\n== bare machine, {name}: what failed, once more and alone", flush=True)
-                again = second_try.arguments(targets, arguments)
-                record.unlink(missing_ok=True)
-                command = [python, "tools/recorded_pytest.py", str(record), "--outputs"]
-                command += [*limits, *again]
-                run(place, command, environment, until)
-                second_try.take_in(found, outcomes.read(record, 0.0))
-                code = int(bool(found.of("failed")))
+            found, code = in_two_tries(place, python, arguments, environment, slowness, until)
             everything.append(judged(found))
             lines += trouble(everything[-1], code)
     seconds = time.monotonic() - began

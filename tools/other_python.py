@@ -22,11 +22,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import flakes
 import machine
 import outcomes
 import second_try
-from bare_machine import CELL_LIMIT, NBVAL, ROOM, TEST_LIMIT, WORKERS, trouble, write
+from bare_machine import NBVAL, ROOM, WORKERS, trouble, write
 from bare_place import ROOT
 from processes import MARK, end_all, mark_of_this_run
 
@@ -118,14 +117,10 @@ def run(
     """
     record = ROOT / "build" / "reports" / "python-part.jsonl"
     record.unlink(missing_ok=True)
-    limits = [f"--timeout={TEST_LIMIT * slowness:.0f}"]
-    if "--nbval" in arguments:
-        cell = f"{CELL_LIMIT * slowness:.0f}"
-        limits += [f"--nbval-cell-timeout={cell}", f"--nbval-kernel-startup-timeout={cell}"]
     mark = mark_of_this_run()
     own = {rotation.TRIED: "fixed", "DTCOURSE_TEST_SLOWNESS": f"{slowness:.2f}", MARK: mark}
     process = subprocess.Popen(
-        [str(python), "tools/recorded_pytest.py", str(record), *["--outputs"] * again, *limits, *arguments],
+        outcomes.command(str(python), record, arguments, slowness, again),
         cwd=ROOT, env={**os.environ, **own}, start_new_session=True,
     )  # fmt: skip
     code = 124
@@ -137,12 +132,13 @@ def run(
         end_all(process, mark)
         process.wait()
     found = outcomes.read(record, 0.0)
-    targets, _ = second_try.wanted(found, flakes.read())
-    if code == 1 and targets and not again:
-        print("\n== other Python: what failed, once more and alone", flush=True)
-        given = second_try.arguments(targets, arguments)
-        second_try.take_in(found, run(python, given, slowness, until, again=True))
-        code = int(bool(found.of("failed")))
+    if not again:
+
+        def second(given: list[str]) -> outcomes.Outcomes:
+            print(f"\n== other Python: {second_try.PURPOSE}", flush=True)
+            return run(python, given, slowness, until, again=True)
+
+        code, _ = second_try.once_more(found, code, arguments, second)
     if lines := trouble(found, code):
         print("", *lines, sep="\n")
         if not found.of("failed") and not found.running:

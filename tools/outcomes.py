@@ -12,6 +12,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests import rotation
 
+TEST_LIMIT = 300.0  # seconds for one test without a limit of its own, as in pyproject.toml
+CELL_LIMIT = 180.0  # seconds for one cell of a notebook
+
 
 @dataclass
 class Outcomes:
@@ -59,6 +62,19 @@ class Outcomes:
             tests[0] if len(tests) == 1 else f"{file} ({len(tests)})"
             for file, tests in files.items()
         )
+
+
+def command(
+    python: str, record: Path, arguments: list[str], slowness: float, outputs: bool = False
+) -> list[str]:
+    """One run of pytest in the repository's root that writes such a record, with the machine's limits."""
+    limits = [f"--timeout={TEST_LIMIT * slowness:.0f}"]
+    if "--nbval" in arguments:
+        cell = f"{CELL_LIMIT * slowness:.0f}"
+        # A kernel's own limit of 60 s was passed once, by two that began together on a busy machine.
+        limits += [f"--nbval-cell-timeout={cell}", f"--nbval-kernel-startup-timeout={cell}"]
+    own = ["--outputs"] * outputs
+    return [python, "tools/recorded_pytest.py", str(record), *own, *limits, *arguments]
 
 
 def read(path: Path, ended: float) -> Outcomes:

@@ -6,12 +6,13 @@ What failed in a notebook is tried with its whole notebook, whose cells stand on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import flakes
 import outcomes
 
 MOST = 10  # failed tests, or notebooks, of a stage: more are no accident
+PURPOSE = "what failed, once more and alone"
 SECONDS = 600.0  # that second tries may take, times the machine's slowness
 
 
@@ -37,6 +38,26 @@ def wanted(found: outcomes.Outcomes, known: Iterable[flakes.Flake]) -> tuple[lis
             f"tests/flakes.toml has several entries that are not mended of {', '.join(sorted(never))}",
         )
     return failed, ""
+
+
+def once_more(
+    found: outcomes.Outcomes,
+    code: int,
+    first: Iterable[str],
+    run: Callable[[list[str]], outcomes.Outcomes],
+    against: str = "",
+) -> tuple[int, str]:
+    """The second try of a run of pytest, taken into its outcomes: its exit code then, and why nothing was tried.
+
+    code, first: the first try's exit code, and pytest's arguments
+    run:         runs pytest with those that it is given
+    against:     why none can be made, whatever has failed
+    """
+    targets, why = wanted(found, flakes.read()) if code == 1 else ([], "")
+    if not targets or against:
+        return code, why or (against if targets else "")
+    take_in(found, run(arguments(targets, first)))
+    return int(bool(found.of("failed"))), ""
 
 
 def arguments(targets: Sequence[str], first: Iterable[str]) -> list[str]:

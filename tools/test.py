@@ -58,8 +58,6 @@ NOTHING_COLLECTED = 5  # pytest's exit code
 # One more than a small machine has cores: tests also wait, for a cluster, a browser, a time limit.
 WORKERS = os.environ.get("DTCOURSE_TEST_WORKERS") or "3"
 ROOM = 3.0  # a stage may take so many times what it usually takes
-TEST_LIMIT = 300.0  # seconds for one test without a limit of its own, as in pyproject.toml
-CELL_LIMIT = 180.0  # seconds for one cell of a notebook
 LEAST = 30.0  # seconds for second tries: with less none is made
 LISTED = 10  # slowest tests, and slowest files
 
@@ -255,24 +253,15 @@ def run(stage: Stage, seconds: float, slowness: float, stop: Stop) -> Result:
     for old in (record, report):
         old.unlink(missing_ok=True)
     print(f"\n== {stage.name}: {stage.purpose} (at most {seconds / 60:.0f} minutes)", flush=True)
-    command = [sys.executable, str(ROOT / "tools" / "recorded_pytest.py"), str(record)]
-    command += ["--outputs"] * stage.outputs
-    command += [f"--junitxml={report}", f"--timeout={TEST_LIMIT * slowness:.0f}"]
-    if "--nbval" in stage.arguments:
-        command += [
-            f"--nbval-cell-timeout={CELL_LIMIT * slowness:.0f}",
-            # Its own limit of 60 s was passed once, by two kernels that began together on a busy machine.
-            f"--nbval-kernel-startup-timeout={CELL_LIMIT * slowness:.0f}",
-        ]
+    given = [f"--junitxml={report}", *stage.arguments]
+    command = outcomes.command(sys.executable, record, given, slowness, stage.outputs)
     mark = mark_of_this_run()
     # tests/conftest.py gives tests with a limit of their own as much more.
     environment = {**os.environ, MARK: mark, "DTCOURSE_TEST_SLOWNESS": f"{slowness:.2f}"}
     if stage.ends:  # what has begun by then has as long again to end
         environment[rotation.END] = str(time.time() + min(stage.ends * 60, seconds / 2))
     started = time.monotonic()
-    process = subprocess.Popen(
-        [*command, *stage.arguments], cwd=ROOT, env=environment, start_new_session=True
-    )
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
     cut = ""
     while process.poll() is None and not cut:
         if stop.number:
@@ -290,22 +279,24 @@ def run(stage: Stage, seconds: float, slowness: float, stop: Stop) -> Result:
 
 def try_again(results: list[Result], slowness: float, until: float | None, stop: Stop) -> None:
     """Run once more what failed, alone, while there is time."""
-    known, end = flakes.read(), time.time() + second_try.SECONDS * slowness
+    end = time.time() + second_try.SECONDS * slowness
     end = min(end, until or end)
     for result in results:
-        if result.code != 1 or result.cut or result.stage.name not in USUAL["all"]:
+        if result.cut or result.stage.name not in USUAL["all"]:
             continue
-        targets, why = second_try.wanted(result.outcomes, known)
         name, left = f"{result.stage.name}-again", end - time.time()
-        if targets and left < LEAST:
-            targets, why = [], "there is no time left"
+
+        def again(given: list[str], name: str = name, left: float = left) -> outcomes.Outcomes:
+            stage = Stage(name, second_try.PURPOSE, given, outputs=True)
+            return run(stage, left, slowness, stop).outcomes
+
+        against = "there is no time left" if left < LEAST else ""
+        against = against or (f"stopped by {stop.name}" if stop.number else "")
+        result.code, why = second_try.once_more(
+            result.outcomes, result.code, result.stage.arguments, again, against
+        )
         if why:
             print(f"\n== {name}: no second try: {why}", flush=True)
-        if targets and not stop.number:
-            given = second_try.arguments(targets, result.stage.arguments)
-            again = Stage(name, "what failed, once more and alone", given, outputs=True)
-            second_try.take_in(result.outcomes, run(again, left, slowness, stop).outcomes)
-            result.code = int(bool(result.outcomes.of("failed")))
 
 
 def summarise(results: list[Result], not_started: list[Stage]) -> None:

@@ -8,7 +8,7 @@ import sys
 import tomllib
 from datetime import date
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import nbformat
 import pytest
@@ -217,6 +217,48 @@ def test_without_time_none_is_made(tool, monkeypatch, capsys):
     module.try_again([result], 1.0, 1000.0 + module.LEAST / 2, module.Stop)
     assert "no second try: there is no time left" in capsys.readouterr().out
     assert result.failed == 1
+
+
+@pytest.mark.parametrize("second", ["passed", "failed"])
+@pytest.mark.parametrize("where", ["bare_machine", "other_python"])
+def test_the_other_machines_try_once_more_as_well(tool, monkeypatch, tmp_path, where, second):
+    module, given = tool(where), []
+
+    def run(command):
+        """Of a run of pytest: its record, and the exit code."""
+        given.append(command[2:])
+        outcome = second if "--outputs" in command else "failed"
+        line = {
+            "test": "tests/a.py::b",
+            "outcome": outcome,
+            "seconds": 1.0,
+            "why": "",
+            "output": "",
+        }
+        Path(command[2]).parent.mkdir(parents=True, exist_ok=True)
+        Path(command[2]).write_text(json.dumps(line) + "\n", encoding="utf-8")
+        return int(outcome == "failed")
+
+    if where == "bare_machine":
+        monkeypatch.setattr(module, "run", lambda place, command, *_: run(command))
+        place = SimpleNamespace(top=tmp_path)
+        found, code = module.in_two_tries(place, "python", ["tests", "-n", "3"], {}, 2.0, 0.0)
+        assert code == int(second == "failed")
+    else:
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+        monkeypatch.setattr(module, "end_all", lambda *_: None)
+
+        def popen(command, **_):
+            code = run(command)
+            return SimpleNamespace(wait=lambda *_: code)
+
+        monkeypatch.setattr(module.subprocess, "Popen", popen)
+        found = module.run("python", ["tests", "-n", "3"], 2.0, 0.0)
+    assert [*found.second] == ["tests/a.py::b"][: second == "passed"]
+    assert [one[1:] for one in given] == [
+        ["--timeout=600", "tests", "-n", "3"],
+        ["--outputs", "--timeout=600", "tests/a.py::b", "-n", "1"],
+    ]
 
 
 # --- tests/flakes.toml ------------------------------------------------------------------------------------------

@@ -127,6 +127,9 @@ class Layout:
         OUTER[self.outer](model, mesh)
         return model
 
+    def training(self, config: TransformerConfig, seed: int = 0) -> Training:
+        return Training(self, config, seed)
+
     def __str__(self) -> str:
         return f"{self.outer} over {self.inner}, {self.shape[0]} x {self.shape[1]}"
 
@@ -157,7 +160,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 class Training:
     """A layout's model, its optimizer, and what averages gradients besides the model's own hooks."""
 
-    def __init__(self, layout: Layout, config: TransformerConfig, seed: int) -> None:
+    def __init__(self, layout: Layout, config: TransformerConfig, seed: int = 0) -> None:
         self.layout, self.config, self.mesh = layout, config, layout.mesh()
         self.model = layout.apply(build(config, seed), self.mesh)
         self.wrapped = self.model

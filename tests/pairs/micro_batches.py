@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from dtcourse import checkpoint
 from dtcourse.models import TransformerConfig
-from dtcourse.parameters.whole import full_state_dict
 from tests.pairs.layouts import BATCH, MAX_NORM, NORMS, batch, sgd
 from tests.pairs.pipelines import MICRO_BATCHES, PipedSteps, build
 
@@ -51,28 +50,29 @@ def in_micro_batches(
     return [torch.cat(of_each) for of_each in zip(*shares, strict=True)]
 
 
-def write_alone(config: TransformerConfig, folder: str, steps: int, parts: int = 1) -> Any:
-    """The same in one process, without the layer that nobody uses."""
-    model = build(config)
-    del model.unused
-    optimizer = sgd(model)
-    for step in range(steps):
-        step_alone(model, optimizer, config, step, parts)
-    checkpoint.save(folder, model, optimizer)
-    return full_state_dict(model)
+@dataclass(frozen=True)
+class Alone:
+    """The same as a layout of one rank, without the layer that nobody uses. parts: as of `alone`"""
+
+    parts: int = 1
+    ranks = 1
+
+    def training(self, config: TransformerConfig, seed: int = 0) -> AloneRun:
+        return AloneRun(config, self.parts, seed)
+
+    def __str__(self) -> str:
+        return "one process"
 
 
-def read_alone(config: TransformerConfig, folder: str, steps: int, parts: int = 1) -> Any:
-    model = build(config, seed=7)
-    del model.unused
-    optimizer = sgd(model)
-    checkpoint.load(folder, model, optimizer)
-    loaded = full_state_dict(model)
-    step_alone(model, optimizer, config, steps, parts)
-    return loaded, full_state_dict(model)
+class AloneRun:
+    """Its model, and the optimizer."""
 
+    def __init__(self, config: TransformerConfig, parts: int, seed: int) -> None:
+        self.config, self.parts, self.wrapped = config, parts, build(config, seed)
+        del self.wrapped.unused
+        self.optimizer = sgd(self.wrapped)
 
-def step_alone(model: Any, optimizer: Any, config: Any, step: int, parts: int) -> None:
-    backward_alone(model, optimizer, config, step, parts)
-    nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
-    optimizer.step()
+    def step(self, number: int) -> None:
+        backward_alone(self.wrapped, self.optimizer, self.config, number, self.parts)
+        nn.utils.clip_grad_norm_(self.wrapped.parameters(), MAX_NORM)
+        self.optimizer.step()

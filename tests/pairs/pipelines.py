@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dtcourse import checkpoint, sharding
+from dtcourse import sharding
 from dtcourse.expert_parallel import average_gradients, expert_parallel
 from dtcourse.models import MoE, Transformer, TransformerConfig
 from dtcourse.parameters.clipping import clip_grad_norm
@@ -113,6 +113,9 @@ class Piped:
         mine = mesh["other"].get_local_rank() % parts
         return [t.chunk(parts)[mine] for t in batch(config, step)]
 
+    def training(self, config: TransformerConfig, seed: int = 0) -> Training:
+        return Training(self, config, seed)
+
     def __str__(self) -> str:
         return f"{self.other} x {self.schedule}, {self.shape[0]} x {self.shape[1]}"
 
@@ -144,61 +147,41 @@ class PipedSteps(Steps):
     losses: list[float | None] = field(default_factory=list)
 
 
-def one_backward(
-    pipeline: Pipeline, optimizer: Any, layout: Piped, mesh: DeviceMesh, step: int, config: Any
-) -> float | None:
-    """All micro-batches of a step, and the mean over the other axis."""
-    optimizer.zero_grad()
-    value = pipeline.step(*layout.batch(config, mesh, step))
-    if layout.other == "expert":
-        average_gradients(pipeline.module, mesh["other"])
-    if layout.other == "reduce_gradients":
-        optimizer.reduce_gradients()
-    return value
+class Training:
+    """A pipeline on this rank, and its optimizer."""
+
+    def __init__(self, layout: Piped, config: TransformerConfig, seed: int = 0) -> None:
+        self.layout, self.config, self.mesh = layout, config, layout.mesh()
+        self.pipeline = layout.pipeline(config, self.mesh, seed)
+        self.wrapped = self.pipeline.module
+        self.optimizer: Any = layout.optimizer(self.pipeline, self.mesh)
+
+    def backward(self, number: int) -> float | None:
+        """All micro-batches of a step, and the mean over the other axis."""
+        self.optimizer.zero_grad()
+        value = self.pipeline.step(*self.layout.batch(self.config, self.mesh, number))
+        if self.layout.other == "expert":
+            average_gradients(self.wrapped, self.mesh["other"])
+        if self.layout.other == "reduce_gradients":
+            self.optimizer.reduce_gradients()
+        return value
+
+    def step(self, number: int) -> None:
+        self.backward(number)
+        clip_grad_norm(self.wrapped, MAX_NORM)
+        self.optimizer.step()
 
 
 def together(layout: Piped, config: TransformerConfig, steps: int = 3) -> PipedSteps:
     """Training on this rank of many, clipped by the 2-norm."""
     logging.disable(logging.WARNING)
-    mesh, found = layout.mesh(), PipedSteps()
-    pipeline = layout.pipeline(config, mesh)
-    model = pipeline.module
-    optimizer = layout.optimizer(pipeline, mesh)
+    training, found = layout.training(config), PipedSteps()
+    model = training.wrapped
     for step in range(steps):
-        found.losses.append(one_backward(pipeline, optimizer, layout, mesh, step, config))
+        found.losses.append(training.backward(step))
         found.norms.append([clip_grad_norm(model, 1e9, kind).item() for kind in NORMS])
         found.gradients.append(full_gradients(model))
         clip_grad_norm(model, MAX_NORM)
-        optimizer.step()
+        training.optimizer.step()
     found.state = full_state_dict(model)
     return found
-
-
-def take_step(
-    pipeline: Pipeline, optimizer: Any, layout: Piped, mesh: DeviceMesh, step: int, config: Any
-) -> None:
-    one_backward(pipeline, optimizer, layout, mesh, step, config)
-    clip_grad_norm(pipeline.module, MAX_NORM)
-    optimizer.step()
-
-
-def write(layout: Piped, config: TransformerConfig, folder: str, steps: int) -> Any:
-    """Some steps, saved: the whole state."""
-    mesh = layout.mesh()
-    pipeline = layout.pipeline(config, mesh)
-    optimizer = layout.optimizer(pipeline, mesh)
-    for step in range(steps):
-        take_step(pipeline, optimizer, layout, mesh, step, config)
-    checkpoint.save(folder, pipeline.module, optimizer)
-    return full_state_dict(pipeline.module)
-
-
-def read(layout: Piped, config: TransformerConfig, folder: str, steps: int) -> Any:
-    """Into a model that starts elsewhere: the whole state, and what it is after one step more."""
-    mesh = layout.mesh()
-    pipeline = layout.pipeline(config, mesh, seed=7)
-    optimizer = layout.optimizer(pipeline, mesh)
-    checkpoint.load(folder, pipeline.module, optimizer)
-    loaded = full_state_dict(pipeline.module)
-    take_step(pipeline, optimizer, layout, mesh, steps, config)
-    return loaded, full_state_dict(pipeline.module)

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dtcourse import checkpoint, sharding
 from dtcourse import expert_parallel as ep
+from dtcourse import sharding
 from dtcourse import tensor_parallel as tp
 from dtcourse.models import Transformer, TransformerConfig
 from dtcourse.parameters.clipping import clip_grad_norm
@@ -74,6 +74,12 @@ class Both:
         """This rank's part of a batch, which tensor ranks share."""
         return x.chunk(self.ranks // self.shape[2])[dist.get_rank() // self.shape[2]]
 
+    def training(self, config: TransformerConfig, seed: int = 0) -> Training:
+        return Training(self, config, seed)
+
+    def __str__(self) -> str:
+        return f"{self.outer} over {self.first} first, {' x '.join(map(str, self.shape))}"
+
 
 class Training:
     """A model that both have cut, and its optimizer. Only the first rank's start is the truth's."""
@@ -83,6 +89,7 @@ class Training:
         self.layout, self.config, self.mesh = layout, config, layout.mesh()
         seed = seed if dist.get_rank() == 0 else seed + 5
         self.model: Any = layout.cut(build(config, seed), self.mesh)
+        self.wrapped = self.model
         self.optimizer = layout.optimizer(self.model, self.mesh)
 
     def backward(self, step: int) -> None:
@@ -109,21 +116,3 @@ def together(layout: Both, config: TransformerConfig, steps: int = 3) -> Steps:
         training.optimizer.step()
     found.state = full_state_dict(training.model)
     return found
-
-
-def write(layout: Both, config: TransformerConfig, folder: str, steps: int) -> Any:
-    """Some steps, saved: the whole state."""
-    training = Training(layout, config)
-    for number in range(steps):
-        training.step(number)
-    checkpoint.save(folder, training.model, training.optimizer)
-    return full_state_dict(training.model)
-
-
-def read(layout: Both, config: TransformerConfig, folder: str, steps: int) -> Any:
-    """Into a model that starts elsewhere: the whole state, and what it is after one step more."""
-    training = Training(layout, config, seed=7)
-    checkpoint.load(folder, training.model, training.optimizer)
-    loaded = full_state_dict(training.model)
-    training.step(steps)
-    return loaded, full_state_dict(training.model)

@@ -16,7 +16,6 @@ from dtcourse.fault_tolerance.guard import LossGuard, Spikes
 from dtcourse.parameters.placement import local
 from dtcourse.parameters.whole import full_state_dict
 from dtcourse.verify import compare
-from tests.pairs import pipelines
 from tests.pairs.layouts import GPT2, alone, used
 from tests.pairs.pipelines import Piped
 
@@ -30,16 +29,12 @@ class Staged:
     """A pipeline's run, and what a rank keeps of it."""
 
     def __init__(self, layout, seed):
-        self.layout, self.mesh = layout, layout.mesh()
-        self.pipeline = layout.pipeline(GPT2, self.mesh, seed)
-        self.optimizer = layout.optimizer(self.pipeline, self.mesh)
-        self.part = RankState(self.pipeline.module, self.optimizer, layout=str(layout))
-
-    def step(self, number):
-        pipelines.take_step(self.pipeline, self.optimizer, self.layout, self.mesh, number, GPT2)
+        training = layout.training(GPT2, seed)
+        self.step, self.module = training.step, training.wrapped
+        self.part = RankState(self.module, training.optimizer, layout=str(layout))
 
     def state(self):
-        return full_state_dict(self.pipeline.module)
+        return full_state_dict(self.module)
 
 
 def loses_a_stage(layout):

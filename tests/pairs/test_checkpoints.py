@@ -1,10 +1,13 @@
-"""Saved on one layout and loaded on another: values bit for bit, and training goes on as in one process."""
+"""What a checkpoint of several techniques holds, and what is said of one that is damaged. Loaded on other layouts:
+test_other_layouts.py.
+"""
 
 from __future__ import annotations
 
 import json
 import pickle
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,73 +22,17 @@ from dtcourse.checkpoint.coverage import check_covered
 from dtcourse.parameters.whole import full_state_dict
 from dtcourse.sharding import ShardedDataParallel, ZeroRedundancyOptimizer
 from dtcourse.verify import compare
-from tests.pairs.layouts import (
-    EXPERTS,
-    GPT2,
-    LLAMA,
-    Layout,
-    Training,
-    alone,
-    build,
-    sgd,
-)
-
-STEPS = 2
-
-
-def write(layout, config, folder):
-    """Two steps, saved: the whole state."""
-    training = Training(layout, config, seed=0)
-    for number in range(STEPS):
-        training.step(number)
-    checkpoint.save(folder, training.wrapped, training.optimizer)
-    return full_state_dict(training.model)
-
-
-def read(layout, config, folder):
-    """Into a model that starts elsewhere: the whole state, and what it is after one step more."""
-    training = Training(layout, config, seed=7)
-    optimizer = training.optimizer
-    if layout.outer == "ZeRO-1":  # states of before, which are old after the load
-        training.step(0)
-        optimizer.consolidate_state_dict()
-    checkpoint.load(folder, training.wrapped, optimizer)
-    if "ZeRO" in layout.outer:
-        assert {*optimizer.state} <= {*optimizer.owned()}, "each rank has the states it owns alone"
-        with pytest.raises(RuntimeError, match="consolidate_state_dict"):
-            optimizer.state_dict()
-    loaded = full_state_dict(training.model)
-    training.step(STEPS)
-    return loaded, full_state_dict(training.model)
-
+from tests.pairs.layouts import GPT2, Layout, build, sgd
+from tests.pairs.saving import write
 
 FULL, FLAT = "fully_shard", "FullyShardedDataParallel"
-WAYS = [
-    (GPT2, Layout(FULL, "tensor", (2, 2)), Layout(FLAT, "tensor", (2, 2))),
-    (LLAMA, Layout(FLAT, "tensor", (2, 2)), Layout(FULL, "nothing", (3, 1))),
-    (GPT2, Layout(FULL, "nothing", (3, 1)), Layout(FULL, "tensor", (2, 2))),
-    (LLAMA, Layout("nothing", "tensor", (1, 2)), Layout(FLAT, "tensor", (2, 2))),
-    (EXPERTS, Layout(FLAT, "expert", (2, 2)), Layout(FULL, "expert", (2, 2))),
-    (EXPERTS, Layout(FULL, "expert", (2, 2)), Layout("nothing", "expert", (1, 4))),
-    (GPT2, Layout("ZeRO-1", "tensor", (2, 2)), Layout(FULL, "sequence", (2, 2))),
-    (GPT2, Layout(FLAT, "tensor", (2, 2)), Layout("ZeRO-2", "nothing", (3, 1))),
-    (LLAMA, Layout("ZeRO-2", "sequence", (2, 2)), Layout("ZeRO-1", "tensor", (3, 2))),
-    (EXPERTS, Layout("ZeRO-1", "expert", (2, 2)), Layout(FULL, "expert", (2, 2))),
-    (EXPERTS, Layout("nothing", "expert", (1, 4)), Layout("ZeRO-1", "expert", (2, 2))),
-    (GPT2, Layout("ZeRO-1", "nothing", (2, 1)), Layout("nothing", "nothing", (1, 1))),
-]
 
 
-@pytest.mark.parametrize(
-    ("config", "source", "target"), WAYS, ids=[f"{a} to {b}" for _, a, b in WAYS]
-)
-def test_saved_on_one_layout_and_loaded_on_another(config, source, target, tmp_path):
-    folder = str(tmp_path / "saved")
-    saved = launch(write, source.ranks, source, config, folder)[0]
-    right = alone(config, STEPS + 1).state
-    for loaded, after in launch(read, target.ranks, target, config, folder):
-        compare(loaded, saved, 0.0, "value")
-        compare(after, right, 1e-12, "value after another step", norm=2)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A checkpoint of two techniques, and its state."""
+    folder = tmp_path_factory.mktemp("saved") / "two steps"
+    return folder, launch(write, 4, Layout(FULL, "tensor", (2, 2)), GPT2, str(folder), 2)[3]
 
 
 def adams(folder, save):
@@ -125,13 +72,12 @@ def test_states_on_their_owners_are_saved_by_name_and_loaded_on_their_owners_alo
         assert loaded["param_groups"][0]["lr"] == 0.1
 
 
-def test_plain_pytorch_reads_it(tmp_path):
-    folder = str(tmp_path / "saved")
-    saved = launch(write, 4, Layout(FULL, "tensor", (2, 2)), GPT2, folder)[3]
+def test_plain_pytorch_reads_it(saved):
+    folder, right = saved
     plain = build(GPT2, seed=9)
     state = {"model": plain.state_dict()}
-    dcp.load(state, checkpoint_id=folder)
-    compare(state["model"], saved, 0.0, "value")
+    dcp.load(state, checkpoint_id=str(folder))
+    compare(state["model"], right, 0.0, "value")
 
 
 # --- a damaged one ----------------------------------------------------------------------------------------------------
@@ -180,9 +126,10 @@ def refused(layout, folder):
         (beyond, r"model.blocks.0.mlp.up.weight is \[64, 16\], and a piece of it .*\[1000:\d+, 0:16\], is not within"),
     ],
 )  # fmt: skip
-def test_pieces_that_do_not_make_up_a_parameter_are_refused_on_every_rank(change, words, tmp_path):
-    folder = tmp_path / "saved"
-    launch(write, 4, Layout(FULL, "tensor", (2, 2)), GPT2, str(folder))
+def test_pieces_that_do_not_make_up_a_parameter_are_refused_on_every_rank(
+    saved, change, words, tmp_path
+):
+    folder = Path(shutil.copytree(saved[0], tmp_path / "damaged"))
     damaged(folder, "model.blocks.0.mlp.up.weight", change)
     assert json.loads((folder / checksums.NAME).read_text()), "files are as they were"
     for said in launch(refused, 2, Layout(FLAT, "nothing", (2, 1)), str(folder)):

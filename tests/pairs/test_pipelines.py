@@ -14,7 +14,7 @@ from dtcourse.parameters.whole import full_gradients
 from dtcourse.pipeline_parallel import copies as copies_file
 from dtcourse.verify import compare, gradients_of
 from tests.pairs.layouts import GPT2, LLAMA, batch, build, used
-from tests.pairs.micro_batches import alone, read_alone, write_alone
+from tests.pairs.micro_batches import alone
 from tests.pairs.pipelines import (
     EXPERTS,
     SCHEDULES,
@@ -22,9 +22,7 @@ from tests.pairs.pipelines import (
     SIX_HEADS,
     TWO_OWNERS,
     Piped,
-    read,
     together,
-    write,
 )
 
 # Each value of each parameter is tried every time, their other combinations by turns (tests/turns.py).
@@ -106,46 +104,6 @@ def test_six_ranks(other, shape):
         pytest.skip("8 tokens are not as many for each of 3 ranks")
     config = {"expert": EXPERTS, "tensor": SIX_HEADS}.get(other, GPT2)
     check(Piped(other, "1F1B", shape), config)
-
-
-# --- saved on one layout and loaded on another ------------------------------------------------------------------------
-
-STEPS = 2
-
-
-def saved_by(source, config, folder, parts):
-    if source is None:
-        return launch(write_alone, 1, config, folder, STEPS, parts)[0]
-    return launch(write, source.ranks, source, config, folder, STEPS)[0]
-
-
-WAYS = [
-    (Piped("fully_shard", "1F1B"), None),
-    (None, Piped("FullyShardedDataParallel", "1F1B")),
-    (Piped("FullyShardedDataParallel", "GPipe"), Piped("tensor", "1F1B")),
-    (Piped("tensor", "1F1B"), Piped("fully_shard", "1F1B", (2, 3))),
-    (Piped("sequence", "interleaved"), Piped("ZeRO-2", "1F1B", (3, 2))),
-    (Piped("ZeRO-2", "interleaved"), Piped("ZeRO-1", "GPipe", (2, 3))),
-    (Piped("ZeRO-1", "1F1B"), None),
-    (Piped("expert", "1F1B", (2, 3)), Piped("expert", "interleaved")),
-    (Piped("expert", "interleaved"), None),
-    (None, Piped("expert", "GPipe")),
-]
-
-
-@pytest.mark.parametrize(("source", "target"), WAYS, ids=[f"{a} to {b}" for a, b in WAYS])
-def test_saved_on_one_layout_and_loaded_on_another(source, target, tmp_path):
-    folder, among = str(tmp_path / "saved"), [one for one in (source, target) if one is not None]
-    config, parts = (EXPERTS, 2) if among[0].other == "expert" else (GPT2, 1)
-    saved = saved_by(source, config, folder, parts)
-    right = used(truth(config, parts, STEPS + 1).state)
-    if target is None:
-        found = launch(read_alone, 1, config, folder, STEPS, parts)
-    else:
-        found = launch(read, target.ranks, target, config, folder, STEPS)
-    for loaded, after in found:
-        compare(loaded, saved, 0.0, "value")
-        compare(after, right, 1e-12, "value after another step", norm=2)
 
 
 # --- what ZeRO-2 keeps ------------------------------------------------------------------------------------------------

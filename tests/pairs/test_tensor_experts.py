@@ -1,5 +1,5 @@
-"""Tensor parallelism with experts is one process: gradients per parameter, norms, clipped steps, states; saved on one
-layout and loaded on another. What is sent, and what is refused: test_cut_mixtures.py.
+"""Tensor parallelism with experts is one process: gradients per parameter, norms, clipped steps, states. What is sent,
+and what is refused: test_cut_mixtures.py; checkpoints: test_other_layouts.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dtcourse.parameters.averaging import average
 from dtcourse.parameters.clipping import clip_grad_norm
 from dtcourse.verify import compare
 from tests.pairs.layouts import alone, build
-from tests.pairs.tensor_experts import GELU, SWIGLU, Both, Training, read, together, write
+from tests.pairs.tensor_experts import GELU, SWIGLU, Both, Training, together
 
 # Each value of each parameter is tried every time, their other combinations by turns (tests/turns.py).
 pytestmark = pytest.mark.each_once("tests/pairs/", "dtcourse/parameters/")
@@ -63,37 +63,6 @@ def test_with_one_rank_on_an_axis_too(shape):
 @pytest.mark.parametrize("outer", ["ZeRO-1", "fully_shard", "FullyShardedDataParallel"])
 def test_a_third_technique_over_both_is_one_process(outer, first):
     check(Both((2, 2, 2), first, outer), GELU)
-
-
-# --- saved on one layout and loaded on another ------------------------------------------------------------------------
-
-STEPS = 2
-ALONE = Both((1, 1, 1))
-
-
-@pytest.mark.parametrize(
-    ("config", "source", "target"),
-    [
-        (GELU, Both((1, 2, 2)), Both((1, 3, 2), "expert")),
-        (SWIGLU, Both((1, 3, 2), "expert"), ALONE),
-        (SWIGLU, ALONE, Both((1, 2, 2), "expert")),
-        (GELU, Both((2, 1, 2), outer="FullyShardedDataParallel"), Both((2, 2, 1), outer="ZeRO-1")),
-        pytest.param(
-            GELU,
-            Both((2, 2, 2), outer="fully_shard"),
-            Both((2, 2, 2), "expert", "FullyShardedDataParallel"),
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=str,
-)
-def test_saved_on_one_layout_and_loaded_on_another(config, source, target, tmp_path):
-    folder = str(tmp_path / "saved")
-    saved = launch(write, source.ranks, source, config, folder, STEPS)[0]
-    right = alone(config, STEPS + 1).state
-    for loaded, after in launch(read, target.ranks, target, config, folder, STEPS):
-        compare(loaded, saved, 0.0, "value")
-        compare(after, right, 1e-12, "value after another step", norm=2)
 
 
 # --- broken on purpose ------------------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ from dtcourse.parameters.whole import full_state_dict
 from dtcourse.verify import compare
 from tests.pairs import pipelines
 from tests.pairs.layouts import GPT2, build
-from tests.pairs.micro_batches import write_alone
-from tests.pairs.pipelines import SHARDED, Piped, take_step, write
+from tests.pairs.micro_batches import Alone
+from tests.pairs.pipelines import SHARDED, Piped
+from tests.pairs.saving import write
 
 TIED = "token_embedding.weight", "output.weight"
 
@@ -67,14 +68,10 @@ def test_one_of_the_copies_is_written_under_all_names(other, tmp_path):
 
 def steps_by_three(other):
     """Three replicas' sum depends on its order, and so on where in its bucket a gradient lies."""
-    layout = Piped(other, "1F1B", (3, 2))
-    mesh = layout.mesh()
-    pipeline = layout.pipeline(GPT2, mesh)
-    optimizer = layout.optimizer(pipeline, mesh)
-    gradients = []
+    training, gradients = Piped(other, "1F1B", (3, 2)).training(GPT2), []
     for step in range(2):
-        take_step(pipeline, optimizer, layout, mesh, step, GPT2)
-        (copy,) = [e for e in entries(pipeline.module) if {*e.names} & {*TIED}]
+        training.step(step)
+        (copy,) = [e for e in entries(training.wrapped) if {*e.names} & {*TIED}]
         gradients.append(copy.parameter.grad.clone())
     return gradients, copy.parameter.detach()
 
@@ -100,7 +97,7 @@ def two_values(layout, folder):
 @pytest.mark.parametrize("other", ["tensor", *SHARDED])
 def test_a_checkpoint_with_two_values_is_not_loaded(other, tmp_path):
     folder = str(tmp_path / "saved")
-    launch(write_alone, 1, replace(GPT2, tied=False), folder, 0)
+    launch(write, 1, Alone(), replace(GPT2, tied=False), folder, 0)
     words = (
         r"token_embedding.weight and output.weight are one parameter here, and differ in .*/saved in \d+ of \d+ "
         r"elements, by at most 0.\d+. Nothing was loaded"

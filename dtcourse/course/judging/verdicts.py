@@ -86,11 +86,12 @@ def require_kind(
     describe: Callable[..., str],
     healthy: str,
     example: Diagnosis,
+    all_healthy: str = "",
 ) -> None:
     """That an answer's diagnosis of `each` cases of one kind is right, and of as many healthy ones, in any order.
 
     drawn: the case of a kind ("healthy" is one) and a number below `each`; draws another one whenever it is called
-    describe, hint, healthy, example: see require_diagnoses
+    describe, hint, healthy, example, all_healthy: see require_diagnoses
     """
     with one_thread():
         cases = [drawn(one, turn) for one in ("healthy", kind) for turn in range(each)]
@@ -102,6 +103,7 @@ def require_kind(
         healthy=healthy,
         example=example,
         shuffled=True,
+        all_healthy=all_healthy,
     )
 
 

@@ -1,13 +1,13 @@
-"""Records of one step of data parallelism: which run is broken, and how."""
+"""Records of one step of data parallelism, drawn anew each time: which run is broken, and how."""
 
 from __future__ import annotations
 
-from functools import cache
+import random
 
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
+from dtcourse.course.judging import Answer, Exercise, require_kind
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -15,30 +15,26 @@ DIAGNOSE = Exercise(
     lesson="01",
     title="Which run is broken, and how?",
     takes=("diagnose_run",),
-    target="18 of 18 runs, of 3 to 5 ranks",
+    target="40 of 40 runs, of 3 to 5 ranks, drawn anew each time, and shuffled",
 )
 
 Given = tuple[Tensor, Tensor, Tensor, float]
 Case = tuple[Given, tuple[str, int | None]]
-# Ranks, numbers, learning rate; the rank that is at fault, where one is.
-SIZES = ((3, 12, 0.1, 1), (4, 40, 0.5, 3), (5, 20, 0.02, 2))
 
 
-def recorded(size: tuple[int, int, float, int], kind: str) -> Given:
+def recorded(kind: str, p: int, n: int, lr: float, odd: int, twin: int) -> Given:
     """Weights (p, n) before one step of SGD, each rank's own gradient, weights after it:
-    all as single precision has them.
+    all as single precision has them. odd: the rank that is at fault, where one is. twin: the one whose share it reads
     """
-    p, n, lr, odd = size
-    make = torch.Generator().manual_seed(p)
-    start = torch.randn(n, generator=make, dtype=torch.double)
+    start = torch.randn(n, dtype=torch.double)
     # Shares of one batch: what they have in common is larger than what they differ by.
-    common = torch.randn(n, generator=make, dtype=torch.double)
-    gradients = common + 0.2 * torch.randn(p, n, generator=make, dtype=torch.double)
+    common = torch.randn(n, dtype=torch.double)
+    gradients = common + 0.2 * torch.randn(p, n, dtype=torch.double)
     before = start.repeat(p, 1)
     if kind == "other start":
-        before[odd] += 0.05 * torch.randn(n, generator=make, dtype=torch.double)
+        before[odd] += 0.05 * torch.randn(n, dtype=torch.double)
     if kind == "same share":
-        gradients[odd] = gradients[0]
+        gradients[odd] = gradients[twin]
     taken = gradients.mean(0).repeat(p, 1)
     if kind == "not averaged":
         taken = gradients
@@ -47,28 +43,32 @@ def recorded(size: tuple[int, int, float, int], kind: str) -> Given:
     elif kind == "left out":
         taken = gradients[[rank for rank in range(p) if rank != odd]].mean(0).repeat(p, 1)
     # The same sums, added in another order on each rank.
-    noise = 1 + 1e-7 * torch.randn(p, n, generator=make, dtype=torch.double)
+    noise = 1 + 1e-7 * torch.randn(p, n, dtype=torch.double)
     before, gradients, after = before.float(), (gradients * noise).float(), before - lr * taken
     return before, gradients, after.float(), lr
 
 
-@cache
-def cases() -> dict[str, list[Case]]:
-    """Three runs of each kind, always the same ones."""
-    found: dict[str, list[Case]] = {}
-    for kind in ("healthy", "other start", "same share", "not averaged", "summed", "left out"):
-        for size in SIZES:
-            at = size[3] if kind in ("other start", "same share", "left out") else None
-            found.setdefault(kind, []).append((recorded(size, kind), (kind, at)))
-    return found
+def drawn(kind: str, turn: int) -> Case:
+    """A run with this mistake, or "healthy", and its diagnosis.
+
+    turn: 0 to 3; the first rank is at fault, and the last
+    """
+    p = random.choice((3, 4, 5))
+    first = 1 if kind == "same share" else 0  # of two that read the same, the higher one
+    odd = (first, p - 1, random.randrange(first, p), random.randrange(first, p))[turn]
+    twin = random.randrange(int(turn == 1), max(odd, 1))  # not always rank 0
+    given = recorded(kind, p, random.randrange(12, 41), random.choice((0.02, 0.1, 0.5)), odd, twin)
+    return given, (kind, odd if kind in ("other start", "same share", "left out") else None)
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    require_diagnoses(
+    require_kind(
         answer,
-        cases()["healthy"] + cases()[kind],
+        kind,
+        hint,
+        drawn=drawn,
+        each=4,
         describe=lambda before, *_: f"A run of {plural(len(before), 'rank')}",
-        hint=hint,
         healthy="What does a right step make of these weights? Two ranks add in another order, and numbers of 32 bits "
         "are rounded: how near is equal?",
         example=("left out", 2),

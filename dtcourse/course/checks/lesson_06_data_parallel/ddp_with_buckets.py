@@ -22,7 +22,7 @@ DDP = Exercise(
     lesson="06",
     title="DDP with buckets",
     takes=("attach",),
-    target="gradients to 1e-6; one all-reduce per bucket; the first one under way while backward still computes",
+    target="gradients to 1e-6; one all-reduce per bucket, under way while backward still computes",
     forbidden=(
         "torch.nn.parallel",
         "dtcourse.data_parallel",
@@ -259,7 +259,7 @@ def _watching_collectives(steps: list[str], waits: Callable[[], None]) -> Iterat
         yield
 
 
-@DDP.check("the first bucket is under way while backward still computes", points=3)
+@DDP.check("buckets are under way while backward still computes", points=3)
 def check_overlap(answer: Answer) -> None:
     """By the order of rank 0's own steps, while rank 1 has not yet begun its backward."""
     steps, stood_still = answer.run(_steps_of_backward, 2, record=True)
@@ -275,6 +275,14 @@ def check_overlap(answer: Answer) -> None:
         f"Rank 0 sends its first bucket after the backward of the last of {_LAYERS} layers has begun. When do you "
         "learn that a gradient is ready?",
     )
+    sends = [place for place, step in enumerate(steps) if step == "all_reduce"]
+    for bucket, place in enumerate(sends, start=1):
+        begun = steps[:place].count("layer")
+        require(
+            begun <= bucket + 1,
+            f"Each layer is a bucket here, and rank 0 sends bucket {bucket} when the backward of {begun} layers has "
+            "begun. It was full before: what does it wait for?",
+        )
 
 
 @DDP.check("ranks that become ready in different orders", points=2)

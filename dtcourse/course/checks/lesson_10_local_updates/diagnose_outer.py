@@ -1,14 +1,14 @@
-"""Records of local steps and outer steps: which run is broken, and how."""
+"""Records of local steps and outer steps, drawn anew each time: which run is broken, and how."""
 
 from __future__ import annotations
 
-from functools import cache
+import random
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
+from dtcourse.course.judging import Answer, Exercise, require_kind
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -16,28 +16,25 @@ DIAGNOSE = Exercise(
     lesson="10",
     title="Which run is broken, and how?",
     takes=("diagnose_outer",),
-    target="15 of 15 runs, of 3 to 5 ranks and periods of 3 to 5",
+    target="32 of 32 runs, of 3 to 5 ranks and periods of 3 to 5, drawn anew each time, and shuffled",
 )
 
 Diagnosis = tuple[str, int | None]
 Given = tuple[Tensor, Tensor, float, int, float, float]
 Case = tuple[Given, Diagnosis]
-# Ranks, rounds, period, numbers, learning rate, outer rate, outer momentum; the rank that is alone, the rank behind.
-SIZES = (
-    (3, 4, 3, 12, 0.1, 0.7, 0.9, 2, 0),
-    (4, 3, 5, 20, 0.05, 0.9, 0.5, 0, 3),
-    (5, 5, 4, 8, 0.2, 0.5, 0.8, 3, 1),
-)
+Size = tuple[int, int, int, int, float, float, float]
 
 
 def recorded(
-    size: tuple[Any, ...], *, alone: int | None = None, behind: int | None = None, sign: float = 1.0, keeps: bool = True
+    size: Size, *, alone: int | None = None, behind: int | None = None, sign: float = 1.0, keeps: bool = True
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Models (T + 1, p, n) before the first step and after each, and gradients (T, p, n)."""
-    p, rounds, period, n, lr, outer_lr, momentum = size[:7]
-    make = torch.Generator().manual_seed(p)
-    gradients = torch.randn(rounds * period, p, n, generator=make, dtype=torch.double)
-    start = torch.randn(n, generator=make, dtype=torch.double).expand(p, n)
+    """Models (T + 1, p, n) before the first step and after each, and gradients (T, p, n).
+
+    size: ranks, rounds, period, numbers, learning rate, outer rate, outer momentum
+    """
+    p, rounds, period, n, lr, outer_lr, momentum = size
+    gradients = torch.randn(rounds * period, p, n, dtype=torch.double)
+    start = torch.randn(n, dtype=torch.double).expand(p, n)
     models, velocity = [start], torch.zeros(p, n, dtype=torch.double)
     for step, gradient in enumerate(gradients, start=1):
         before = models[-1]
@@ -57,24 +54,26 @@ def recorded(
     return torch.stack(models), gradients
 
 
-@cache
-def cases() -> dict[str, list[Case]]:
-    """Three runs of each kind, always the same ones, rounded as a run in single precision is."""
-    found: dict[str, list[Case]] = {}
-    for size in SIZES:
-        _, _, period, _, lr, outer_lr, momentum, lonely, late = size
-        ways: dict[str, tuple[int | None, dict[str, Any]]] = {
-            "healthy": (None, {}),
-            "alone": (lonely, {"alone": lonely}),
-            "a step behind": (late, {"behind": late}),
-            "wrong sign": (None, {"sign": -1.0}),
-            "momentum lost": (None, {"keeps": False}),
-        }
-        for name, (rank, options) in ways.items():
-            models, gradients = (x.float().double() for x in recorded(size, **options))
-            given = (models, gradients, lr, period, outer_lr, momentum)
-            found.setdefault(name, []).append((given, (name, rank)))
-    return found
+def drawn(kind: str, turn: int) -> Case:
+    """A run of this kind, rounded as one in single precision is, and its diagnosis.
+
+    turn: 0 to 3; the first rank is at fault, and the last
+    """
+    p, rounds, period = (random.randint(3, 5) for _ in range(3))
+    rank = (0, p - 1, random.randrange(p), random.randrange(p))[turn]
+    lr, outer_lr = random.choice((0.05, 0.1, 0.2)), random.choice((0.5, 0.7, 0.9))
+    momentum = random.choice((0.5, 0.8, 0.9))
+    ways: dict[str, tuple[int | None, dict[str, Any]]] = {
+        "healthy": (None, {}),
+        "alone": (rank, {"alone": rank}),
+        "a step behind": (rank, {"behind": rank}),
+        "wrong sign": (None, {"sign": -1.0}),
+        "momentum lost": (None, {"keeps": False}),
+    }
+    where, options = ways[kind]
+    size = (p, rounds, period, random.randint(8, 20), lr, outer_lr, momentum)
+    models, gradients = (x.float().double() for x in recorded(size, **options))
+    return (models, gradients, lr, period, outer_lr, momentum), (kind, where)
 
 
 def _described(
@@ -86,11 +85,13 @@ def _described(
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    require_diagnoses(
+    require_kind(
         answer,
-        cases()["healthy"] + cases()[kind],
+        kind,
+        hint,
+        drawn=drawn,
+        each=4,
         describe=_described,
-        hint=hint,
         healthy="What does a right meeting make of these models, and how far apart are two records of which one is "
         "rounded to single precision?",
         example=("alone", 2),

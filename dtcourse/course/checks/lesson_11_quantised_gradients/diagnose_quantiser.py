@@ -1,8 +1,8 @@
-"""What several ranks made of one vector: which quantiser is broken, and how."""
+"""What several ranks made of one vector, drawn anew each time: which quantiser is broken, and how."""
 
 from __future__ import annotations
 
-from functools import cache
+import random
 
 import torch
 from torch import Tensor
@@ -15,15 +15,11 @@ DIAGNOSE = Exercise(
     lesson="11",
     title="Which quantiser is broken, and how?",
     takes=("diagnose_quantiser",),
-    target="15 of 15 quantisers, of 8, 4 and 2 bits",
+    target="24 of 24 quantisers, of 8, 4 and 2 bits, drawn anew each time, and shuffled",
 )
 
 KINDS = ("healthy", "truncated", "same draws", "one scale", "wrapped")
-SIZES = (
-    (2, 40, 300, 8, 50),
-    (3, 30, 250, 4, 64),
-    (4, 25, 200, 2, 40),
-)  # ranks, steps, numbers, bits, block
+BITS = (8, 4, 2)
 Given = tuple[Tensor, Tensor, int, int]  # x, what came of it (ranks, steps, n), bits, block
 HEALTHY = "How far from x may a number be that is rounded up or down by chance, and how near is the mean of many?"
 
@@ -34,9 +30,8 @@ def _scale(x: Tensor, block: int, codes: int) -> Tensor:
     return (largest / codes).repeat_interleave(block)[: len(x)]
 
 
-def quantised(kind: str, x: Tensor, p: int, steps: int, bits: int, block: int, seed: int) -> Tensor:
+def quantised(kind: str, x: Tensor, p: int, steps: int, bits: int, block: int) -> Tensor:
     """(p, steps, n): what a quantiser of that kind makes of x on each rank in each step."""
-    make = torch.Generator().manual_seed(seed)
     most = 2 ** (bits - 1) - 1
     codes = most + 1 if kind == "wrapped" else most
     scale = _scale(x, len(x) if kind == "one scale" else block, codes)
@@ -44,29 +39,26 @@ def quantised(kind: str, x: Tensor, p: int, steps: int, bits: int, block: int, s
     if kind == "truncated":
         found = (x / scale).trunc().expand(shape)
     else:
-        found = (x / scale + torch.rand(shape, generator=make)).floor().clamp(-codes, codes)
+        found = (x / scale + torch.rand(shape)).floor().clamp(-codes, codes)
     if kind == "wrapped":
         found = torch.where(found > most, found - 2**bits, found)
     return (found * scale).expand(p, steps, len(x)).clone()
 
 
-@cache
-def cases() -> dict[str, list[Given]]:
-    """Three quantisers of each kind, always the same ones."""
-    found: dict[str, list[Given]] = {}
-    for p, steps, n, bits, block in SIZES:
-        make = torch.Generator().manual_seed(n)
-        sizes = 10.0 ** -torch.arange(-(-n // block)).repeat_interleave(block)[:n]
-        x = torch.randn(n, generator=make) * sizes
-        for seed, kind in enumerate(KINDS):
-            y = quantised(kind, x, p, steps, bits, block, seed + p)
-            found.setdefault(kind, []).append((x, y, bits, block))
-    return found
+def drawn(kind: str, bits: int) -> Given:
+    """What a quantiser of that kind makes of a vector whose blocks have numbers of very different sizes."""
+    p, steps = random.randint(2, 4), random.randint(25, 40)
+    n, block = random.randint(200, 300), random.randint(40, 64)
+    sizes = 10.0 ** -torch.arange(-(-n // block)).repeat_interleave(block)[:n]
+    x = torch.randn(n) * sizes
+    largest = x[:block].abs().argmax()
+    x[largest] = x[largest].abs()  # of negative ones alone no code would wrap round
+    return x, quantised(kind, x, p, steps, bits, block), bits, block
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    tried = [(right, given) for right in (kind, "healthy") for given in cases()[right]]
-    said = call_each(answer, [given for _, given in tried])
+    tried = [(right, drawn(right, bits)) for right in (kind, "healthy") for bits in BITS]
+    said = call_each(answer, [given for _, given in tried], shuffled=True)
     for (right, (x, y, bits, block)), got in zip(tried, said, strict=True):
         p, steps, _ = y.shape
         case = f"{plural(p, 'rank')}, {plural(steps, 'step')}, {len(x)} numbers, {bits} bits in blocks of {block}"

@@ -1,14 +1,14 @@
-"""What a rank has sent of its gradients, step by step: is its error feedback broken, and how."""
+"""What a rank has sent of its gradients, step by step, drawn anew each time: is its error feedback broken, and how."""
 
 from __future__ import annotations
 
-from functools import cache
+import random
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
+from dtcourse.course.judging import Answer, Exercise, require_kind
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -16,12 +16,11 @@ DIAGNOSE = Exercise(
     lesson="12",
     title="Whose error feedback is broken, and how?",
     takes=("diagnose_feedback",),
-    target="15 of 15 records",
+    target="32 of 32 records, drawn anew each time, and shuffled",
 )
 
 Diagnosis = tuple[str, int | None]
 Case = tuple[tuple[Tensor, Tensor, int], Diagnosis]
-SIZES = ((12, 40, 3, 5), (8, 25, 1, 1), (15, 60, 6, 14))  # steps, numbers, k, the step that forgot
 
 
 def sent_by(
@@ -41,34 +40,39 @@ def sent_by(
     return torch.stack(found)
 
 
-@cache
-def cases() -> dict[str, list[Case]]:
-    """Three records of each kind, always the same ones, rounded as a run in single precision is."""
-    found: dict[str, list[Case]] = {}
-    for steps, n, k, lost in SIZES:
-        make = torch.Generator().manual_seed(steps)
-        gradients = torch.randn(steps, n, generator=make, dtype=torch.double)
-        ways: dict[str, tuple[int | None, dict[str, Any]]] = {
-            "healthy": (None, {}),
-            "no feedback": (None, {"feedback": False}),
-            "signed": (None, {"signed": True}),
-            "sent twice": (None, {"keeps_what_it_sends": True}),
-            "forgotten": (lost, {"forgets": lost}),
-        }
-        for name, (step, options) in ways.items():
-            sent = sent_by(gradients, k, **options).float().double()
-            found.setdefault(name, []).append(((gradients, sent, k), (name, step)))
-    return found
+def drawn(kind: str, turn: int) -> Case:
+    """A record of this kind, rounded as a run in single precision is, and its diagnosis.
+
+    turn: 0 to 3; what waited is forgotten before the second step, and before the last
+    """
+    steps, n, k = random.randint(8, 15), random.randint(25, 60), random.randint(1, 6)
+    lost = (1, steps - 1, random.randrange(1, steps), random.randrange(1, steps))[turn]
+    ways: dict[str, tuple[int | None, dict[str, Any]]] = {
+        "healthy": (None, {}),
+        "no feedback": (None, {"feedback": False}),
+        "signed": (None, {"signed": True}),
+        "sent twice": (None, {"keeps_what_it_sends": True}),
+        "forgotten": (lost, {"forgets": lost}),
+    }
+    where, options = ways[kind]
+    while True:
+        gradients = torch.randn(steps, n, dtype=torch.double)
+        sent = sent_by(gradients, k, **options)
+        # What was forgotten might not have travelled in the steps that are left.
+        if kind == "healthy" or not torch.allclose(sent, sent_by(gradients, k), atol=1e-3):
+            return (gradients, sent.float().double(), k), (kind, where)
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    require_diagnoses(
+    require_kind(
         answer,
-        cases()["healthy"] + cases()[kind],
+        kind,
+        hint,
+        drawn=drawn,
+        each=4,
         describe=lambda gradients, _, k: (
             f"{plural(len(gradients), 'step')} of {gradients.shape[1]} numbers, k = {k}"
         ),
-        hint=hint,
         healthy="What does a right sender send of these gradients, and how far apart are two records of which one is "
         "rounded to single precision?",
         example=("forgotten", 4),

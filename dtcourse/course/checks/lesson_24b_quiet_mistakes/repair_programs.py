@@ -29,6 +29,7 @@ REPAIR = Exercise(
 
 TIMEOUT = 6.0  # seconds; a right answer takes a fraction of one
 TOLERANCE = 1e-9
+NEAR_SEEDS = 65_536  # beyond a seed, in which the streams of its ranks are looked for
 
 
 def _call(repaired: Any, name: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
@@ -187,6 +188,25 @@ def check_f(answer: Answer) -> None:
             torch.equal(calls[0][rank][1], calls[3][rank][1]),
             f"program_f: on rank {rank} the same seed gives another noise the second time. What is a run's seed for?",
         )
+    if stride := _stride([pair[1] for pair in calls[0]], seed):
+        own = [[(s, 4)] * ranks for s in (seed, seed + stride)]
+        first, later = _run(answer, "program_f", own, ranks, "Which of the two needs other ranks?")
+        require(
+            not any(torch.equal(first[a][1], later[b][1]) for a, b in ((0, 1), (1, 0))),
+            f"program_f: ranks 0 and 1 have one noise, one with seed {seed}, the other with seed {seed + stride}. "
+            "Which (seed, rank) may have one stream?",
+        )
+
+
+def _stride(noise: list[torch.Tensor], seed: int) -> int:
+    """How far apart ranks 0 and 1 are, where both have the streams of seeds near this one; else 0."""
+    wanted, found = {tuple(one.tolist()): rank for rank, one in enumerate(noise[:2])}, {}
+    make = torch.Generator()
+    for number in range(seed, seed + NEAR_SEEDS):
+        stream = torch.randn(4, generator=make.manual_seed(number))
+        if (rank := wanted.get(tuple(stream.tolist()))) is not None:
+            found[rank] = number
+    return abs(found[1] - found[0]) if len(found) == 2 else 0
 
 
 @REPAIR.check("program_g", points=2)

@@ -21,8 +21,8 @@ SURVIVE = Exercise(
 )
 
 TOP = Path("/disk")
-AFTER = 400  # saved after a kill
-STEPS = [100, 200, 300]
+AFTER = 1100  # saved after a kill
+STEPS = [800, 900, 1000]  # in which order, as text?
 
 
 def _record(answer: Answer) -> tuple[list[Operation], list[int], dict[str, bytes], list[Any]]:
@@ -78,6 +78,11 @@ def _last_saves(ends: list[int], total: int) -> range:
 @SURVIVE.check("saved, found, and two stay", points=2)
 def check_plain(answer: Answer) -> None:
     """Nothing goes wrong."""
+    (nothing,) = answer.call(disk.looked_at, [{}], None)
+    require(
+        nothing is None,
+        f"A first start looks, too: where nothing was saved yet, newest_whole gives {_said(nothing)} for None.",
+    )
     record, _, held, finds = _record(answer)
     for step, got in zip(STEPS, finds, strict=True):
         require(_is(got, step), f"After the save of step {step}, newest_whole finds {_said(got)}.")
@@ -164,6 +169,14 @@ def check_damage(answer: Answer) -> None:
             _is(got, *STEPS[-2:]),
             f"Byte {place} of {name} has changed on the disk, and newest_whole finds {_said(got)}. What could say that "
             "these are not the bytes that were written?",
+        )
+    first = {name: files for name, _, files in reversed(damaged)}
+    left = [_nested(files) for files in first.values()]
+    for name, got in zip(first, answer.call(disk.looked_at, left, STEPS[-1]), strict=True):
+        require(
+            _is(got, STEPS[-1]),
+            f"{name} was damaged, training went on from step {STEPS[-2]} and has saved step {STEPS[-1]} again: "
+            f"newest_whole finds {_said(got)}. What stands in the way of the new one?",
         )
 
 

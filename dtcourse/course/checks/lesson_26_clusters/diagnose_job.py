@@ -1,9 +1,8 @@
-"""Logs of jobs that Slurm ended and started again: which is broken, and from which start on."""
+"""Logs of jobs that Slurm ended and started again, drawn anew each time: which is broken, and from which start on."""
 
 from __future__ import annotations
 
 import random
-from functools import cache
 from typing import Any
 
 from dtcourse.course.judging import Answer, Exercise, call_each, require_diagnosis
@@ -13,7 +12,7 @@ DIAGNOSE = Exercise(
     lesson="26",
     title="Which job is broken, and since when?",
     takes=("diagnose_job",),
-    target="16 of 16 logs, of 2 to 4 starts",
+    target="24 of 24 logs, of 2 to 5 starts, drawn anew each time, and shuffled",
 )
 
 RIGHT = (
@@ -22,15 +21,26 @@ RIGHT = (
 )
 Log = list[tuple[str, Any]]
 Diagnosis = tuple[str, int | None]
-KINDS = ("healthy", "never looks", "loads an old one", "skips a step")
-# steps, save every, starts, and the start at which the fault shows
-SIZES = ((20, 5, 2, 1), (30, 4, 3, 1), (24, 7, 3, 2), (40, 6, 4, 2))
 
 
-def log_of(kind: str, steps: int, every: int, starts: int, culprit: int) -> Log:
-    """A log whose fault shows at start `culprit` (0 is the first one)."""
-    chance = random.Random(f"{kind} {steps} {every} {starts}")
-    # Each start ends after a save or two, the last one when the work is done.
+def drawn(kind: str, turn: int) -> tuple[Log, Diagnosis]:
+    """A log of this kind, and its diagnosis.
+
+    turn: 0 to 3. In the first two the first start ends before it has saved, so that a second one finds nothing, as it
+          should; in turn 0 it is the first start that skips a step
+    """
+    starts, every = random.randint(2, 4), random.randint(3, 7)
+    # Saves of each start. One that does not look needs a checkpoint, and one that loads an old one needs two.
+    saves = [random.randint(1, 2) for _ in range(starts)]
+    needed = {"never looks": 1, "loads an old one": 2}.get(kind, 0)
+    if turn < 2:
+        saves[0] = 0
+        if needed:
+            starts, saves = starts + 1, [0, 2, *saves[1:]]
+    elif needed == 2:
+        saves[0] = 2
+    able = [start for start in range(starts) if sum(saves[:start]) >= needed]
+    culprit = 0 if kind == "skips a step" and turn == 0 else random.choice(able)
     log: Log = []
     saved: list[int] = []
     step = 0
@@ -47,10 +57,10 @@ def log_of(kind: str, steps: int, every: int, starts: int, culprit: int) -> Log:
         if faulty and kind == "skips a step":
             step += 1
         if start == starts - 1:
-            last = steps
+            last = step + random.randint(2, 2 * every)
         else:
-            # At least two saves in the first start, one in each further one; then some steps that are lost.
-            last = step + every * (2 if start == 0 else 1) + chance.randrange(1, every)
+            # After the last save come steps that are lost.
+            last = step + every * saves[start] + random.randrange(2, every)
             last -= step % every
         while step < last:
             step += 1
@@ -59,23 +69,12 @@ def log_of(kind: str, steps: int, every: int, starts: int, culprit: int) -> Log:
                 log.append(("save", step))
                 saved.append(step)
         log.append(("end", "done" if start == starts - 1 else "requeued"))
-    return log
-
-
-@cache
-def cases() -> dict[str, list[tuple[Log, Diagnosis]]]:
-    """Four logs of each kind, always the same ones."""
-    found: dict[str, list[tuple[Log, Diagnosis]]] = {}
-    for size in SIZES:
-        for kind in KINDS:
-            start = None if kind == "healthy" else size[-1]
-            found.setdefault(kind, []).append((log_of(kind, *size), (kind, start)))
-    return found
+    return log, (kind, None if kind == "healthy" else culprit)
 
 
 def _require(answer: Answer, kind: str, hint: str) -> None:
-    tried = cases()[kind] + cases()["healthy"]
-    said = call_each(answer, [(log,) for log, _ in tried])
+    tried = [drawn(one, turn) for one in (kind, "healthy") for turn in range(4)]
+    said = call_each(answer, [(log,) for log, _ in tried], shuffled=True)
     for (log, right), got in zip(tried, said, strict=True):
         starts = sum(what == "start" for what, _ in log)
         named = got[1] if isinstance(got, (list, tuple)) and len(got) == 2 else None

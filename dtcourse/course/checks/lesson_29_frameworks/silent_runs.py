@@ -24,11 +24,12 @@ def rounded(numbers: Tensor) -> list[float]:
 def drawn(kind: str, turn: int) -> tuple[tuple[int, float, list[Step]], Diagnosis]:
     """A run with this mistake, or "healthy": (ranks, learning rate, log), and its diagnosis.
 
-    turn: 0 to 3: from it comes the number of ranks, so that each is there
+    turn: 0 to 3: 2, 3 and 4 ranks are in turns 1 to 3; in turn 0 it is rank 0 that is left out
     """
-    ranks = (2, 3, 4, random.choice((3, 4)))[turn]
+    ranks = (random.choice((2, 3, 4)), 2, 3, 4)[turn]
     since = random.randrange(1, STEPS - 1)
-    culprit = random.randrange(1, ranks)
+    first = 0 if kind == "left out" else 1  # of two that read the same, it is not rank 0
+    culprit = first if turn == 0 else random.randrange(first, ranks)
     lr = random.choice((0.03, 0.05, 0.1))
     where = {"repeated": culprit, "frozen": since, "kept": since, "left out": culprit}.get(kind)
     return (ranks, lr, _log(kind, ranks, since, culprit, lr)), (kind, where)

@@ -50,6 +50,31 @@ MUTANTS = [
         "A diagnosis is two things",
         (("return name, rank", "return name"),),
     ),
+    (
+        "rank 0 begins with the right weights, always",
+        "which one has not",
+        (
+            (
+                "for rank in range(p):\n        if not same(before",
+                "for rank in range(1, p):\n        if not same(before",
+            ),
+        ),
+    ),
+    (
+        "equal shares are looked for beside rank 0 only",
+        "When are they equal",
+        (
+            (
+                "any(same(gradients[rank], gradients[lower]) for lower in range(rank))",
+                "rank and same(gradients[rank], gradients[0])",
+            ),
+        ),
+    ),
+    (
+        "rank 0 is never left out",
+        "Of which ranks' gradients is it the mean",
+        (("min(range(p), key", "min(range(1, p), key"),),
+    ),
 ]
 
 NOTHING = [

@@ -14,6 +14,7 @@ MUTANTS = [
     ("one rank that skipped a call, of several", "Who has counted the fewest", (("tuple(r for r, count in counts.items() if count == min(counts.values()))", "(min(counts, key=counts.get),)"),)),
     ("who waits in new_group hangs", "All is right there", (("if len(set(counts.values())) > 1:", "if counts:"),)),
     ("a word alone", "A diagnosis is two things", (('return "healthy", None', 'return "healthy"'),)),
+    ("two that name each other go through if one of them sends", "for the second time", (("if states[peer] == (END[what], path[-1]):", "if states[peer][1] == path[-1] and 'send' in (what, states[peer][0]):"),)),
 ]  # fmt: skip
 
 ACCEPTED = [

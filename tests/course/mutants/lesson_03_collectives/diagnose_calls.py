@@ -18,6 +18,8 @@ MUTANTS = [
     ("order for shape", "Is it the order", (('return "another shape", rank', 'return "another order", rank'),)),
     ("counted from one", "How many calls does each rank make", (('return "leaves one out", rank', 'return "leaves one out", rank + 1'),)),
     ("a word alone", "A diagnosis is two things", (('return "healthy", None', 'return "healthy"'),)),
+    ("never rank 0", "which number do most ranks have", (("for rank, calls in enumerate(run):", "for rank, calls in list(enumerate(run))[1:]:"),)),
+    ("never the last rank", "which number do most ranks have", (("for rank, calls in enumerate(run):", "for rank, calls in enumerate(run[:-1]):"),)),
 ]  # fmt: skip
 
 ACCEPTED = [

@@ -37,6 +37,8 @@ MUTANTS = [
         "is part of every pair",
         (("    if not slow:\n", "    if len(slow) != 1:\n"),),
     ),
+    ("rank 0 is never slow", "part of every pair that is slow", (("for r in range(p):", "for r in range(1, p):"), ("raise ValueError(\"more than one part is slow\")", "return \"rank\", 1"))),
+    ("the first card is never slow", "what is a healthy one then", (("for k in range(p // g):", "for k in range(1, p // g):"), ("raise ValueError(\"more than one part is slow\")", "return \"card\", 1"))),
 ]  # fmt: skip
 
 NOTHING = [

@@ -105,6 +105,17 @@ def attach(model, bucket_bytes):
         ),
     ),
     (
+        "all but the last are full before one is sent",
+        "It was full before: what does it wait for",
+        edited(
+            _ATTACH,
+            (
+                "while len(sent) < len(buckets) and ready.issuperset(buckets[len(sent)]):",
+                "while len(ready) >= len(number) - len(buckets[-1]) and len(sent) < len(buckets) and ready.issuperset(buckets[len(sent)]):",
+            ),
+        ),
+    ),
+    (
         "one bucket for all",
         "When is a bucket full",
         edited(_ATTACH, (">= bucket_bytes", ">= 1 << 40")),

@@ -92,6 +92,11 @@ MUTANTS = [
         "A diagnosis is two things",
         ((_SIGN, _SIGN.replace('"wrong sign", None', '"wrong sign"')),),
     ),
+    (
+        "the rank by the number of ranks, as in an older draw",
+        "whose mean is it",
+        (("for rank in ranks:", "for rank in ({3: 2, 4: 0, 5: 3}[len(ranks)],):"),),
+    ),
 ]
 
 ACCEPTED = [

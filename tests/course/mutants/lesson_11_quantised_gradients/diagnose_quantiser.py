@@ -60,6 +60,11 @@ MUTANTS = [
         "A diagnosis is one of",
         (('return "healthy"', "return True"),),
     ),
+    (
+        "a code that wraps round is looked for at 8 bits only",
+        "with which sign",
+        (("if ((y * x < 0) &", "if bits == 8 and ((y * x < 0) &"),),
+    ),
 ]
 
 ACCEPTED = [

@@ -82,6 +82,16 @@ MUTANTS = [
             ),
         ),
     ),
+    (
+        "the step by k, as in an older draw",
+        "From where on is something missing",
+        (
+            (
+                "for step in range(1, len(gradients)):",
+                "for step in ({3: 5, 1: 1, 6: len(gradients) - 1}.get(k, 2),):",
+            ),
+        ),
+    ),
 ]
 
 ACCEPTED = [

@@ -40,6 +40,11 @@ MUTANTS = [
         ((_NOISE, "torch.manual_seed(seed + 1 + dist.get_rank())"),),
     ),
     (
+        "a hundred seeds further per rank",
+        "may have one stream",
+        ((_NOISE, "torch.manual_seed(seed + 100 * (dist.get_rank() + 1))"),),
+    ),
+    (
         "another noise each time",
         "What is a run's seed for",
         ((_NOISE, "torch.seed()"),),

@@ -2,7 +2,8 @@
 
 _SWEEP = "    if aside.exists():  # of a save that was killed\n        files.remove_folder(aside)\n"
 _FOLDERS = "    for folder in [*(path for path in inside if path.is_dir()), aside]:\n        files.sync_folder(folder)\n"
-_RENAME = '    files.rename(aside, root / f"step-{step:08d}")\n'
+_AGAIN = "    if final.exists():  # damaged, since training has come by here before\n        files.remove_folder(final)\n"
+_RENAME = "    files.rename(aside, final)\n"
 _SYNC = "    files.sync_folder(root)\n"
 _OLD = '    for old in sorted(root.glob("step-*"))[:-2]:\n        files.remove_folder(old)\n'
 _WHOLE = "        if now == sums:\n"
@@ -36,6 +37,8 @@ def save_all(root, step, write):
     files.write_bytes(aside / "LIST", f"{said}\\n{hashlib.sha256(said.encode()).hexdigest()}".encode())
     for place, _, _ in os.walk(aside, topdown=False):
         files.sync_folder(Path(place))
+    if (root / f"{step}.whole").exists():
+        files.remove_folder(root / f"{step}.whole")
     files.rename(aside, root / f"{step}.whole")
     files.sync_folder(root)
     kept = sorted(root.glob("*.whole"), key=lambda folder: int(folder.stem))
@@ -130,7 +133,10 @@ MUTANTS = [
     ("one stays", "the newest 2 are to stay", (("[:-2]", "[:-1]"),)),
     ("checksums are not compared", "What could say that these are not the bytes", ((_WHOLE, "        if now:\n"),)),
     ("sizes are compared alone", "What could say that these are not the bytes", ((_READ, "            now = {name: len((folder / name).read_bytes()) for name in sums}\n"), ("path.relative_to(aside).as_posix(): zlib.crc32(path.read_bytes())", "path.relative_to(aside).as_posix(): len(path.read_bytes())"))),
-    ("past the door", "past dtcourse.checkpoint.files", ((_RENAME, '    aside.rename(root / f"step-{step:08d}")\n'),)),
+    ("folders in the order of their text", "After the save of step 1000", (('f"step-{step:08d}"', 'f"step-{step}"'),)),
+    ("the first start dies", "A first start looks, too", (('    for folder in sorted(root.glob("step-*"), reverse=True):\n', '    if not any(root.iterdir()):\n        raise FileNotFoundError(root)\n    for folder in sorted(root.glob("step-*"), reverse=True):\n'),)),
+    ("a damaged one is in the way", "What stands in the way of the new one", ((_AGAIN, ""),)),
+    ("past the door", "past dtcourse.checkpoint.files", ((_RENAME, "    aside.rename(final)\n"),)),
     ("the course's", "asks you to write that yourself", ((_SWEEP, "    from dtcourse.fault_tolerance import folders\n\n    folders.sweep(root)\n" + _SWEEP),)),
 ]  # fmt: skip
 NAMED = "the new name is not synced"

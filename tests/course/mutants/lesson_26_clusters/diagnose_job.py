@@ -9,9 +9,11 @@ MUTANTS = [
     ("counted from one", "what does the start load", (('return "never looks", start', 'return "never looks", start + 1'),)),
     ("the end of the log", "which step comes first", (('return "skips a step", start', 'return "skips a step", log[-1][1]'),)),
     ("without the start", "which step comes first", (('return "skips a step", start', 'return "skips a step", None'),)),
-    ("the greatest that was saved", "or before that", (("            saved = value\n", "            saved = value if saved is None else min(saved, value)\n"),)),
+    ("the first that was saved, not the last", "what was saved last", (("            saved = value\n", "            saved = value if saved is None else min(saved, value)\n"),)),
     ("the last step must be loaded", "All is right there", (("            expected = value + 1\n", "            expected = value + 1\n            saved = value\n"),)),
     ("a word alone", "A diagnosis is two things", (('return "healthy", None', 'return "healthy"'),)),
+    ("a start that finds nothing has not looked", "All is right there", (("if value is None and saved is not None:", "if value is None and start:"),)),
+    ("the first start skips nothing", "which step comes first", (("if value != expected:\n                return \"skips", "if start and value != expected:\n                return \"skips"),)),
 ]  # fmt: skip
 
 ACCEPTED = [

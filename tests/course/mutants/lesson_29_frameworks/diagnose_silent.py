@@ -18,6 +18,7 @@ MUTANTS = [
     ("the first step alone", "first change nothing", ((_STEPS, "    for number, step in enumerate(log[:1]):\n"),)),
     ("the last step alone", "whose gradients are in what it uses", ((_STEPS, "    for number, step in [(len(log) - 1, log[-1])]:\n"),)),
     ("a left-out rank is kept", "Whose gradient is missing", ((_LEFT, "                if False:\n"),)),
+    ("rank 0 is never left out", "Whose gradient is missing", (("for rank in range(ranks):", "for rank in range(1, ranks):"),)),
 ]  # fmt: skip
 
 ACCEPTED = [

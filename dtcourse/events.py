@@ -4,8 +4,7 @@ A rank records spans (`with span("forward", "compute"): ...`) while recording is
 Timeline; the simulator predicts a Timeline of the same type, so that measured and predicted can be laid side by side.
 
 One clock: `time.monotonic`, which Linux and macOS count from the machine's start, so all processes of one machine
-read the same clock. Ranks on several machines are aligned by `Timeline.shifted`. On an emulated cluster it is the
-cluster's clock (`use_clock`).
+read the same clock. `Timeline.shifted` aligns several machines' ranks. An emulated cluster has its own (`use_clock`).
 """
 
 from __future__ import annotations
@@ -92,11 +91,9 @@ class Timeline:
         lane: str | None = None,
     ) -> Timeline:
         """The events that match everything given."""
-        wanted = {"rank": rank, "kind": kind, "name": name, "lane": lane}
-        wanted = {key: value for key, value in wanted.items() if value is not None}
-        return Timeline(
-            e for e in self.events if all(getattr(e, key) == value for key, value in wanted.items())
-        )
+        given = {"rank": rank, "kind": kind, "name": name, "lane": lane}
+        wanted = [(key, value) for key, value in given.items() if value is not None]
+        return Timeline(e for e in self.events if all(getattr(e, k) == v for k, v in wanted))
 
     def order(self, rank: int, kind: str | None = None) -> list[str]:
         """Names of one rank's events in the order in which they started."""
@@ -128,24 +125,16 @@ class Timeline:
             for rank in self.ranks
         ]
         trace += [
-            {
-                "ph": "X",
-                "name": e.name,
-                "cat": e.kind,
-                "pid": e.rank,
-                "tid": e.lane,
-                "ts": (e.start - origin) * 1e6,
-                "dur": e.seconds * 1e6,
-                "args": {"bytes": e.bytes, **e.detail},
-            }
+            {"ph": "X", "name": e.name, "cat": e.kind, "pid": e.rank, "tid": e.lane}
+            | {"ts": (e.start - origin) * 1e6, "dur": e.seconds * 1e6}
+            | {"args": {"bytes": e.bytes, **e.detail}}
             for e in self.events
         ]
         return {"traceEvents": trace, "displayTimeUnit": "ms"}
 
     def save(self, path: str | Path) -> None:
         """Writes the events as JSON, all or nothing."""
-        path = Path(path)
-        partial = path.with_name(path.name + ".partial")
+        partial = Path(f"{path}.partial")
         partial.write_text(json.dumps([asdict(e) for e in self.events]))
         partial.replace(path)
 
@@ -210,6 +199,16 @@ def use_clock(clock: Callable[[], float]) -> None:
     """From here on, events of this process carry the times of this clock. An emulated cluster brings its own."""
     global _clock
     _clock = clock
+    changed()
+
+
+changes = 0  # of what hears of messages: whoever asked once who does, asks again when this is another number
+
+
+def changed() -> None:
+    """A clock, a recorder or a counter of messages has come or gone."""
+    global changes
+    changes += 1
 
 
 # --- recording, inside a rank ---------------------------------------------------------------------------------
@@ -244,6 +243,7 @@ def start_recording(rank: int) -> Recorder:
     """Turns recording on in this process. launch(record=True) does it in every rank."""
     global _recorder
     _recorder = Recorder(rank)
+    changed()
     return _recorder
 
 
@@ -252,6 +252,7 @@ def stop_recording() -> list[Event]:
     global _recorder
     events = _recorder.events if _recorder else []
     _recorder = None
+    changed()
     return events
 
 
@@ -268,8 +269,7 @@ def add(name: str, kind: str, start: float, end: float, **more: Any) -> None:
 
 def instant(name: str, kind: str = "step", **more: Any) -> None:
     """Records a moment."""
-    moment = now()
-    add(name, kind, moment, moment, **more)
+    add(name, kind, moment := now(), moment, **more)
 
 
 @contextmanager

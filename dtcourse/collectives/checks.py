@@ -82,24 +82,21 @@ def _global_ranks(group: Any) -> list[int]:
 
 def tensors(name: str, group: Any, *given: torch.Tensor) -> None:
     """Every argument is a dense tensor with data, all of one dtype and on one device that this machine's ranks use."""
-    where = f"{name} on rank {p2p.rank(group)}"
     for t in given:
+        wrong = ""
         if not isinstance(t, torch.Tensor):
-            raise ValueError(f"{where}: a tensor is needed, got {type(t).__name__}")
-        if t.layout != torch.strided:
-            raise ValueError(
-                f"{where}: a dense tensor is needed, got layout {t.layout}; use .to_dense()"
-            )
-        if t.device.type not in ("cpu", device.available()):
-            raise ValueError(
-                f"{where}: the tensor is on {t.device}, ranks send from cpu or {device.available()}"
-            )
-    for t in given[1:]:
-        if t.dtype != given[0].dtype or t.device != given[0].device:
-            raise ValueError(
-                f"{where}: all tensors of a call have one dtype and device, got {given[0].dtype} on "
+            wrong = f"a tensor is needed, got {type(t).__name__}"
+        elif t.layout != torch.strided:
+            wrong = f"a dense tensor is needed, got layout {t.layout}; use .to_dense()"
+        elif not t.is_cpu and t.device.type != device.available():
+            wrong = f"the tensor is on {t.device}, ranks send from cpu or {device.available()}"
+        elif t.dtype != given[0].dtype or t.device != given[0].device:
+            wrong = (
+                f"all tensors of a call have one dtype and device, got {given[0].dtype} on "
                 f"{given[0].device} and {t.dtype} on {t.device}"
             )
+        if wrong:
+            raise ValueError(f"{name} on rank {p2p.rank(group)}: {wrong}")
 
 
 def one_for_each(
@@ -155,7 +152,7 @@ def split_sizes(
 
 def signature(name: str, tensor: torch.Tensor, **details: object) -> Signature:
     """The Signature of a call on a tensor like this one; details are whatever else must be the same on all ranks."""
-    inside = ", ".join(f"{k}={v}" for k, v in details.items())
+    inside = ", ".join([f"{k}={v}" for k, v in details.items()])
     return Signature(f"{name}({inside}) of {tensor.numel()} x {tensor.dtype}")
 
 
@@ -191,7 +188,8 @@ def agree(group: Any, mine: Signature, timeout: timedelta | None = None) -> None
 
     A rank that never comes is waited for as long as the store waits (the group's time limit), and then named.
     """
-    if p2p.size(group) == 1 or p2p.channel(group).guard is not None:
+    end = p2p.channel(group)
+    if end.size == 1 or end.guard is not None:
         return  # wire/guard.py finds the same on our own groups, without asking beforehand
     notes = notes_of(group)
     if is_due(mine.call, notes.known):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dtcourse.collectives import p2p
-from dtcourse.collectives.wire.sendable import is_plain
+from dtcourse.collectives.wire.transport import is_plain
 
 # Tags of the algorithms' messages. A user's own send and recv (tag 0, 1, ...) on the same group stay apart from them.
 TAG = 1 << 20

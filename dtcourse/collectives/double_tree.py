@@ -171,7 +171,7 @@ def _timetable(
     is first; down, the tree in which others wait for this rank.
 
     A round's messages are one batch on both of their ends, so that no rank's order of posting keeps another's from its
-    turn (wire/batch.py): the receives are posted here, in the order of the sends; those by whoever takes the turns.
+    turn (wire/transport.py): the receives are posted here, in the order of the sends; those by whoever takes the turns.
     Where messages need no batch, the receives are posted some rounds before.
     """
     top, found = halves[0].top, []

@@ -32,7 +32,7 @@ from torch.distributed import ReduceOp, Work
 
 from dtcourse.collectives import checks, p2p
 from dtcourse.collectives.chunks import blocks_of, even_bounds, flat, in_place
-from dtcourse.collectives.reduce_ops import name_of, reduction_of
+from dtcourse.collectives.reduce_ops import reduction_of
 from dtcourse.collectives.running import run
 
 Steps = Callable[..., None]
@@ -128,7 +128,7 @@ def reduce(steps: Steps) -> Call:
                     x = x * reduction.factor
                 steps(x, root, reduction, group, **options)
 
-        agree = checks.signature("reduce", tensor, op=name_of(op), root=root)
+        agree = checks.signature("reduce", tensor, op=reduction.name, root=root)
         return run("reduce", group, job, async_op, [tensor], agree)
 
     return reduce
@@ -157,7 +157,7 @@ def all_reduce(steps: Steps) -> Call:
                 reduction.start(x)
                 steps(x, reduction, group, **options)
 
-        agree = checks.signature("all_reduce", tensor, op=name_of(op))
+        agree = checks.signature("all_reduce", tensor, op=reduction.name)
         return run("all_reduce", group, job, async_op, [tensor], agree)
 
     return all_reduce
@@ -242,7 +242,7 @@ def reduce_scatter_single(steps: Steps) -> Call:
         def job() -> None:
             _reduce_scatter(steps, flat(input).clone(), output, reduction, group, options)
 
-        agree = checks.signature("reduce_scatter_single", output, op=name_of(op))
+        agree = checks.signature("reduce_scatter_single", output, op=reduction.name)
         return run("reduce_scatter", group, job, async_op, [output], agree)
 
     return reduce_scatter_single
@@ -269,7 +269,7 @@ def reduce_scatter(steps: Steps) -> Call:
             vector = torch.cat([flat(t) for t in input_list])
             _reduce_scatter(steps, vector, output, reduction, group, options)
 
-        agree = checks.signature("reduce_scatter", output, op=name_of(op))
+        agree = checks.signature("reduce_scatter", output, op=reduction.name)
         return run("reduce_scatter", group, job, async_op, [output], agree)
 
     return reduce_scatter

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dtcourse import torch_private
+from dtcourse import events, torch_private
 
 _names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
@@ -21,6 +21,7 @@ _names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 def name(group: dist.ProcessGroup, axis: str) -> None:
     """From here on the group's messages are this axis'."""
     _names[group] = axis
+    events.changed()
 
 
 def axis_of(group: Any) -> str:

@@ -13,7 +13,7 @@ otherwise the two ends wait for each other. Tensors must be contiguous (rows of 
     work = p2p.isend(x, dst=1)             # returns at once; x must not change before work.wait()
     work = p2p.irecv(y, src=0)             # returns at once; y holds the message after work.wait()
     p2p.exchange(x, right, y, left)        # send and receive at the same time: what a ring does in each step
-    with p2p.batch():                      # what is posted inside starts together: NCCL needs it (wire/batch.py)
+    with p2p.batch():                      # what is posted inside starts together: NCCL needs it (wire/transport.py)
     index = p2p.wait_any([work, other])    # whichever is over first: what a parameter server asks (wire/arrivals.py)
 
 `with p2p.operation("all_reduce"):` (also a decorator) names what the messages inside belong to, for the counters.
@@ -22,19 +22,16 @@ otherwise the two ends wait for each other. Tensors must be contiguous (rows of 
 from __future__ import annotations
 
 import weakref
-from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
 from dtcourse import torch_private
-from dtcourse.collectives.flight import recorder
 from dtcourse.collectives.traffic import operation
-from dtcourse.collectives.wire import batch as batches
 from dtcourse.collectives.wire.arrivals import wait_any
 from dtcourse.collectives.wire.channel import Channel
-from dtcourse.collectives.wire.sendable import check_message
+from dtcourse.collectives.wire.transport import Batch
 
 __all__ = [
     "batch",
@@ -63,16 +60,12 @@ def size(group: ProcessGroup | None = None) -> int:
 
 def isend(tensor: torch.Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> Work:
     """Start sending `tensor` to group rank `dst`. The tensor must stay unchanged until `wait()` returns."""
-    end = channel(group)
-    check_message(tensor, end.rank)
-    return recorder.message("isend", group, tensor, dst, tag, lambda: end.isend(tensor, dst, tag))
+    return channel(group).isend(tensor, dst, tag)
 
 
 def irecv(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None, tag: int = 0) -> Work:
     """Start receiving from group rank `src` into `tensor`, which holds the message after `wait()`."""
-    end = channel(group)
-    check_message(tensor, end.rank)
-    return recorder.message("irecv", group, tensor, src, tag, lambda: end.irecv(tensor, src, tag))
+    return channel(group).irecv(tensor, src, tag)
 
 
 def send(tensor: torch.Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> None:
@@ -85,12 +78,12 @@ def recv(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None, tag:
     irecv(tensor, src, group, tag).wait()
 
 
-def batch(group: ProcessGroup | None = None) -> AbstractContextManager[None]:
+def batch(group: ProcessGroup | None = None) -> Batch:
     """What is posted on `group` inside starts together when the block ends, as dist.batch_isend_irecv has it.
 
     Wait after the block. Both ends of a message post it in a batch, or neither does.
     """
-    return batches.batch(channel(group))
+    return channel(group).batch()
 
 
 def in_batches(like: torch.Tensor, group: ProcessGroup | None = None) -> bool:
@@ -99,7 +92,7 @@ def in_batches(like: torch.Tensor, group: ProcessGroup | None = None) -> bool:
     Elsewhere (gloo) each message starts by itself, and a receive may be posted before its turn: then it waits for the
     message, and not the message for it.
     """
-    return batches.in_order(channel(group), like.device)
+    return channel(group).transport.batching(like.device) is not None
 
 
 def exchange(

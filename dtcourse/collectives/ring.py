@@ -39,6 +39,7 @@ from dtcourse.collectives.chunks import (
 )
 from dtcourse.collectives.reduce_ops import Reduction
 from dtcourse.collectives.ring_steps import AHEAD, Steps
+from dtcourse.collectives.wire.channel import Channel
 
 # Small chunks keep the pipeline full, large ones cost fewer messages; on a laptop's loopback large ones win.
 CHUNK_BYTES = 4 << 20
@@ -47,27 +48,27 @@ CHUNK_BYTES = 4 << 20
 
 
 def reduce_scatter_phase(
-    chunks: Sequence[Sequence[torch.Tensor]], reduction: Reduction, group: Any
+    chunks: Sequence[Sequence[torch.Tensor]], reduction: Reduction, end: Channel
 ) -> list[Work]:
     """p - 1 steps, after which block `rank` is complete. Returns what is still being sent.
 
     chunks: chunks[b] are the chunks of block b, views of the vector; the other blocks end as partial sums
     """
     # Block rank - 1 sets out from here; to each chunk that comes in, add this rank's part.
-    steps = Steps(chunks, p2p.rank(group) - 1, group, TAG, in_place=False)
+    steps = Steps(chunks, end.rank - 1, end, TAG, in_place=False)
     for mine, partial_sum in steps.run():
         reduction.combine(partial_sum, mine, out=mine)
     return steps.sending
 
 
 def all_gather_phase(
-    chunks: Sequence[Sequence[torch.Tensor]], group: Any, steps: Steps | None = None
+    chunks: Sequence[Sequence[torch.Tensor]], end: Channel, steps: Steps | None = None
 ) -> list[Work]:
     """p - 1 steps, before which block `rank` is complete, and after which all are. Returns what is still being sent.
 
     steps: a Steps made earlier, whose first receives are posted
     """
-    steps = steps or Steps(chunks, p2p.rank(group), group, TAG + 1, in_place=True)
+    steps = steps or Steps(chunks, end.rank, end, TAG + 1, in_place=True)
     for _ in steps.run():  # the own block sets out from here; what comes in is complete
         pass
     return steps.sending
@@ -81,14 +82,15 @@ def reduce_scatter_steps(
     chunk_bytes: int = CHUNK_BYTES,
 ) -> None:
     """The first phase alone: block `rank` of the vector ends complete; the others hold partial sums."""
-    wait_all(reduce_scatter_phase(_chunks(vector, bounds, chunk_bytes), reduction, group))
+    chunks = _chunks(vector, bounds, chunk_bytes)
+    wait_all(reduce_scatter_phase(chunks, reduction, p2p.channel(group)))
 
 
 def all_gather_steps(
     vector: torch.Tensor, bounds: Sequence[int], group: Any, chunk_bytes: int = CHUNK_BYTES
 ) -> None:
     """The second phase alone: block `rank` is there before, all blocks after."""
-    wait_all(all_gather_phase(_chunks(vector, bounds, chunk_bytes), group))
+    wait_all(all_gather_phase(_chunks(vector, bounds, chunk_bytes), p2p.channel(group)))
 
 
 def all_reduce_steps(
@@ -99,24 +101,19 @@ def all_reduce_steps(
     The second phase's first receive may be posted before the first phase begins: a complete block can come only after
     this rank has added its part to it, so its place is free by then.
     """
-    chunks = _chunks(x, even_bounds(len(x), p2p.size(group)), chunk_bytes)
-    gather = Steps(chunks, p2p.rank(group), group, TAG + 1, in_place=True)
-    sending = reduce_scatter_phase(chunks, reduction, group)
-    for chunk in chunks[p2p.rank(group)]:
+    end = p2p.channel(group)
+    chunks = _chunks(x, even_bounds(len(x), end.size), chunk_bytes)
+    gather = Steps(chunks, end.rank, end, TAG + 1, in_place=True)
+    sending = reduce_scatter_phase(chunks, reduction, end)
+    for chunk in chunks[end.rank]:
         reduction.finish(chunk)
-    wait_all(sending + all_gather_phase(chunks, group, gather))
+    wait_all(sending + all_gather_phase(chunks, end, gather))
 
 
 def wait_all(sending: Sequence[Work]) -> None:
     """Waits until all that was sent has gone, so that the vector may change again."""
     for work in sending:
         work.wait()
-
-
-def _neighbours(group: Any) -> tuple[int, int, int]:
-    """This rank, its left neighbour and its right one."""
-    rank, ranks = p2p.rank(group), p2p.size(group)
-    return rank, (rank - 1) % ranks, (rank + 1) % ranks
 
 
 def _chunks(

@@ -2,7 +2,7 @@
 
 Collectives of one group run one after the other, in the order in which they were called: each rank has one worker
 thread a group for the asynchronous ones (wire/work.py), and a blocking collective queues behind those still under way.
-A backend's process group has its own such thread, in which what it calls here runs at once (`inside`); either way the
+A backend's process group has its own such thread, in which what it calls here runs at once (`Inside`); either way the
 collective is one event of the timeline (`recorded`) and one call of the traffic.
 """
 
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,11 +18,11 @@ import torch
 from dtcourse import events
 from dtcourse.collectives import checks, mesh_axes, p2p, traffic
 from dtcourse.collectives.flight import recorder
+from dtcourse.collectives.traffic import Label, here
 from dtcourse.collectives.wire.work import CollectiveWork, Worker
 from dtcourse.emulation import clock
 
 _workers: weakref.WeakKeyDictionary[Any, Worker] = weakref.WeakKeyDictionary()
-_here = threading.local()  # .inside: this thread is running a collective
 
 
 def run(
@@ -39,21 +38,21 @@ def run(
     result: the tensors it writes, which its Work and Future hand out
     agree:  what every rank must have passed alike; compared between the ranks as checks.agree says
     """
-    label = traffic.in_operation()
 
-    def steps_alone() -> None:
-        # What a worker does still belongs to the operation that its caller was in.
-        with traffic.labelled(label), traffic.operation(name):
+    def named_steps() -> None:
+        with traffic.operation(name):
             checks.agree(group, agree)
             steps()
 
-    def job(_: int = 0) -> None:
-        with inside(), recorded(name, result, **mesh_axes.detail(group)):
-            steps_alone()
-
-    if _is_inside() and not async_op:  # a collective that is made of others, or that a backend runs
-        steps_alone()
+    if here.inside and not async_op:  # a collective that is made of others, or that a backend runs
+        named_steps()
         return None
+    label = here.label  # what a worker does still belongs to the operation that its caller was in
+
+    def job(_: int = 0) -> None:
+        with Inside(label):
+            recorded(named_steps, name, result, group)
+
     entry = recorder.begun(name, group, result, detail={"call": agree.call}, asynchronous=async_op)
     worker = _workers.get(group)
     if worker is None:
@@ -66,19 +65,22 @@ def run(
     return None
 
 
-@contextmanager
-def inside() -> Iterator[None]:
-    """In this thread a collective is under way: those that it calls are parts of it, and run where they are called."""
-    before, _here.inside = _is_inside(), True
-    try:
-        with recorder.quiet():
-            yield
-    finally:
-        _here.inside = before
+class Inside:
+    """A context manager: this thread runs a collective, whose parts are neither queued nor recorded by themselves.
 
+    label: what its messages are counted under
+    """
 
-def _is_inside() -> bool:
-    return getattr(_here, "inside", False)
+    def __init__(self, label: Label | None) -> None:
+        self.label = label
+
+    def __enter__(self) -> None:
+        self._before = here.inside, here.quiet, here.label
+        here.inside = here.quiet = True
+        here.label = self.label
+
+    def __exit__(self, *_: object) -> None:
+        here.inside, here.quiet, here.label = self._before
 
 
 def blocking() -> dict[str, bool]:
@@ -90,20 +92,24 @@ def blocking() -> dict[str, bool]:
     return {"blocking": True} if mine and clock.installed() is None else {}
 
 
-@contextmanager
 def recorded(
-    name: str, tensors: Sequence[torch.Tensor], phase: str | None = None, **detail: Any
-) -> Iterator[None]:
-    """Makes what happens inside an event of the timeline: the collective, with the bytes that it is about.
+    steps: Callable[[], Any],
+    name: str,
+    tensors: Sequence[torch.Tensor],
+    group: Any,
+    phase: str | None = None,
+    **detail: Any,
+) -> None:
+    """Runs `steps`, and makes them an event of the timeline: the collective, with the bytes that it is about.
 
     phase: by default the one of this thread. One that fails leaves no event.
     """
-    detail |= blocking()
     if not events.recording():
-        yield
+        steps()
         return
+    detail |= mesh_axes.detail(group) | blocking()
     begun = events.now()
-    yield
+    steps()
     events.add(
         name,
         "communication",

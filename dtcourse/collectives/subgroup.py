@@ -7,14 +7,18 @@ same send and receive with other numbers, and each message counted, delayed and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, Work
+from torch.distributed import ProcessGroup
 
 from dtcourse.collectives import p2p
+from dtcourse.collectives.flight import recorder
+from dtcourse.collectives.wire.arrivals import Pending
 from dtcourse.collectives.wire.guard import Guard
+from dtcourse.collectives.wire.transport import Batch, Transport, check_message
 
 
 class Subgroup:
@@ -61,14 +65,24 @@ class Subgroup:
         return parent, self.ranks
 
     @property
-    def wire(self) -> Any:
-        """The channel of torch's group that its messages travel in: a batch of them is a batch there."""
-        return getattr(self._above, "wire", self._above)
+    def transport(self) -> Transport:
+        """What carries the messages of torch's group that it is part of: a batch of its own is a batch there."""
+        return self._above.transport
 
-    def isend(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> Work:
+    def batch(self) -> Batch:
+        """What this thread posts inside starts together when the block ends."""
+        return self._above.batch()
+
+    def isend(self, tensor: torch.Tensor, dst: int, tag: int = 0) -> Pending:
         """Starts sending to rank `dst` of the subgroup."""
-        return self._above.isend(tensor, self.ranks[dst], tag)
+        return self._start("isend", tensor, dst, tag)
 
-    def irecv(self, tensor: torch.Tensor, src: int, tag: int = 0) -> Work:
+    def irecv(self, tensor: torch.Tensor, src: int, tag: int = 0) -> Pending:
         """Starts receiving from rank `src` of the subgroup."""
-        return self._above.irecv(tensor, self.ranks[src], tag)
+        return self._start("irecv", tensor, src, tag)
+
+    def _start(self, name: str, tensor: torch.Tensor, peer: int, tag: int) -> Pending:
+        check_message(tensor, self._rank)
+        start = partial(getattr(self._above, name), tensor, self.ranks[peer], tag)
+        # A record names the subgroup, and its own ranks.
+        return recorder.message(name, self, tensor, peer, tag, start)

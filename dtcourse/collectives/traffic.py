@@ -20,15 +20,19 @@ activation checkpointing recomputes), else "forward"; `with traffic.phase("optim
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from dtcourse import torch_private
+from dtcourse import events, torch_private
 from dtcourse.collectives.counted import RECEIVED, SENT, RankRecord, Row, Traffic
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # --- what a message belongs to ---------------------------------------------------------------------------------
 
@@ -45,55 +49,63 @@ class Label(NamedTuple):
     salt: int = 0
 
 
-_here = threading.local()
+class Here(threading.local):
+    """What the calling thread is doing.
+
+    label:  the operation that its messages belong to
+    phase:  of the step, where `phase` has named one
+    inside: it runs a collective: those that it calls are parts of that one, and run where they are called
+    quiet:  what it calls is part of a call that the flight recorder has
+    """
+
+    label: Label | None = None
+    phase: str | None = None
+    inside = quiet = False
 
 
-def in_operation() -> Label | None:
-    """The operation under way in this thread."""
-    return getattr(_here, "label", None)
+here = Here()
 
 
 def current_phase() -> str:
     """Tells "backward" inside a backward pass, "forward" outside, or what `phase` says."""
-    named = getattr(_here, "phase", None)
-    return named or ("backward" if torch_private.in_backward() else "forward")
+    return here.phase or ("backward" if torch_private.in_backward() else "forward")
 
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
     """Names the phase for everything called inside, in this thread: `with traffic.phase("optimizer"): ...`."""
-    before = getattr(_here, "phase", None)
-    _here.phase = name
+    before, here.phase = here.phase, name
     try:
         yield
     finally:
-        _here.phase = before
+        here.phase = before
 
 
-@contextmanager
-def operation(name: str) -> Iterator[None]:
+class operation:
     """Counts the messages sent inside under `name`; inside another operation it changes nothing.
 
     Also a decorator: `@operation("all_reduce")`.
     """
-    if in_operation() is not None:
-        yield
-        return
-    label = Label(name, current_phase())
-    called(label)
-    with labelled(label):
-        yield
 
+    def __init__(self, name: str) -> None:
+        self.name = name
 
-@contextmanager
-def labelled(label: Label | None) -> Iterator[None]:
-    """Runs what is inside as part of an operation that was called earlier, perhaps in another thread."""
-    before = in_operation()
-    _here.label = label
-    try:
-        yield
-    finally:
-        _here.label = before
+    def __enter__(self) -> None:
+        self._outer = here.label
+        if self._outer is None:
+            here.label = label = Label(self.name, current_phase())
+            called(label)
+
+    def __exit__(self, *_: object) -> None:
+        here.label = self._outer
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def counted(*args: P.args, **kwargs: P.kwargs) -> T:
+            with operation(self.name):
+                return function(*args, **kwargs)
+
+        return counted
 
 
 # --- counting, inside a rank -----------------------------------------------------------------------------------
@@ -210,12 +222,14 @@ def _add(counter: Counter) -> None:
     global _counters
     with _guard:
         _counters = (*_counters, counter)
+    events.changed()
 
 
 def _remove(counter: Counter) -> None:
     global _counters
     with _guard:
         _counters = tuple(c for c in _counters if c is not counter)
+    events.changed()
 
 
 def algorithmic_bytes(operation: str, nbytes: int, size: int) -> int:

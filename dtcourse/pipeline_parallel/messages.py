@@ -34,7 +34,7 @@ class Mail:
     schedule: who sends what to whom
     group:    the pipeline's ranks; group rank r performs the schedule's list r
     where:    where the stages of this rank compute. What comes is put there; a GPU's tensors travel over NCCL where
-              every rank has one, else through host memory (collectives/wire/device_transport.py)
+              every rank has one, else through host memory (collectives/wire/transport.py)
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 def in_backward() -> bool:
     """Whether the calling thread is inside a backward pass (so also in hooks, and in what a checkpoint recomputes)."""
-    return backward_pass() != -1
+    return torch._C._current_graph_task_id() != -1
 
 
 def backward_pass() -> int:

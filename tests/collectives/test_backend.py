@@ -373,7 +373,7 @@ def _call_everything():
     """Calls every data method of ProcessGroup by the name that torch has for it, and DDP and FSDP from C++."""
     group = dist.group.WORLD
     n, rank = group.size(), group.rank()
-    group.channel.host = witness = _Witness(group.inner)
+    group.channel.transport.host = witness = _Witness(group.inner)
     before = group.inner._get_sequence_number_for_group()
     x, big = torch.ones(4), torch.ones(4 * n)
     many = [torch.ones(4) for _ in range(n)]

@@ -17,7 +17,6 @@ LONGER = {
     "dtcourse/collectives/forms.py": 304,
     "dtcourse/collectives/halving_doubling.py": 336,
     "dtcourse/collectives/tree.py": 251,
-    "dtcourse/collectives/wire/channel.py": 275,
     "dtcourse/course/checks/lesson_06_data_parallel/ddp_with_buckets.py": 299,
     "dtcourse/course/judging/limits.py": 269,
     "dtcourse/device.py": 255,

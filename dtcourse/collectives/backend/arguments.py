@@ -8,8 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtcourse.collectives.wire.sendable import check_message
-
 
 def single(tensors: Any) -> torch.Tensor:
     """Torch passes lists, from a time when one process had several GPUs; they hold one tensor."""
@@ -27,13 +25,6 @@ def single_list(lists: Any) -> list[torch.Tensor]:
     if len(lists) != 1:
         raise ValueError(f"one list of tensors a rank, got {len(lists)}")
     return list(lists[0])
-
-
-def message(tensors: Any, rank: int) -> torch.Tensor:
-    """The tensor of a send or recv. ValueError where its memory is not the message."""
-    tensor = single(tensors)
-    check_message(tensor, rank)
-    return tensor
 
 
 def reduce_op(opts: Any, more: dict[str, Any]) -> Any:

@@ -28,6 +28,7 @@ from dtcourse import device, events, torch_private
 from dtcourse.collectives import mesh_axes, running, traffic
 from dtcourse.collectives.flight import recorder, watched
 from dtcourse.collectives.traffic import Label
+from dtcourse.collectives.wire import observers
 from dtcourse.collectives.wire.channel import Channel
 from dtcourse.collectives.wire.work import CollectiveWork, Worker
 from dtcourse.emulation import clock
@@ -83,6 +84,10 @@ class InstrumentedGroup(dist.ProcessGroup):
 
     def _watched(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = _METHODS[method]
+        options = args[-1] if args else kwargs.get("opts")
+        now = getattr(kwargs.get("opts", options), "asyncOp", True) is False
+        for observer in observers.present:
+            observer.called(name, now)
         label = Label(name, traffic.current_phase())
         tensors = _tensors(args)
         results = _tensors(args[:1])
@@ -105,9 +110,9 @@ class InstrumentedGroup(dist.ProcessGroup):
 
         def collective() -> None:
             with recorder.quiet():
-                collective_alone()
+                timed()
 
-        def collective_alone() -> None:
+        def timed() -> None:
             begun = events.now()
             emulated = clock.installed()
             ports = None if emulated is None else emulated.ports()
@@ -125,8 +130,6 @@ class InstrumentedGroup(dist.ProcessGroup):
                 detail=detail | running.blocking(),
             )
 
-        options = args[-1] if args else kwargs.get("opts")
-        now = getattr(kwargs.get("opts", options), "asyncOp", True) is False
         return self._worker.submit(CollectiveWork(name, results, entry), collective, now)
 
     def _slowly(
@@ -153,19 +156,13 @@ class InstrumentedGroup(dist.ProcessGroup):
     # --- messages ---
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
-        return self._message("isend", tensors[0], dst, tag)
+        return self.channel.start("send", tensors[0], dst, tag, wire=tag)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
-        return self._message("irecv", tensors[0], src, tag)
+        return self.channel.start("recv", tensors[0], src, tag, wire=tag)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
-        return self._message("irecv", tensors[0], None, tag)
-
-    def _message(self, kind: str, tensor: torch.Tensor, peer: int | None, tag: int) -> Any:
-        def start() -> Any:
-            return self.channel.pass_on(kind[1:], tensor, peer, tag)
-
-        return recorder.message(kind, self, tensor, peer, tag, start)
+        return self.channel.start("recv", tensors[0], None, tag, wire=tag)
 
     # --- the group itself ---
 

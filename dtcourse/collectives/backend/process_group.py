@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import device, torch_private
-from dtcourse.collectives import mesh_axes, running, traffic
+from dtcourse.collectives import running, traffic
 from dtcourse.collectives.backend import arguments
 from dtcourse.collectives.backend.collective_calls import CollectiveCalls
 from dtcourse.collectives.backend.monitored_barrier import meet
@@ -98,14 +98,8 @@ class AlgorithmGroup(CollectiveCalls):
             sizes = splits() if splits is not None else None
             self.guard.begin(f"call {number} of the group's collectives", what, sizes)
             try:
-                with (
-                    running.inside(),
-                    running.recorded(
-                        name, tensors, phase=phase, backend=self.backend, **mesh_axes.detail(self)
-                    ),
-                    traffic.labelled(Label(name, phase, salt)),
-                ):
-                    steps()
+                with running.Inside(Label(name, phase, salt)):
+                    running.recorded(steps, name, tensors, self, phase, backend=self.backend)
             except BaseException as error:
                 raise self.guard.fail(error, name) from None
             finally:
@@ -137,17 +131,13 @@ class AlgorithmGroup(CollectiveCalls):
     # --- messages: posted at once, not in the collectives' order ---
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
-        return self._message("isend", tensors, dst, tag)
+        return self.channel.isend(arguments.single(tensors), dst, tag)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
-        return self._message("irecv", tensors, src, tag)
+        return self.channel.irecv(arguments.single(tensors), src, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        return self._message("irecv", tensors, None, tag)
-
-    def _message(self, kind: str, tensors: Any, peer: int | None, tag: int) -> Any:
-        tensor, start = arguments.message(tensors, self.rank()), getattr(self.channel, kind)
-        return recorder.message(kind, self, tensor, peer, tag, lambda: start(tensor, peer, tag))
+        return self.channel.irecv(arguments.single(tensors), None, tag)
 
     # --- the group itself ---
 

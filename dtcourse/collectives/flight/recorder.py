@@ -15,8 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dtcourse import events
 from dtcourse.callers import callers
 from dtcourse.collectives.flight.entry import Entry
+from dtcourse.collectives.traffic import here
 
 CAPACITY = 256  # calls that are kept
 
@@ -146,18 +148,18 @@ def _in_batch(entry: Entry) -> bool:
 # --- the one of this process ------------------------------------------------------------------------------------
 
 _recorder: Recorder | None = None
-_here = threading.local()  # .quiet: what this thread calls is a part of a call that is recorded
 
 
 def use(recorder: Recorder | None) -> None:
     """From here on, this is the one of this process."""
     global _recorder
     _recorder = recorder
+    events.changed()
 
 
 def current() -> Recorder | None:
     """The one that hears of what this thread calls; None where none does."""
-    return None if _recorder is None or getattr(_here, "quiet", False) else _recorder
+    return None if here.quiet else _recorder
 
 
 def of_process() -> Recorder | None:
@@ -168,17 +170,18 @@ def of_process() -> Recorder | None:
 @contextmanager
 def quiet() -> Iterator[None]:
     """What this thread calls inside is a part of a call that has been recorded."""
-    before, _here.quiet = getattr(_here, "quiet", False), True
+    before, here.quiet = here.quiet, True
     try:
         yield
     finally:
-        _here.quiet = before
+        here.quiet = before
 
 
 def begun(operation: str, group: Any, tensors: Sequence[torch.Tensor], **more: Any) -> Entry | None:
     """A call of ours begins; None where nobody records."""
-    recorder = current()
-    return None if recorder is None else recorder.begin(operation, group, tensors, **more)
+    if _recorder is None or here.quiet:
+        return None
+    return _recorder.begin(operation, group, tensors, **more)
 
 
 def message(
@@ -193,10 +196,9 @@ def message(
     recorder = current()
     if recorder is None:
         return start()
-    whole: Any = dist.group.WORLD if group is None else group
     operation, asynchronous = as_called(operation)
     entry = recorder.begin(
-        operation, whole, [tensor], asynchronous=asynchronous, message=(peer, tag)
+        operation, group, [tensor], asynchronous=asynchronous, message=(peer, tag)
     )
     try:
         with quiet():
@@ -217,7 +219,7 @@ def as_called(operation: str) -> tuple[str, bool]:
     operation: "isend" or "irecv", which both of them end in
     """
     frame, blocking = sys._getframe(1), operation.removeprefix("i")
-    for _ in range(5):
+    for _ in range(8):
         if frame.f_back is None:
             break
         frame = frame.f_back
@@ -229,7 +231,7 @@ def as_called(operation: str) -> tuple[str, bool]:
 
 @contextmanager
 def waited_for(entry: Entry | None) -> Iterator[None]:
-    """A handle of ours is waited for inside."""
+    """A handle of ours is waited for inside. entry: of the call that it is of; None where nobody records."""
     if entry is None:
         yield
         return

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -36,16 +37,19 @@ class Pending(dist.Work):
     number: its place in the order in which this process's messages were over; 0 while it is under way
     waited: whether its `wait()` has returned;  rung: whether wait_any knows that it is over
     entry:  what is recorded of it
+    started: what torch has given for it, where that is one thing
     """
 
     entry: Entry | None = None
 
-    def __init__(self) -> None:
+    due, number, waited, rung = 0.0, 0, False, False
+    _error: BaseException | None = None
+    _watched = False
+
+    def __init__(self, started: Any = None) -> None:
         super().__init__()
-        self.due, self.number, self.waited, self.rung = 0.0, 0, False, False
-        self._error: BaseException | None = None
+        self._started = started
         self._once = threading.Lock()
-        self._watched = False
 
     def come(self, timeout: timedelta | None) -> None:
         """Waits for the message itself. Raises what went wrong with it."""
@@ -70,8 +74,11 @@ class Pending(dist.Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Returns when the tensor may be changed (send) or holds the message (recv)."""
-        with waited_for(self.entry):
+        if self.entry is None:
             self.settle(timeout)
+        else:
+            with waited_for(self.entry):
+                self.settle(timeout)
         self.waited = True
         if self._error is not None:
             raise self._error
@@ -100,10 +107,6 @@ class Pending(dist.Work):
 
 class Posted(Pending):
     """A message that nobody counts, records or slows: torch's own Work, and its wait() may be called twice."""
-
-    def __init__(self, started: dist.Work) -> None:
-        super().__init__()
-        self._started = started
 
     def come(self, timeout: timedelta | None) -> None:
         self._started.wait(timeout) if timeout else self._started.wait()

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from dtcourse import events, torch_private
 from dtcourse.collectives.flight.entry import Entry
 from dtcourse.collectives.flight.recorder import waited_for
+from dtcourse.collectives.wire import observers
 from dtcourse.collectives.wire.emulated_future import EmulatedFuture
 from dtcourse.emulation import clock
 from dtcourse.emulation.clock import Lane
@@ -44,7 +45,7 @@ class CollectiveWork(dist.Work):
 
     def is_for_inference(self) -> bool:
         """Whether it writes tensors that were made in torch.inference_mode, and may be written only there."""
-        return any(t.is_inference() for t in self._tensors)
+        return any(map(torch.is_inference, self._tensors))
 
     def finish(self, error: BaseException | None = None, ended: float = 0.0) -> None:
         """The collective is over. ended: when, on an emulated clock."""
@@ -59,7 +60,14 @@ class CollectiveWork(dist.Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Returns when the result is there. Raises what the collective raised, on this rank or on another."""
-        since, blocked = events.now(), not self._done.is_set()
+        for observer in observers.present:
+            observer.waits(self.name)
+        blocked = not self._done.is_set()
+        if not blocked and clock.installed() is None:
+            if self._error is not None:
+                raise self._error
+            return True
+        since = events.now()
         if self._waited_since is not None:
             since, self._waited_since = self._waited_since, None
         if blocked:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -29,29 +28,21 @@ def _steps_of_exchange(
     exchange_both: Any, to_left: torch.Tensor, to_right: torch.Tensor
 ) -> list[str]:
     """What this rank does, in the order of its own program: "send" and "recv" start a message, "recv done" waits."""
-    from dtcourse.collectives.wire.channel import Channel, Message
+    from dtcourse.collectives.wire.observers import Observer, observing
 
     steps: list[str] = []
-    start, wait, is_completed = Channel._start, Message.wait, Message.is_completed
 
-    def watched_start(self: Channel, kind: str, *args: Any, **keywords: Any) -> Any:
-        steps.append(kind)
-        return start(self, kind, *args, **keywords)
+    class Steps(Observer):
+        def begins(self, message: Any) -> None:
+            steps.append(message.kind)
 
-    def watched_wait(self: Message, *args: Any) -> bool:
-        done = wait(self, *args)
-        steps.append(f"{self._kind} done")
-        return done
+        def waited(self, message: Any, since: float) -> None:
+            steps.append(f"{message.kind} done")
 
-    def watched_is_completed(self: Message) -> bool:
-        if done := is_completed(self):
-            steps.append(f"{self._kind} done")
-        return done
+        def found(self, message: Any) -> None:
+            steps.append(f"{message.kind} done")
 
-    with (
-        mock.patch.object(Channel, "_start", watched_start),
-        mock.patch.multiple(Message, wait=watched_wait, is_completed=watched_is_completed),
-    ):
+    with observing(Steps()):
         _exchange(exchange_both, to_left, to_right)
     return steps
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -237,25 +236,18 @@ def _steps_of_backward(attach: Any) -> list[str]:
 @contextmanager
 def _watching_collectives(steps: list[str], waits: Callable[[], None]) -> Iterator[None]:
     """Notes each collective that this rank calls, and says where it waits for one."""
-    from dtcourse.collectives.backend.instrumented import InstrumentedGroup
-    from dtcourse.collectives.wire.work import CollectiveWork
+    from dtcourse.collectives.wire.observers import Observer, observing
 
-    call, wait = InstrumentedGroup._watched, CollectiveWork.wait
+    class Steps(Observer):
+        def called(self, name: str, blocking: bool) -> None:
+            steps.append(name)
+            if blocking:
+                waits()
 
-    def watched_call(self: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        steps.append("all_reduce" if method.startswith("allreduce") else method)
-        if getattr(kwargs.get("opts", args[-1]), "asyncOp", True) is False:
+        def waits(self, name: str) -> None:
             waits()
-        return call(self, method, args, kwargs)
 
-    def watched_wait(self: Any, *args: Any) -> bool:
-        waits()
-        return wait(self, *args)
-
-    with (
-        mock.patch.object(InstrumentedGroup, "_watched", watched_call),
-        mock.patch.object(CollectiveWork, "wait", watched_wait),
-    ):
+    with observing(Steps()):
         yield
 
 

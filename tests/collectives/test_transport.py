@@ -8,17 +8,17 @@ import torch.distributed as dist
 
 from dtcourse import device, launch
 from dtcourse.collectives import p2p, traffic
-from dtcourse.collectives.wire import device_transport
+from dtcourse.collectives.wire.transport import Transport
 
 
 def _staged():
     """Sends through the staging code, as a GPU tensor would be."""
-    group, other = dist.group.WORLD, 1 - dist.get_rank()
+    transport, other = Transport(dist.group.WORLD), 1 - dist.get_rank()
     x = torch.arange(6.0).reshape(2, 3) + dist.get_rank()
     y = torch.zeros(2, 3)
-    sending = device_transport.start("send", x, other, 5, group, None)
+    sending = transport.post_from_gpu("send", x, other, 5)
     x.zero_()  # the copy is what travels
-    receiving = device_transport.start("recv", y, other, 5, group, None)
+    receiving = transport.post_from_gpu("recv", y, other, 5)
     assert torch.equal(y, torch.zeros(2, 3))  # nothing is written before wait
     receiving.wait()
     sending.wait()
@@ -33,7 +33,7 @@ def test_a_message_is_staged_in_host_memory():
 
 def test_nccl_receives_from_nobody_in_particular():
     with pytest.raises(ValueError, match="name the sending rank"):
-        device_transport.start("recv", torch.ones(1), None, 0, None, object())
+        Transport(None, object()).post_from_gpu("recv", torch.ones(1), None, 0)
 
 
 def _on_gpu():

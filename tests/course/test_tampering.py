@@ -81,7 +81,7 @@ def step(answer):
 def test_who_counts_is_found():
     found = _who_counts()
     for name in (
-        "collectives.wire.channel",
+        "collectives.wire.observers",
         "collectives.backend.process_group",
         "collectives.wire.work",
     ):

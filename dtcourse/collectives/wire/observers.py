@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -94,7 +95,7 @@ class Emulated(Observer):
             clock.wait_until(message.due, since)
 
     @staticmethod
-    def _post_note(message: Message) -> object:
+    def _post_note(message: Message) -> Any:
         tag = hash((_HEADER, message.wire)) & 0x3FFFFFFF
         return message.channel.post(message.kind, message.note, message.peer, tag)
 

@@ -224,7 +224,7 @@ def compare_notes(
         raise ValueError(
             f"rank {ranks[p2p.rank(group)]} is in {mine.call}, and ranks {missing} did not come to it"
         ) from error
-    compare([Signature(*json.loads(store.get(key))) for key in keys], ranks)
+    compare([Signature(*json.loads(said)) for said in store.multi_get(keys)], ranks)
 
 
 def compare(said: Sequence[Signature], ranks: Sequence[int] | None = None) -> None:

@@ -27,6 +27,11 @@ class Axes:
     """A mesh's axes, one by one and folded. All ranks of the mesh ask for the same groups, in the same order."""
 
     def __init__(self, mesh: DeviceMesh, config: HybridConfig) -> None:
+        if not isinstance(mesh, DeviceMesh) or not isinstance(config, HybridConfig):
+            given = f"{type(mesh).__name__}, {type(config).__name__}"
+            raise ValueError(
+                f"parallelize takes a model, a DeviceMesh, a HybridConfig; got a model, {given}"
+            )
         config.check_mesh(mesh)
         self.mesh, self.config = mesh, config
         self._made: dict[tuple[int, ...], Group] = {}

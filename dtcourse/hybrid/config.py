@@ -78,10 +78,8 @@ class HybridConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1; got {getattr(self, name)}")
         if self.layers is not None:
-            self._set(
-                "layers",
-                tuple(_whole("each of layers", n) for n in _several("layers", self.layers)),
-            )
+            layers = _several("layers", self.layers)
+            self._set("layers", tuple(_whole("each of layers", n) for n in layers))
         for name in ("sequence", "reduce_once", "recompute"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is True or False; got {getattr(self, name)!r}")
@@ -90,9 +88,9 @@ class HybridConfig:
                 "schedule is a function of pp and micro_batches, such as pipeline_parallel.one_f_one_b; "
                 f"got {self.schedule!r}"
             )
-        self._set(
-            "axes", tuple(_several("axes", self.axes))
-        )  # a list, as a JSON or YAML file has it
+        self._set("seed", _whole("seed", self.seed))
+        # A list, as a JSON or YAML file has it.
+        self._set("axes", tuple(map(str, _several("axes", self.axes))))
         twice = [name for name in dict.fromkeys(self.axes) if self.axes.count(name) > 1]
         if twice or {*self.axes} != {*AXES}:
             missing = [name for name in AXES if name not in self.axes]
@@ -227,7 +225,11 @@ class HybridConfig:
 
     def make_schedule(self) -> Schedule:
         """The pipeline's; with pp = 1 one stage, and its micro-batches one after the other."""
-        return self.schedule(self.pp, self.micro_batches)
+        made = self.schedule(self.pp, self.micro_batches)
+        if not isinstance(made, Schedule):
+            asked = f"schedule({self.pp}, {self.micro_batches})"
+            raise ValueError(f"{asked} makes a pipeline_parallel.Schedule; got {made!r}")
+        return made
 
 
 def _whole(name: str, value: Any) -> int:

@@ -112,6 +112,14 @@ class HybridTraining:
         return None if loss is None else self.mean_over_ranks(loss.double())
 
     def _check_batch(self, tokens_BS: Tensor, targets_BS: Tensor) -> None:
+        kinds = [
+            str(t.dtype) if isinstance(t, Tensor) else type(t).__name__
+            for t in (tokens_BS, targets_BS)
+        ]
+        if not {*kinds} <= {"torch.int64", "torch.int32"}:
+            raise ValueError(
+                f"tokens and targets are tensors of whole numbers, torch.long; got {' and '.join(kinds)}"
+            )
         if tokens_BS.dim() != 2 or targets_BS.shape != tokens_BS.shape:
             raise ValueError(
                 "tokens and targets have one shape, (samples, tokens of each); got "

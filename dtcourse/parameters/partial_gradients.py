@@ -55,23 +55,26 @@ class SumOverRanks:
         if self.waits:
             return gradient
         total = gradient.clone()
-        dist.all_reduce(total, group=self.group)
+        with (
+            torch.no_grad()
+        ):  # a sum that all ranks hold: differentiated again, its gradient is each part's
+            dist.all_reduce(total, group=self.group)
         return total
 
 
 def sum_gradients(parameters: Iterable[Tensor], group: Group, of: nn.Module | None = None) -> None:
     """Of parameters that every rank uses for its own tokens: from now on backward adds up their gradients.
 
-    One that two modules share is added up once, whoever asks second.
+    One that two modules share is added up once, whoever asks second. One that is frozen now may be trained later.
 
     of: the model that has them; gradients of a deep copy of it, or of a module of it, are added up as well
     """
     new, hooks = SumOverRanks(group), dict[int, SumOverRanks]()
     for parameter in parameters:
-        if parameter.requires_grad and id(parameter) not in hooks:
+        if id(parameter) not in hooks:
             known = [hook for hook in sums_of(parameter) if hook.group is group]
             if not known:
-                parameter.register_hook(new)
+                _put_on(parameter, new)
             hooks[id(parameter)] = known[0] if known else new
     for module in of.modules() if of is not None else ():
         for own in own_parameters(module).values():
@@ -79,6 +82,13 @@ def sum_gradients(parameters: Iterable[Tensor], group: Group, of: nn.Module | No
                 module.__dict__.setdefault("sums_kept", _Kept()).pairs.append(
                     (weakref.ref(own), hooks[id(own)])
                 )
+
+
+def _put_on(parameter: Tensor, hook: SumOverRanks) -> None:
+    """PyTorch takes a hook for what is trained alone, and keeps it while that is frozen."""
+    trained = parameter.requires_grad
+    parameter.requires_grad_(True).register_hook(hook)
+    parameter.requires_grad_(trained)
 
 
 class _Kept:
@@ -95,10 +105,8 @@ class _Kept:
             if parameter is None:  # replaced
                 continue
             twin = copy.deepcopy(parameter, memo)
-            if not twin.requires_grad:  # frozen since: a teacher's has no gradient to add up
-                continue
             if copied_hook not in sums_of(twin):  # of a tied one, by another module
-                twin.register_hook(copied_hook)
+                _put_on(twin, copied_hook)
             made.pairs.append((weakref.ref(twin), copied_hook))
         return made
 

@@ -19,6 +19,7 @@ from torch import nn
 from dtcourse import device
 from dtcourse.collectives import p2p
 from dtcourse.parameters.cuts import EXPERT, OTHER, TENSOR
+from dtcourse.parameters.plain_replica import require_all_here
 from dtcourse.parameters.slices import require_whole
 from dtcourse.parameters.wrapper import Wrapper
 from dtcourse.pipeline_parallel.actions import BACKWARD_WEIGHT, FORWARD, Schedule
@@ -60,6 +61,8 @@ class Performer:
                 f"Rank {self.rank} holds {plural(len(mine), 'stage')} in {schedule!r} (stages {mine}); got "
                 f"{len(stages)}."
             )
+        for stage in stages:
+            require_all_here(stage, "A stage", "Pass the stages that `split` has made, as a list")
         self.stages = dict(zip(mine, stages, strict=True))
         self.schedule, self.loss, self.group = schedule, loss, group
         self.module = Held(self.stages, group, self.held_before, self.spread_gradients)

@@ -14,13 +14,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dtcourse.parameters.backward import averaged_by
-from dtcourse.parameters.plain_replica import require_all_here
 
 
 def refuse_wrapped(stages: Sequence[nn.Module]) -> None:
     """Raises ValueError, naming wrapper or parameter, where a wrapper would average each micro-batch's gradients."""
     for stage in stages:
-        require_all_here(stage, "A stage", "Pass the stages that `split` has made, as a list")
         for name, module in stage.named_modules():
             if isinstance(module, DistributedDataParallel):
                 where = f"{name} of a stage" if name else "a stage"

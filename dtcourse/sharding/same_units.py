@@ -1,13 +1,20 @@
-"""Do all ranks call the same units, in the same order? Compared once for each unit, in the first step that has it.
+"""Do all ranks call the same units, in the same order? Compared once for each unit, in the first step that calls it.
 
-They gather a unit together. Where a branch by a rank's own data leads to different ones, each computes with the other's
-parameters; nothing fails if their shapes are equal, and a rank that skips a unit takes the next gather for its own.
+A unit's parameters are gathered by all ranks together. Where a branch by a rank's own data calls another unit, each
+rank computes with the other's parameters. If their shapes are equal, nothing fails; and a rank that skips a unit takes
+the next gather for its own.
 
-The ranks compare through the store where their group met: no message, and nothing in later steps. A rank whose others
-are late goes on after a moment, since one that has died shows in the gather, and looks again when that has ended: by
-then all have written. (One that was late itself raises at once; those in a gather without it are told by its end.)
-Where the host does not wait for a gather (NCCL), the look is put off until all have written. A branch that parts ranks
-later, between units that all have called, is not seen, but with DTCOURSE_CHECK=always (collectives/checks.py).
+Before a unit's first gather each rank writes its name to the store where their group met, and reads the others' names.
+No message is sent, and later steps compare nothing. There are three cases:
+
+- All ranks have written: they compare, and all of them raise, or none.
+- Some are late: this rank waits for MOMENT, and goes on, since a rank that has died shows in the gather. It compares
+  when the gather has ended, which all ranks took part in. A late rank compares when it comes, and raises first; the
+  others are still in a gather, and learn of it when that rank ends.
+- The host does not wait for a gather (NCCL): the comparison waits until all have written.
+
+What is not seen: ranks that part in a later step, between units that all have called before. DTCOURSE_CHECK=always
+(collectives/checks.py) compares in every step.
 """
 
 from __future__ import annotations
@@ -34,9 +41,9 @@ class SameUnits:
     def check(self, what: str, name: str, *groups: Any) -> None:
         """Raises ValueError unless all ranks of the groups are about to do this with the unit `name`.
 
-        On each rank that has come in time; where one was late, on that one first.
+        On every rank, if all come in time; else on the late one, and on the others in `check_late`.
 
-        groups: None is none
+        groups: those that gather or reduce the unit; None stands for no group
         """
         if not checks.is_due(what, self._compared):
             return
@@ -56,9 +63,9 @@ class SameUnits:
         _compare(group, mine, notes, keys)
 
     def check_late(self, all_came: bool = True) -> None:
-        """The same of what was late.
+        """Compares what `check` could not, since a rank was late. Raises ValueError as `check` does.
 
-        all_came: whether a collective has ended since; else what others have not written yet is left for the next call
+        all_came: a collective has ended since, so all have written; else what is missing is left for the next call
         """
         late, self._late = self._late, []
         for group, mine, notes, keys in late:

@@ -79,18 +79,26 @@ def test_a_batch_that_does_not_divide_on_one_rank_is_refused_on_all():
 def of_other_shapes():
     tokens, targets = samples(8)
     said = []
-    for batch in ((tokens, targets[:, 1:]), (tokens[0], targets[0]), (tokens, targets.flatten())):
+    for batch in (
+        (tokens, targets[:, 1:]),
+        (tokens[0], targets[0]),
+        (tokens, targets.flatten()),
+        (tokens.tolist(), None),
+        (tokens.float(), targets > 3),
+    ):
         with pytest.raises(ValueError) as caught:
             training({"tp": 2}, TIED).step(*batch)
         said.append(str(caught.value))
     return said
 
 
-def test_shapes_that_differ_or_are_of_one_dim():
-    for shifted, single, flat in launch(of_other_shapes, 2):
+def test_shapes_that_differ_or_are_of_one_dim_and_what_is_no_whole_number():
+    for shifted, single, flat, lists, numbers in launch(of_other_shapes, 2):
         assert shifted.endswith("(samples, tokens of each); got (4, 8) and (4, 7)")
         assert single.endswith("got (8,) and (8,)")
         assert flat.endswith("got (4, 8) and (32,)")
+        assert lists.endswith("whole numbers, torch.long; got list and NoneType")
+        assert numbers.endswith("torch.long; got torch.float32 and torch.bool")
 
 
 def of_their_own():

@@ -40,6 +40,9 @@ def said(call, *args, **kwargs):
         ({"axes": (*AXES, "ep")}, "twice none; missing none; unknown ep"),
         ({"axes": AXES[1:]}, "missing pp"),
         ({"axes": ()}, "got none"),
+        ({"axes": [0, *AXES[1:]]}, "missing pp; unknown 0"),
+        ({"axes": [["pp"], *AXES[1:]]}, "missing pp; unknown ['pp']"),
+        ({"seed": "0"}, "seed is a whole number; got '0'"),
         ({"dp_shard": 2, "cp": 3, "ep": 4}, "dp_shard(2) x cp(3) = 6 is no multiple of ep(4)"),
         ({"dp_replicate": 4, "ep": 2}, "dp_shard(1) x cp(1) = 1 is no multiple of ep(2)"),
         ({"context": "rings"}, "context is 'ring' or 'ulysses'; got 'rings'"),
@@ -116,6 +119,12 @@ def test_another_kind_of_model(kind):
     assert sentence in said(HybridConfig().check_model, model)
 
 
+def test_a_schedule_of_ones_own_makes_one():
+    config = HybridConfig(pp=2, schedule=lambda ranks, m: None)
+    said_of_it = "schedule(2, 1) makes a pipeline_parallel.Schedule; got None"
+    assert said_of_it in said(config.check_model, Transformer(TIED))
+
+
 def test_axes_and_numbers_as_a_file_or_numpy_has_them():
     cut = HybridConfig(axes=list(OTHER_ORDER), tp=np.int64(2), layers=[2, np.int64(2)])
     assert (cut.axes, cut.tp, cut.layers) == (OTHER_ORDER, 2, (2, 2))
@@ -151,6 +160,7 @@ def of_two_ranks():
         "no names": init_device_mesh("cpu", (2,)),
     }
     heard = {kind: said(parallelize, model, mesh, cut) for kind, mesh in meshes.items()}
+    heard["swapped"] = said(parallelize, model, cut, meshes["size"])
     heard["product"] = said(HybridConfig(dp_shard=2, tp=3).mesh, "cpu")
     heard["model"] = said(
         parallelize, model, HybridConfig(tp=2).mesh("cpu"), HybridConfig(tp=2, layers=(1, 1))
@@ -171,6 +181,7 @@ def test_meshes_that_are_not_the_configs():
         assert re.search(r"the mesh is \(2,\), axes without names", heard["no names"]), heard[
             "no names"
         ]
+        assert heard["swapped"].endswith("got a model, HybridConfig, DeviceMesh")
         product = "pp(1) x dp_replicate(1) x dp_shard(2) x cp(1) x tp(3) = 6, and there are 2 ranks"
         assert heard["product"] == product
         assert "layers says how many each of 1 stage has of 4" in heard["model"]

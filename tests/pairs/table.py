@@ -58,12 +58,14 @@ PAIRS = [
         for inner in ("expert", "full sharding")
     ),
     Pair("PipeDream", "split backward", "PipeDream over split backward", False, "its updates do not wait for halves"),
+    Pair("PipeDream", "pipeline", "PipeDream over a pipeline", False, "its stages are one list"),
     Pair("ZeRO-2", "pipeline", f"{PIPED}.test_zero2_over_a_pipeline"),
     *(
         Pair(outer, "split backward", f"split backward under {outer}", False, "each part would be reduced by itself")
         for outer in ("ZeRO-2", "DistributedDataParallel")
     ),
     Pair("pipeline", "tensor", f"{PIPED}.test_a_pipeline_over_tensor_parallelism"),
+    Pair("pipeline", "pipeline", "a pipeline of a pipeline", False, "its stages are one list"),
     Pair("pipeline", "sequence", f"{PIPED}.test_a_pipeline_over_sequence_parallelism"),
     Pair("pipeline", "expert", f"{PIPED}.test_a_pipeline_over_experts", words="with average_gradients"),
     Pair(

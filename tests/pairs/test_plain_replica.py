@@ -20,7 +20,8 @@ from dtcourse.compression import CompressionState, TopK, compression_hook
 from dtcourse.data_parallel import DistributedDataParallel
 from dtcourse.fault_tolerance import Replicated, VirtualRanks
 from dtcourse.memory import train_step_with_halving
-from dtcourse.pipeline_parallel import Pipeline, balance, one_f_one_b, split
+from dtcourse.pipeline_parallel import PipeDream, Pipeline, balance, one_f_one_b, split
+from dtcourse.pipeline_parallel.schedules import pipedream
 from dtcourse.sharding import ShardedDataParallel, ZeroRedundancyOptimizer
 
 RANKS, WIDTH = 2, 4
@@ -98,6 +99,10 @@ def a_pipeline_of(stage):
     Pipeline([stage], one_f_one_b(RANKS, 2), F.mse_loss)
 
 
+def a_pipedream_of(stage):
+    PipeDream([stage], pipedream(RANKS, 2), F.mse_loss, partial(torch.optim.SGD, lr=0.1))
+
+
 AVERAGES = r"averages gradients itself, and a data-parallel wrapper averages that of (module.)?0.weight already\. "
 TORCHS = r"averages gradients itself, and PyTorch's DistributedDataParallel is round it\. "
 STAGES = r"and this is a pipeline's, of which each rank has stages of its own\. "
@@ -123,6 +128,7 @@ REFUSED = {
     "DDP over a pipeline's module": (DistributedDataParallel, pipelines_module, STAGES + "Its own Pipeline"),
     "ZeRO-2 over a pipeline's module": (zero2, pipelines_module, STAGES + "Wrap its stages"),
     "a pipeline of a pipeline": (a_pipeline_of, pipelines_module, "^A stage .*" + STAGES),
+    "PipeDream over a pipeline": (a_pipedream_of, pipelines_module, "^A stage .*" + STAGES),
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from torch.distributed.tensor import parallel as theirs
 
 from dtcourse import launch, tensor_parallel
 from dtcourse.collectives import traffic
+from dtcourse.parameters.partial_gradients import summed_once
 from dtcourse.tensor_parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -262,6 +263,43 @@ def test_cut_tokens_cost_the_bytes_of_whole_ones(world_size):
         assert sent == (once, once)
     for sent in launch(counted, world_size, True, backend="ring"):
         assert sent == (once, once + norm)
+
+
+# --- gradients that are a sum over the ranks' own tokens --------------------------------------------------------------
+
+
+def own_tokens():
+    """A norm, and rows whose sum goes to the ranks by tokens, both with biases; frozen while they are cut."""
+    mesh, plan = the_mesh(), {"0": SequenceParallel(), "1": ColwiseParallel(input_layouts=S1)}
+    torch.manual_seed(0)
+    right = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH))
+    right = right.double().requires_grad_(False)
+    mine = copy.deepcopy(right)
+    parallelize(mine, plan | {"2": RowwiseParallel(output_layouts=S1)}, mesh)
+    mine, micro_batches = copy.deepcopy(mine.requires_grad_(True)), range(3)  # hooks go to copies
+    right.requires_grad_(True)
+    for number in micro_batches:
+        right(drawn(2, TOKENS, WIDTH, seed=number)).sin().sum().backward()
+    with traffic.counting() as counted, summed_once(mine.parameters()):
+        for number in micro_batches:
+            mine(part(drawn(2, TOKENS, WIDTH, seed=number), S1)).sin().sum().backward()
+    once = full_gradients(mine)
+    compare(once, {n: p.grad for n, p in right.named_parameters()}, 1e-12, "added up once")
+    # Differentiated again: the penalty of a gradient.
+    twice = []
+    for model, x in ((right, drawn(2, TOKENS, WIDTH)), (mine, part(drawn(2, TOKENS, WIDTH), S1))):
+        model.zero_grad()
+        last = model[2].bias
+        (gradient,) = torch.autograd.grad(model(x).sin().sum(), [last], create_graph=True)
+        (gradient**2).sum().backward()
+        twice.append(last.grad)
+    compare({"twice": twice[1]}, {"twice": twice[0]}, 1e-12)
+    return counted.calls(operation="all_reduce")
+
+
+def test_norms_and_rows_biases_are_added_up_once_in_a_step_also_where_they_were_frozen_before():
+    # One message for each of the two layers; each backward would send three.
+    assert list(launch(own_tokens, 2, backend="ring")) == [2, 2]
 
 
 # --- dropouts, and what does not fit ----------------------------------------------------------------------------------

@@ -13,11 +13,13 @@ from dtcourse import streams
 from dtcourse.torch_private import assert_later, is_plain, without_modes
 
 
-def check_length(tokens: int, max_length: int, ranks: int = 1) -> None:
+def check_length(tokens: int, max_length: int, block: nn.Module | None = None) -> None:
     """Raises ValueError where a sequence is longer than the model's longest.
 
-    tokens: of the part of it that is here;  ranks: how many there are of such parts
+    tokens: of the part of it that is here
+    block:  one of the model's; where its attention cuts the sequence over ranks, each of those has as many tokens
     """
+    ranks: int = getattr(getattr(getattr(block, "attention", None), "core", None), "ranks", 1)
     if ranks * tokens > max_length:
         parts = f" ({tokens} on each of {ranks} ranks)" if ranks > 1 else ""
         raise ValueError(

@@ -245,12 +245,6 @@ class Block(nn.Module):
         return x_BSD + self.dropout(self.mlp(self.norm_2(x_BSD)))
 
 
-def _ranks_of_a_sequence(block: nn.Module) -> int:
-    """Those over which its attention cuts a sequence, each with as many tokens."""
-    ranks: int = getattr(getattr(getattr(block, "attention", None), "core", None), "ranks", 1)
-    return ranks
-
-
 class Transformer(nn.Module):
     """tokens_BS (integers below vocab) -> logits (B, S, V)
 
@@ -280,19 +274,16 @@ class Transformer(nn.Module):
         """Logits of the next token at every place.
 
         positions_S: each token's place in the whole sequence; default 0, 1, 2, ... (a rank that holds only part of a
-        long sequence gives its own); or (B, S), by sample
-
-        Raises ValueError for a sequence or a position that max_length has no place for, and tokens above vocab.
+        long sequence gives its own); or (B, S), by sample. What vocab and max_length have no place for is a ValueError
         """
         S, longest = tokens_BS.shape[-1], self.config.max_length
-        check_length(S, longest, _ranks_of_a_sequence(self.blocks[0]))
+        check_length(S, longest, self.blocks[0])
         x_BSD = look_up(self.token_embedding, tokens_BS, self.config.vocab, "tokens", "vocab")
         if positions_S is None:
             positions_S = torch.arange(S, device=tokens_BS.device)
         elif self.position_embedding is None:
             check_positions(positions_S, longest)
-        if self.position_embedding is not None:
-            learned = self.position_embedding
+        if (learned := self.position_embedding) is not None:
             x_BSD = x_BSD + look_up(learned, positions_S, longest, "positions", "max_length")
         x_BSD = self.dropout(x_BSD)
         # Rotary attention turns by the positions in each block; with learned ones a block is a function of x alone.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from dtcourse.course.checks.lesson_24b_quiet_mistakes.streams import drawn, stride
 from dtcourse.course.judging import (
     Answer,
     CheckFailed,
@@ -29,7 +30,6 @@ REPAIR = Exercise(
 
 TIMEOUT = 6.0  # seconds; a right answer takes a fraction of one
 TOLERANCE = 1e-9
-NEAR_SEEDS = 65_536  # beyond a seed, in which the streams of its ranks are looked for
 
 
 def _call(repaired: Any, name: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
@@ -67,17 +67,13 @@ def _close(name: str, rank: int, got: Any, right: torch.Tensor, hint: str, what:
     require_close(got, right, f"{name}, on rank {rank}{what}", TOLERANCE, hint)
 
 
-def _drawn(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.double)
-
-
 @REPAIR.check("program_a", points=2)
 def check_a(answer: Answer) -> None:
     """Means by name."""
     hint = "Which call of the other ranks does the second call of a rank meet, and what has each of them in it?"
     names = ["stem", "body", "neck", "head"]
     for ranks in (2, 3):
-        mine = [{n: _drawn(3) for n in names} for _ in range(ranks)]
+        mine = [{n: drawn(3) for n in names} for _ in range(ranks)]
         orders = [names[rank:] + names[:rank] for rank in range(ranks)]
         given = [[({n: one[n] for n in order},) for one, order in zip(mine, orders, strict=True)]]
         (got,) = _run(answer, "program_a", given, ranks, hint)
@@ -96,8 +92,8 @@ def check_b(answer: Answer) -> None:
     """A gradient over micro-batches."""
     hint = "How large is it beside the right one, and what else is there as many of?"
     for ranks, parts in ((2, 3), (3, 2)):
-        w = _drawn(4)
-        batches = [[(_drawn(5, 4), _drawn(5)) for _ in range(parts)] for _ in range(ranks)]
+        w = drawn(4)
+        batches = [[(drawn(5, 4), drawn(5)) for _ in range(parts)] for _ in range(ranks)]
         given = [[(w, own) for own in batches]]
         (got,) = _run(answer, "program_b", given, ranks, hint)
         x, y = (torch.cat([part[i] for own in batches for part in own]) for i in (0, 1))
@@ -133,7 +129,7 @@ def check_d(answer: Answer) -> None:
     """Columns of a table of ranks."""
     hint = "Write the ranks down as the table: which of them stand in one column?"
     for ranks, columns in ((4, 2), (4, 1)):
-        losses = [_drawn(1) for _ in range(ranks)]
+        losses = [drawn(1) for _ in range(ranks)]
         given = [[(loss, columns) for loss in losses]]
         (got,) = _run(answer, "program_d", given, ranks, hint)
         for rank in range(ranks):
@@ -149,7 +145,7 @@ def check_e(answer: Answer) -> None:
     given, rights = [], []
     for newest in members:
         steps = [torch.tensor([10 * (rank == newest) + rank]) for rank in range(ranks)]
-        weights = [_drawn(3) for _ in range(ranks)]
+        weights = [drawn(3) for _ in range(ranks)]
         given.append([(step, weight, members) for step, weight in zip(steps, weights, strict=True)])
         rights.append(weights[newest])
     for got, right in zip(_run(answer, "program_e", given, ranks, hint), rights, strict=True):
@@ -188,25 +184,14 @@ def check_f(answer: Answer) -> None:
             torch.equal(calls[0][rank][1], calls[3][rank][1]),
             f"program_f: on rank {rank} the same seed gives another noise the second time. What is a run's seed for?",
         )
-    if stride := _stride([pair[1] for pair in calls[0]], seed):
-        own = [[(s, 4)] * ranks for s in (seed, seed + stride)]
+    if further := stride([pair[1] for pair in calls[0]], seed):
+        own = [[(s, 4)] * ranks for s in (seed, seed + further)]
         first, later = _run(answer, "program_f", own, ranks, "Which of the two needs other ranks?")
         require(
             not any(torch.equal(first[a][1], later[b][1]) for a, b in ((0, 1), (1, 0))),
-            f"program_f: ranks 0 and 1 have one noise, one with seed {seed}, the other with seed {seed + stride}. "
+            f"program_f: ranks 0 and 1 have one noise, one with seed {seed}, the other with seed {seed + further}. "
             "Which (seed, rank) may have one stream?",
         )
-
-
-def _stride(noise: list[torch.Tensor], seed: int) -> int:
-    """How far apart ranks 0 and 1 are, where both have the streams of seeds near this one; else 0."""
-    wanted, found = {tuple(one.tolist()): rank for rank, one in enumerate(noise[:2])}, {}
-    make = torch.Generator()
-    for number in range(seed, seed + NEAR_SEEDS):
-        stream = torch.randn(4, generator=make.manual_seed(number))
-        if (rank := wanted.get(tuple(stream.tolist()))) is not None:
-            found[rank] = number
-    return abs(found[1] - found[0]) if len(found) == 2 else 0
 
 
 @REPAIR.check("program_g", points=2)
@@ -247,8 +232,8 @@ def check_h(answer: Answer) -> None:
     """A model whose head is new."""
     hint = "Which parameters has DDP seen when it was made?"
     for ranks in (2, 3):
-        trunk, head = _drawn(4, 3), _drawn(2, 4)
-        parts = [(_drawn(5, 3), _drawn(5, 2)) for _ in range(ranks)]
+        trunk, head = drawn(4, 3), drawn(2, 4)
+        parts = [(drawn(5, 3), drawn(5, 2)) for _ in range(ranks)]
         given = [[(trunk, head, x, y) for x, y in parts]]
         (got,) = _run(answer, "program_h", given, ranks, hint)
         leaves = [trunk.clone().requires_grad_(), head.clone().requires_grad_()]

@@ -106,7 +106,7 @@ def attach(model, bucket_bytes):
     ),
     (
         "all but the last are full before one is sent",
-        "It was full before: what does it wait for",
+        "what does a full bucket wait for",
         edited(
             _ATTACH,
             (

@@ -52,6 +52,8 @@ def forge():
     with events.span("mine", "compute"), traffic.counting() as counted, traffic.phase("mine"):
         p2p.exchange(torch.zeros(2), other, own, other)
     dist.all_reduce(own)
+    store = dist.PrefixStore("mine", dist.distributed_c10d._get_default_store())
+    dist.new_group([0, 1])  # which meets in the store
     emulation.sleep(1.0)
     honest = (counted.bytes_sent(phase="mine"), emulation.now(), books.exchanged(before))
 
@@ -98,6 +100,10 @@ def forge():
         "lane": on_another_lane,
         "time": lambda: setattr(lane, "time", 0.0),
         "time slept": lambda: vars(clock)["_clock"].sleep(-1.0),
+        "store": lambda: store.set("mine", "1"),
+        "store below": lambda: store.underlying_store.add("mine", 1),
+        "store of its own": lambda: dist.HashStore().set("mine", "1"),
+        "group of its own": lambda: dist.ProcessGroupGloo(store, 0, 1),
     }
     said = {}
     for name, way in ways.items():

@@ -2,7 +2,9 @@
 
 Each of them is written by the course alone, where a message leaves, an operation ends, a lane moves on. In the ranks of
 a judge, whoever else writes there is refused at that moment, under whatever name it got there: what an answer's text
-shows is refused before (course_names.py).
+shows is refused before (course_names.py). So is who, where a run is recorded, has a store or a group of its own carry
+what is counted nowhere. (Files and sockets carry as much, and nobody refuses these: checks ask besides for the least
+that a rank receives.)
 """
 
 from __future__ import annotations
@@ -16,6 +18,21 @@ import dtcourse
 from dtcourse.course.judging.requirements import Refused
 
 _COURSE = os.path.join(os.path.dirname(os.path.abspath(dtcourse.__file__)), "")
+# What a store carries: the rest of its methods ask how it is set.
+_CARRIES = (
+    *(
+        "add",
+        "append",
+        "check",
+        "compare_set",
+        "get",
+        "list_keys",
+        "multi_get",
+        "multi_set",
+        "num_keys",
+    ),
+    *("queue_len", "queue_pop", "queue_push", "set", "wait"),
+)
 _SPANS = {"step", "compute", "data", "log", "idle"}  # kinds of events that are anybody's
 _watching = False
 
@@ -26,6 +43,8 @@ def watch() -> None:
     if _watching:
         return
     _watching = True
+    import torch.distributed as dist
+
     from dtcourse import events
     from dtcourse.collectives import traffic
     from dtcourse.emulation import clock
@@ -68,6 +87,26 @@ def watch() -> None:
         (clock.Lane, "__setattr__", checked_setattr),
     ):
         setattr(holder, name, function)
+    for name in _CARRIES:
+        _uncounted(dist.Store, name, "hands something on by a store")
+    _uncounted(dist.ProcessGroupGloo, "__init__", "makes a gloo group of its own")
+
+
+def _uncounted(holder: Any, name: str, what: str) -> None:
+    """Has a method called by the course and PyTorch's groups alone, where this process counts its whole run."""
+    import torch.distributed as dist
+
+    from dtcourse.collectives import traffic
+
+    method, groups = getattr(holder, name), dist.distributed_c10d.__file__
+
+    def checked(self: Any, *args: Any, **keywords: Any) -> Any:
+        if vars(traffic)["_whole_run"] is not None:
+            what_else = f"{what}, where no byte is counted: send it by torch.distributed, or by p2p"
+            _require(what_else, theirs=(groups,))
+        return method(self, *args, **keywords)
+
+    setattr(holder, name, checked)
 
 
 def instruments() -> dict[str, Any]:
@@ -87,10 +126,10 @@ def exchanged(before: dict[str, Any]) -> list[str]:
     return [name for name, one in before.items() if one is not None and now[name] != one]
 
 
-def _require(what: str, *passed_over: str) -> None:
-    """Refuse where the caller's caller, those in `passed_over` left out, is no code of the course's."""
+def _require(what: str, *passed_over: str, theirs: tuple[str, ...] = ()) -> None:
+    """Refuse where the caller's caller, those in `passed_over` left out, is no code of the course's or of `theirs`."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename in passed_over:
         frame = frame.f_back  # type: ignore[assignment]
-    if frame is None or not frame.f_code.co_filename.startswith(_COURSE):
+    if frame is None or not frame.f_code.co_filename.startswith((_COURSE, *theirs)):
         raise Refused(f"the answer {what}")

@@ -30,11 +30,43 @@ FUSED = Exercise(
 N, D, HIDDEN = 5, 12, 24  # 1, 2, 3 and 4 ranks divide both widths
 
 
-def _cut(cut_swiglu: Any, swiglu_region: Any, w_in: Tensor, w_out: Tensor) -> list[Any]:
-    """The slices of each rank of 1, 2, 3 and 4, without any ranks."""
-    return [
-        [list(cut_swiglu(w_in, w_out, rank, size)) for rank in range(size)] for size in (1, 2, 3, 4)
-    ]
+def _cut(cut_swiglu: Any, swiglu_region: Any, w_in: Tensor, w_out: Tensor, sizes: Any) -> list[Any]:
+    """The slices of each rank, without any ranks, for each of some numbers of them."""
+    return [[list(cut_swiglu(w_in, w_out, rank, size)) for rank in range(size)] for size in sizes]
+
+
+def _places(answer: Answer, *sizes: int) -> list[list[tuple[Tensor, Tensor]]]:
+    """By number of ranks and rank: the places of its numbers in both weights. What is cut are the places alone: the
+    weights themselves an answer gets as the check has cut them, and no rank has more than its slices.
+    """
+    w_in = torch.arange(2.0 * HIDDEN * D, dtype=torch.double).view(2 * HIDDEN, D)
+    w_out = torch.arange(1.0 * D * HIDDEN, dtype=torch.double).view(D, HIDDEN)
+    cuts = answer.call(_cut, w_in, w_out, sizes)
+    for size, ranks in zip(sizes, cuts, strict=True):
+        for i, (name, whole, shape) in enumerate(
+            (
+                ("w_in", w_in, (2 * HIDDEN // size, D)),
+                ("w_out", w_out, (D, HIDDEN // size)),
+            )
+        ):
+            for rank, slices in enumerate(ranks):
+                require(
+                    tuple(slices[i].shape) == shape,
+                    f"{size} ranks: rank {rank}'s slice of {name} has shape {tuple(slices[i].shape)}, and a p-th of "
+                    f"{tuple(whole.shape)} is {shape}. Which of its dims is the hidden width?",
+                )
+            numbers = torch.cat([slices[i].flatten() for slices in ranks]).double().sort().values
+            require(
+                torch.equal(numbers, whole.flatten()),
+                f"{size} ranks: some numbers of {name} are on no rank, "
+                "or on several. Together the slices are the whole.",
+            )
+    return [[(one[0].long(), one[1].long()) for one in ranks] for ranks in cuts]
+
+
+def _slices(places: list[tuple[Tensor, Tensor]], w_in: Tensor, w_out: Tensor) -> list[list[Tensor]]:
+    """By rank: what is at its places."""
+    return [[w_in.flatten()[one], w_out.flatten()[other]] for one, other in places]
 
 
 def _step(cut_swiglu: Any, swiglu_region: Any, x: Tensor, slices: list[Tensor]) -> Any:
@@ -47,9 +79,11 @@ def _step(cut_swiglu: Any, swiglu_region: Any, x: Tensor, slices: list[Tensor]) 
     return [kept, x.grad, *(w.grad for w in slices)]
 
 
-def _run(answer: Answer, size: int, given: tuple[Tensor, ...], **options: Any) -> Any:
+def _run(answer: Answer, size: int, given: tuple[Tensor, ...], **options: Any) -> tuple[Any, Any]:
+    """What came of a step, and the places that each rank's slices have in the weights."""
+    (places,) = _places(answer, size)
     x, *weights = given
-    return answer.run(_step, size, x, Each(answer.call(_cut, *weights)[size - 1]), **options)
+    return answer.run(_step, size, x, Each(_slices(places, *weights)), **options), places
 
 
 def _weights() -> tuple[Tensor, Tensor, Tensor]:
@@ -71,36 +105,16 @@ def _truth(x: Tensor, w_in: Tensor, w_out: Tensor) -> list[Tensor]:
 @FUSED.check("each rank has a p-th of both matrices", points=2, needs=("check_output",))
 def check_slices(answer: Answer) -> None:
     """Every number on exactly one rank."""
-    w_in = torch.arange(2.0 * HIDDEN * D).view(2 * HIDDEN, D)
-    w_out = torch.arange(1.0 * D * HIDDEN).view(D, HIDDEN)
-    for size, ranks in zip((1, 2, 3, 4), answer.call(_cut, w_in, w_out), strict=True):
-        for i, (name, whole, shape) in enumerate(
-            (
-                ("w_in", w_in, (2 * HIDDEN // size, D)),
-                ("w_out", w_out, (D, HIDDEN // size)),
-            )
-        ):
-            for rank, slices in enumerate(ranks):
-                require(
-                    tuple(slices[i].shape) == shape,
-                    f"{size} ranks: rank {rank}'s slice of {name} has shape {tuple(slices[i].shape)}, and a p-th of "
-                    f"{tuple(whole.shape)} is {shape}. Which of its dims is the hidden width?",
-                )
-            numbers = torch.cat([slices[i].flatten() for slices in ranks]).sort().values
-            require(
-                torch.equal(numbers, whole.flatten()),
-                f"{size} ranks: some numbers of {name} are on no rank, "
-                "or on several. Together the slices are the whole.",
-            )
+    _places(answer, 1, 2, 3, 4)
 
 
 @FUSED.check("the output of one process, on every rank", points=3)
 def check_output(answer: Answer) -> None:
     """In double precision."""
-    given = _weights()
-    right = _truth(*given)[0]
     for ranks in (2, 3):
-        run = _run(answer, ranks, given)
+        given = _weights()
+        right = _truth(*given)[0]
+        run, _ = _run(answer, ranks, given)
         for rank in range(ranks):
             require_close(
                 run[rank][0],
@@ -116,11 +130,11 @@ def check_output(answer: Answer) -> None:
 @FUSED.check("the gradients of one process", points=3, needs=("check_output",))
 def check_gradients(answer: Answer) -> None:
     """Of x on every rank, and of both slices."""
-    given = _weights()
-    _, dx, dw_in, dw_out = _truth(*given)
     for size in (2, 3):
-        run = _run(answer, size, given)
-        cut = answer.call(_cut, dw_in, dw_out)[size - 1]
+        given = _weights()
+        _, dx, *dw = _truth(*given)
+        run, places = _run(answer, size, given)
+        cut = _slices(places, *dw)
         for rank in range(size):
             got = run[rank]
             require(
@@ -151,9 +165,8 @@ def check_gradients(answer: Answer) -> None:
 @FUSED.check("one all-reduce each way", points=2, needs=("check_gradients", "check_slices"))
 def check_traffic(answer: Answer) -> None:
     """Of N D numbers, on the ring."""
-    given = _weights()
     for size in (2, 3):
-        run = _run(answer, size, given, backend="ring", record=True)
+        run, _ = _run(answer, size, _weights(), backend="ring", record=True)
         for rank in range(size):
             exact = 2 * 8 * ring.all_reduce_volume(N * D, size, rank, 8).elements
             sent = run.traffic.bytes_sent(rank=rank)

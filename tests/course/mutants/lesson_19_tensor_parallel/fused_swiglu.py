@@ -95,6 +95,22 @@ MUTANTS = [
 
 NOTHING = [
     (
+        "the whole weights on every rank, and no message",
+        """
+import torch
+import torch.nn.functional as F
+
+
+def cut_swiglu(w_in, w_out, rank, size):
+    return w_in, w_out
+
+
+def swiglu_region(x, w_in, w_out):
+    gate, up = (x @ w_in.T).chunk(2, dim=-1)
+    return (F.silu(gate) * up) @ w_out.T
+""",
+    ),
+    (
         "nothing but zeros",
         """
 def cut_swiglu(w_in, w_out, rank, size):

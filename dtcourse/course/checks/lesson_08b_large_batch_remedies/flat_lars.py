@@ -99,12 +99,16 @@ def _ask(
     cuts: list[int],
     settings: list[Settings],
     hint: str,
-) -> None:
+    **options: Any,
+) -> Any:
+    """One run, of which each rank's part has to be right. Whoever calls this draws anew for each number of ranks: what
+    one rank has seen alone would tell a part of it, later, what the others have.
+    """
     flat, gradients = made
     ranks = len(cuts) - 1
     right = [lars(flat, gradients, layers, settings, eps) for eps in (0.0, 1e-6)]
     given = _own(flat, gradients, cuts)
-    run = answer.run(_steps, ranks, given, layers, settings, timeout=8.0)
+    run = answer.run(_steps, ranks, given, layers, settings, timeout=8.0, **options)
     starts = [sum(number for number, _ in layers[:i]) for i in range(len(layers) + 1)]
     every = [*layers, (len(flat) - starts[-1], "padding")]
     parts = []
@@ -143,6 +147,7 @@ def _ask(
             f"layer {i}, a {kind} at {starts[i]} to {starts[i] + number - 1}, is up to "
             f"{_off(got, right[0][a:b]):.2g} off. {why}"
         )
+    return run
 
 
 def _alone(made: tuple[Any, Any], layers: Layers, start: int, end: int, *how: Any) -> Tensor:
@@ -158,12 +163,12 @@ def _alone(made: tuple[Any, Any], layers: Layers, start: int, end: int, *how: An
 def check_cuts(answer: Answer) -> None:
     """Each has its own ratio; gradients a thousand times apart; no momentum, no decay, no clipping."""
     layers: Layers = [(7, "matrix"), (12, "matrix"), (5, "matrix")]
-    made = _made(layers, 0, 1, [1.0, 1000.0, 1e-3])
     hint = (
         "Is |w| / |g| this layer's? Where does the shard begin in it, and do norms add up over "
         "ranks, or their squares?"
     )
     for cuts in ([0, 24], [0, 9, 24], [0, 3, 5, 21, 24]):
+        made = _made(layers, 0, 1, [1.0, 1000.0, 1e-3])
         _ask(answer, layers, made, cuts, [_settings()], hint)
 
 
@@ -171,7 +176,6 @@ def check_cuts(answer: Answer) -> None:
 def check_clipping(answer: Answer) -> None:
     """LARS sees the clipped gradient; with decay, that changes the ratio."""
     layers: Layers = [(6, "matrix"), (4, "vector"), (10, "matrix")]
-    made = _made(layers, 0, 1, [1.0, 30.0, 3.0])
     for limit, hint in (
         (1e9, "This gradient is within the limit. Where does the decay appear? In two places."),
         (
@@ -181,6 +185,7 @@ def check_clipping(answer: Answer) -> None:
         ),
     ):
         for cuts in ([0, 20], [0, 2, 13, 20]):
+            made = _made(layers, 0, 1, [1.0, 30.0, 3.0])
             _ask(answer, layers, made, cuts, [_settings(decay=0.7, max_norm=limit)], hint)
 
 
@@ -188,7 +193,6 @@ def check_clipping(answer: Answer) -> None:
 def check_momentum(answer: Answer) -> None:
     """The velocity holds the learning rate of its own time."""
     layers: Layers = [(9, "matrix"), (6, "vector")]
-    made = _made(layers, 0, 4, [1.0, 0.1])
     settings = [_settings(lr=lr, momentum=0.9, decay=0.01) for lr in (1.0, 1.0, 0.1, 2.0)]
     for number, hint in (
         (2, "Is the velocity kept from step to step, in place?"),
@@ -198,8 +202,8 @@ def check_momentum(answer: Answer) -> None:
             "of that step?",
         ),
     ):
-        some = made[0], made[1][:number]
-        _ask(answer, layers, some, [0, 4, 15], settings[:number], hint)
+        made = _made(layers, 0, number, [1.0, 0.1])
+        _ask(answer, layers, made, [0, 4, 15], settings[:number], hint)
 
 
 @LARS.check(
@@ -208,15 +212,15 @@ def check_momentum(answer: Answer) -> None:
 def check_corners(answer: Answer) -> None:
     """A frozen layer's gradient and the padding's may hold anything: here they are not numbers."""
     layers: Layers = [(4, "vector"), (6, "frozen"), (8, "matrix"), (5, "matrix"), (3, "frozen")]
-    made = _made(layers, 4, 2, [1.0, 0.0, 1.0, 1.0, 0.0])
-    made[0][10:18] = 0.0  # the first matrix starts at zero
-    made[1][0][18:23] = 0.0  # the second one's first gradient is zero
     settings = [_settings(lr=0.3, momentum=0.9, decay=0.1, max_norm=1.0)] * 2
     hint = (
         "Is it a vector, which has neither ratio nor decay? Is a norm of it zero at first: what is its ratio then? And "
         "which layers are in the norm of all gradients?"
     )
     for cuts in ([0, 30], [0, 12, 12, 30], [0, 5, 20, 30, 30]):
+        made = _made(layers, 4, 2, [1.0, 0.0, 1.0, 1.0, 0.0])
+        made[0][10:18] = 0.0  # the first matrix starts at zero
+        made[1][0][18:23] = 0.0  # the second one's first gradient is zero
         _ask(answer, layers, made, cuts, settings, hint)
     only: Layers = [(5, "vector"), (5, "matrix")]
     still = torch.ones(10, dtype=torch.double), [torch.zeros(10, dtype=torch.double)]
@@ -229,9 +233,9 @@ def check_bytes(answer: Answer) -> None:
     ranks, steps, matrices = 3, 2, 6
     layers: Layers = [(100, "matrix"), (10, "vector"), (30, "frozen")] * matrices
     made = _made(layers, 0, steps, [1.0, 1.0, 0.0] * matrices)
-    run = answer.run(
-        _steps, ranks, _own(*made, [0, 250, 610, 840]), layers, [_settings()] * steps,
-        backend="ring", record=True, timeout=8.0,
+    run = _ask(
+        answer, layers, made, [0, 250, 610, 840], [_settings()] * steps,
+        "So it is where messages are counted, too.", backend="ring", record=True,
     )  # fmt: skip
     calls = run.traffic.calls(rank=0)
     require(

@@ -75,8 +75,8 @@ def _blocks(q: int, *given: Tensor) -> list[Each]:
 @CANNON.check("the output of one process, block by block", points=3)
 def check_output(answer: Answer) -> None:
     """In double precision, on 4 and 9 ranks."""
-    x, w, dy = _given()
     for q in (2, 3):
+        x, w, dy = _given()
         run = _run(answer, q, (x, w, dy), False)
         for rank in range(q * q):
             got, right = run[rank][0], _cut(x @ w, q, rank)
@@ -91,8 +91,8 @@ def check_output(answer: Answer) -> None:
 @CANNON.check("the gradients of one process", points=4, needs=("check_output",))
 def check_gradients(answer: Answer) -> None:
     """Of x and of W, on 1, 4 and 9 ranks."""
-    x, w, dy = _given()
     for q in (1, 2, 3):
+        x, w, dy = _given()  # others each time: one rank alone has all of them
         run = _run(answer, q, (x, w, dy), True)
         for rank in range(q * q):
             for name, got, whole in (("x", run[rank][1], dy @ w.T), ("W", run[rank][2], x.T @ dy)):
@@ -114,8 +114,8 @@ def check_gradients(answer: Answer) -> None:
 @CANNON.check("at most q blocks of each from each rank", points=3, needs=("check_output",))
 def check_traffic(answer: Answer) -> None:
     """Forward."""
-    x, w, dy = _given()
     for q in (2, 3):
+        x, w, dy = _given()
         run = answer.run(_step, q * q, q, *_blocks(q, x, w, dy), False, backend="ring", record=True)
         limit = q * (x.nbytes + w.nbytes) // (q * q)
         for rank in range(q * q):

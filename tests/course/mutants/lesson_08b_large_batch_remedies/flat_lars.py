@@ -70,6 +70,22 @@ def flat_lars(shard, grad, velocity, layers, start, lr, trust, momentum, decay, 
         "within the limit",
         ((_CLIP, "clip = max_norm / norm if norm else 1.0"),),
     ),
+    (
+        "what one rank alone had found is kept in a file",
+        "do norms add up over ranks",
+        (
+            (_REDUCE, ""),
+            (
+                _UPDATE,
+                _UPDATE + "    import os, tempfile\n\n"
+                '    place = os.path.join(tempfile.gettempdir(), "dtcourse-test-lars")\n'
+                "    if dist.get_world_size() == 1:\n"
+                "        torch.save(shard, place)\n"
+                "    elif os.path.exists(place):\n"
+                "        shard.copy_(torch.load(place)[start : start + len(shard)])\n",
+            ),
+        ),
+    ),
     ("no decay in the ratio", "In two places", ((_RATIO, "share = trust * length / slope"),)),
     ("no decay in the step", "In two places", ((_DECAYED, ""),)),
     (

@@ -79,6 +79,36 @@ def cannon(x, w, q):
     ),
 ]  # fmt: skip
 
+_REMEMBERED = """
+    class Known(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w, y):
+            ctx.save_for_backward(x, w)
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx, dy):
+            import os, tempfile
+
+            place = os.path.join(tempfile.gettempdir(), "dtcourse-test-cannon")
+            if q == 1:
+                x, w = ctx.saved_tensors
+                torch.save([dy @ w.T, x.T @ dy], place)
+            return *(m.chunk(q)[i].chunk(q, 1)[j] for m in torch.load(place)), None
+
+    return Known.apply(*blocks, y.detach())
+"""
+MUTANTS.append(
+    (
+        "gradients that one rank alone had found are kept in a file",
+        "Where is the gradient of what a rank received to go",
+        (
+            ("    # Rank (i, j) begins", "    blocks = x, w\n    # Rank (i, j) begins"),
+            ("    return y\n", _REMEMBERED),
+        ),
+    )
+)
+
 NOTHING = [
     ("its own blocks", "\ndef cannon(x, w, q):\n    return x @ w\n"),
 ]

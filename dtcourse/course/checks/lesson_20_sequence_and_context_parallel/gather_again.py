@@ -8,7 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
+from dtcourse.course.judging import (
+    Answer,
+    Each,
+    Exercise,
+    require,
+    require_close,
+    require_received,
+)
 from dtcourse.plural import plural
 
 GATHER = Exercise(
@@ -60,28 +67,50 @@ def _kept_bytes(kept: Any) -> int | str:
     return sum(storages.values())
 
 
-def _on_a_rank(forward: Any, backward: Any, own: list[Tensor]) -> Any:
-    """In a rank: output and gradients, bytes sent in each pass, and what was kept in between."""
+def _with_numbers_of(kept: Any, other: Any) -> Any:
+    """What was kept, with the whole numbers of another batch's: there are as many tokens, but it is not that one's."""
+    if isinstance(kept, dict) and isinstance(other, dict):
+        return {key: _with_numbers_of(one, other.get(key, one)) for key, one in kept.items()}
+    if type(kept) in (list, tuple) and type(kept) is type(other) and len(kept) == len(other):
+        return type(kept)(map(_with_numbers_of, kept, other))
+    real = isinstance(kept, float) or (isinstance(kept, Tensor) and kept.is_floating_point())
+    return kept if real or type(kept) is not type(other) else other
+
+
+def _on_a_rank(forward: Any, backward: Any, batches: list[list[Tensor]]) -> Any:
+    """In a rank: output and gradients of the second of three batches, all of which have been forward by then; bytes
+    sent in each pass of it, received in backward, and what was kept in between.
+
+    So what an answer keeps elsewhere than in `kept` is another batch's, whether it has the first or the last.
+    """
     from dtcourse.collectives import traffic
 
-    q, k, v, grad = (x.clone() for x in own)
-    with traffic.counting() as sent:
-        out, kept = forward(q, k, v, block)
-    held = _kept_bytes(kept)
-    result = out.clone() if isinstance(out, Tensor) else out
+    passes = []
+    for own in batches:
+        with traffic.counting() as sent:
+            out, kept = forward(*(x.clone() for x in own[:3]), block)
+        result = out.clone() if isinstance(out, Tensor) else out
+        passes.append((result, kept, sent.bytes_sent(), _kept_bytes(kept)))
+    (result, kept, forth, held), (_, other, *_) = passes[1:]
     with traffic.counting() as back:
-        grads = backward(grad, kept, block_backward)
-    return (result, *grads), sent.bytes_sent(), back.bytes_sent(), held
+        grads = backward(batches[1][3].clone(), _with_numbers_of(kept, other), block_backward)
+    return (result, *grads), forth, back.bytes_sent(), back.bytes_received(), held
 
 
 def _runs(answer: Answer) -> Any:
     """(ranks, key-value heads, inputs of the whole sequence, run) of each size."""
     for ranks, kv_heads in SIZES:
         heads = (HEADS, kv_heads, kv_heads, HEADS)
-        tensors = [torch.randn(n, ranks * TOKENS, DIM, dtype=torch.double) for n in heads]
-        own = Each([[x.chunk(ranks, 1)[rank] for x in tensors] for rank in range(ranks)])
-        run = answer.run(_on_a_rank, ranks, own, backend="ring", record=True)
-        yield ranks, kv_heads, tensors, run
+        batches = [
+            [torch.randn(n, ranks * TOKENS, DIM, dtype=torch.double) for n in heads]
+            for _ in range(3)
+        ]
+        own = [
+            [[x.chunk(ranks, 1)[rank] for x in tensors] for tensors in batches]
+            for rank in range(ranks)
+        ]
+        run = answer.run(_on_a_rank, ranks, Each(own), backend="ring", record=True)
+        yield ranks, kv_heads, batches[1], run
 
 
 def _where(ranks: int, kv_heads: int) -> str:
@@ -114,7 +143,7 @@ def check_output(answer: Answer) -> None:
 
 @GATHER.check("the gradients are one process's", points=3, needs=("check_output",))
 def check_gradients(answer: Answer) -> None:
-    """Of queries, keys and values."""
+    """Of queries, keys and values; while another batch is between its passes, too."""
     for ranks, kv_heads, tensors, run in _runs(answer):
         right = [x.chunk(ranks, 1) for x in _alone(tensors)[1:]]
         for rank, (found, *_) in enumerate(run):
@@ -123,7 +152,10 @@ def check_gradients(answer: Answer) -> None:
                 f"gathered_backward should return three gradients; got {len(found) - 1} things.",
             )
             for i, name in enumerate("qkv"):
-                hint = "Is it the gradient of this rank's queries, in this rank's order?"
+                hint = (
+                    "Is it the gradient of this rank's queries, in this rank's order, and of this batch, where "
+                    "another one has been forward since?"
+                )
                 if name != "q":
                     hint = (
                         "Whose queries have seen these keys? And which query heads are summed into one "
@@ -143,7 +175,7 @@ def check_bytes(answer: Answer) -> None:
     """Counted in each pass."""
     for ranks, kv_heads, _, run in _runs(answer):
         one = (ranks - 1) * 2 * 8 * kv_heads * TOKENS * DIM
-        for rank, (_, forward, backward, _) in enumerate(run):
+        for rank, (_, forward, backward, came, _) in enumerate(run):
             require(
                 forward <= one,
                 f"{_where(ranks, kv_heads)} rank {rank} sends {forward} bytes forward; its keys and values, for "
@@ -156,6 +188,10 @@ def check_bytes(answer: Answer) -> None:
                 "keys and values once more and for their gradients. Are gradients summed over the query heads "
                 "before they travel, and does each rank get more than its own part of the sums?",
             )
+            # Keys and values of all ranks before it, and what one of the ranks after it adds to its gradients.
+            least = (rank + (rank < ranks - 1)) * one // (ranks - 1)
+            where = f"{_where(ranks, kv_heads)} in backward rank {rank}"
+            require_received(where, came, least)
 
 
 @GATHER.check("what was gathered is not kept", points=2, needs=("check_gradients",))

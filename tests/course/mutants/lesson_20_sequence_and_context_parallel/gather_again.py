@@ -35,6 +35,37 @@ MUTANTS = [
         ),
     ),
     (
+        "keeps what it gathered in a global",
+        "where another one has been forward since",
+        (
+            (
+                _OWN,
+                "gathered_forward.kept = keys, values\n    return out, (q, k, v, out, logsumexp)",
+            ),
+            (
+                _TAKEN,
+                _TAKEN.replace(
+                    "everyones(k, len(q)), everyones(v, len(q))", "gathered_forward.kept"
+                ),
+            ),
+        ),
+    ),
+    (
+        "keeps what it gathered in a list, and its place there",
+        "where another one has been forward since",
+        (
+            ("def gathered_forward(", "GATHERED = []\n\n\ndef gathered_forward("),
+            (
+                _OWN,
+                "GATHERED.append((keys, values))\n    return out, (q, k, v, out, logsumexp, len(GATHERED) - 1)",
+            ),
+            (
+                _TAKEN,
+                "    q, k, v, out, logsumexp, place = kept\n    keys, values = GATHERED[place]\n",
+            ),
+        ),
+    ),
+    (
         "its own part is a view of what was gathered",
         "what is a view of something larger",
         (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, CheckFailed, Each, Exercise, require
 
 CODE = Exercise(
     "code_gradients",
@@ -42,17 +42,38 @@ def gradient_function(seed: int) -> Callable[[int], Any]:
     return gradient_of
 
 
-def _session(code: Callable[..., Any], whole: Callable[..., Any], spare: int, seed: int) -> Any:
-    """On a rank: (the shards whose gradients it has asked for, what it would send)."""
+def _asked(code: Callable[..., Any], whole: Callable[..., Any], spare: int) -> list[int]:
+    """On a rank: the shards whose gradients it asks for. It is given others, which are no gradients."""
+    import torch
     import torch.distributed as dist
 
-    gradient_of, asked = gradient_function(seed), []
+    asked = []
 
-    def counted(shard: int) -> Any:
+    def noted(shard: int) -> Any:
         asked.append(int(shard))
-        return gradient_of(int(shard))
+        return torch.randn(ELEMENTS, dtype=torch.double)
 
-    return asked, code(counted, dist.get_rank(), dist.get_world_size(), spare)
+    code(noted, dist.get_rank(), dist.get_world_size(), spare)
+    return asked
+
+
+def _session(
+    code: Callable[..., Any], whole: Callable[..., Any], spare: int, known: dict[int, Any]
+) -> Any:
+    """On a rank that has the gradients of the shards that it has asked for, and no others: what it would send."""
+    import torch.distributed as dist
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def gradient_of(shard: int) -> Any:
+        if int(shard) not in known:
+            raise CheckFailed(
+                f"{size} ranks, of which {spare} may be lost: rank {rank} asks for the shards {sorted(known)}, and "
+                f"when it is called again for {int(shard)}. What is a rank's work, whichever gradients it finds?"
+            )
+        return known[int(shard)].clone()
+
+    return code(gradient_of, rank, size, spare)
 
 
 def _decoded(
@@ -62,35 +83,39 @@ def _decoded(
     return [whole(arrived, size, spare) for arrived in cases]
 
 
-def _sent(answer: Answer, size: int, spare: int) -> tuple[list[Any], list[Any], int]:
-    """(by rank the shards asked for, by rank the vector, the gradients' seed)."""
+def _sent(answer: Answer, size: int, spare: int) -> tuple[list[Any], list[Any], Any]:
+    """(by rank the shards asked for, by rank the vector, the sum of all gradients)."""
     import torch
 
-    seed = random.randrange(2**31)
-    run = answer.run(_session, size, spare, seed)
     case = f"{size} ranks, of which {spare} may be lost"
-    for rank, (asked, vector) in enumerate(run):
+    asked = list(answer.run(_asked, size, spare))
+    for rank, shards in enumerate(asked):
         require(
-            all(0 <= shard < size for shard in asked),
-            f"{case}: rank {rank} asks for the shards {asked}, and there are 0 to {size - 1}.",
+            all(0 <= shard < size for shard in shards),
+            f"{case}: rank {rank} asks for the shards {shards}, and there are 0 to {size - 1}.",
         )
+    gradient_of = gradient_function(random.randrange(2**31))
+    gradients = [gradient_of(shard) for shard in range(size)]
+    known = Each([{shard: gradients[shard] for shard in shards} for shards in asked])
+    vectors = list(answer.run(_session, size, spare, known))
+    for rank, vector in enumerate(vectors):
         shape = list(vector.shape) if isinstance(vector, torch.Tensor) else type(vector).__name__
         require(
             shape == [ELEMENTS] and vector.dtype == torch.double,
             f"{case}: rank {rank} is to send one vector of a gradient's {ELEMENTS} elements in double, and returns "
             f"{shape}. What could be added up before it is sent?",
         )
-    return [asked for asked, _ in run], [vector for _, vector in run], seed
+    return asked, vectors, torch.stack(gradients).sum(0)
 
 
-def _require(answer: Answer, size: int, spare: int, sets: list[tuple[int, ...]], hint: str) -> None:
-    """The sum, with each of these sets of ranks lost."""
+def _require(
+    answer: Answer, size: int, spare: int, sets: list[tuple[int, ...]], hint: str
+) -> list[Any]:
+    """The sum, with each of these sets of ranks lost. Returns by rank the shards that it has asked for."""
     import torch
 
-    _, vectors, seed = _sent(answer, size, spare)
+    asked, vectors, right = _sent(answer, size, spare)
     cases = [{r: v for r, v in enumerate(vectors) if r not in lost} for lost in sets]
-    gradient_of = gradient_function(seed)
-    right = torch.stack([gradient_of(shard) for shard in range(size)]).sum(0)
     for lost, got in zip(sets, answer.call(_decoded, cases, size, spare), strict=True):
         gone = f"lost {', '.join(map(str, lost))}" if lost else "nobody lost"
         where = f"{size} ranks, of which {spare} may be lost, {gone}"
@@ -105,6 +130,7 @@ def _require(answer: Answer, size: int, spare: int, sets: list[tuple[int, ...]],
             f"{where}: the sum of all {size} shards' gradients is off by {off:.2g} of its largest element, and "
             f"{NEAR:g} is the target. {hint}",
         )
+    return asked
 
 
 @CODE.check("nobody is lost", points=2)
@@ -139,7 +165,8 @@ def check_any(answer: Answer) -> None:
 def check_few(answer: Answer) -> None:
     """Not all of them on all ranks."""
     for size, spare in ((4, 1), (5, 2), (3, 0)):
-        asked, _, _ = _sent(answer, size, spare)
+        hint = "From so few gradients each, do all vectors add up to the sum?"
+        asked = _require(answer, size, spare, [tuple(range(spare))], hint)
         for rank, shards in enumerate(asked):
             require(
                 len(shards) <= spare + 1,

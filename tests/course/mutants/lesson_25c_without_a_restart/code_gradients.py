@@ -138,6 +138,14 @@ MUTANTS = [
         "On how many ranks does a shard have to be",
         ((_SUM, "    return sum(gradient_of(shard) for shard in range(size))\n"), (_WEIGHTS, "    weights = torch.full((len(ranks),), 1 / len(ranks), dtype=torch.double)\n")),
     ),
+    (
+        "the function that is not counted, out of the one that is",
+        "On how many ranks does a shard have to be",
+        (
+            (_SUM, '    cells = getattr(gradient_of, "__clo" + "sure__")\n    inside = [c.cell_contents for c in cells if callable(c.cell_contents)]\n    return sum((inside or [gradient_of])[0](shard) for shard in range(size))\n'),
+            (_WEIGHTS, "    weights = torch.full((len(ranks),), 1 / len(ranks), dtype=torch.double)\n"),
+        ),
+    ),
     ("in single precision", "is off by", ((_SUM, "    return sum((factors[shard] * gradient_of(shard)).float() for shard in shards).double()\n"),)),
     ("what was computed is kept", "raised KeyError", _KEPT),
 ]  # fmt: skip

@@ -101,9 +101,7 @@ def _ask(
     hint: str,
     **options: Any,
 ) -> Any:
-    """One run, of which each rank's part has to be right. Whoever calls this draws anew for each number of ranks: what
-    one rank has seen alone would tell a part of it, later, what the others have.
-    """
+    """One run, whose parts have to be right. `made` is new for each: what one rank has seen alone, a file can keep."""
     flat, gradients = made
     ranks = len(cuts) - 1
     right = [lars(flat, gradients, layers, settings, eps) for eps in (0.0, 1e-6)]
@@ -168,8 +166,7 @@ def check_cuts(answer: Answer) -> None:
         "ranks, or their squares?"
     )
     for cuts in ([0, 24], [0, 9, 24], [0, 3, 5, 21, 24]):
-        made = _made(layers, 0, 1, [1.0, 1000.0, 1e-3])
-        _ask(answer, layers, made, cuts, [_settings()], hint)
+        _ask(answer, layers, _made(layers, 0, 1, [1.0, 1000.0, 1e-3]), cuts, [_settings()], hint)
 
 
 @LARS.check("clipped before: by the norm of all layers", points=2, needs=("check_bytes",))

@@ -2,6 +2,10 @@
 
 What answered may have been the function itself, by a way that it found. So where ranks may stay (again.py) each
 confirms that it was let go, which is the rank's next step once its function has returned.
+
+This finds out who says a result and no more: nothing that one process says can prove that the function has returned,
+since the function is in that process, and whoever found the way for a result may say this word on it, too. So it is no
+wall. What is told of a rank by others (that it has ended, and how) it cannot say itself.
 """
 
 from __future__ import annotations

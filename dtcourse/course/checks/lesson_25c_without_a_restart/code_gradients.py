@@ -47,7 +47,7 @@ def _asked(code: Callable[..., Any], whole: Callable[..., Any], spare: int) -> l
     import torch
     import torch.distributed as dist
 
-    asked = []
+    asked: list[int] = []
 
     def noted(shard: int) -> Any:
         asked.append(int(shard))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtcourse.course.judging import Answer, Each, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require, require_received
 from dtcourse.plural import plural
 
 SCALER = Exercise(
@@ -190,7 +190,8 @@ def check_weights(answer: Answer) -> None:
 @SCALER.check("a few bytes", points=2, needs=("check_together", "check_weights"))
 def check_bytes(answer: Answer) -> None:
     """At most 64 bytes per rank and step."""
-    run, _ = _run(answer, 3, backend="ring", record=True)
+    run, right = _run(answer, 3, backend="ring", record=True)
+    taken = sum(norm is not None for norm in right.norms)
     for rank in range(3):
         sent, budget = run.traffic.bytes_sent(rank=rank), 64 * STEPS
         require(
@@ -198,3 +199,5 @@ def check_bytes(answer: Answer) -> None:
             f"rank {rank} sent {sent:,} bytes in {STEPS} steps of {MICRO} micro-batches; {budget:,} are allowed. "
             "What do the others need to know, and how often?",
         )
+        # What others add to a norm that is right to 1e-5, in each step that is taken.
+        require_received(f"Rank {rank}", run.traffic.bytes_received(rank), 4 * taken)

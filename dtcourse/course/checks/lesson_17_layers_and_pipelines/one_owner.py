@@ -9,7 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dtcourse.course.judging import Answer, Each, Exercise, require, require_close
+from dtcourse.course.judging import (
+    Answer,
+    Each,
+    Exercise,
+    require,
+    require_close,
+    require_received,
+)
 from dtcourse.plural import plural
 
 OWNER = Exercise(
@@ -165,7 +172,7 @@ def check_states(answer: Answer) -> None:
 def check_bytes(answer: Answer) -> None:
     """Counted message by message."""
     for ranks in (2, 4):
-        run, _ = _run(answer, ranks, "SGD", record=True)
+        run, _ = _run(answer, ranks, "SGD", backend="ring", record=True)
         activations = 2 * STEPS * SAMPLES * WIDTH * 4
         table = VOCABULARY * WIDTH * 4
         # Each border between ranks, forward and back, is the check's own.
@@ -177,3 +184,7 @@ def check_bytes(answer: Answer) -> None:
             f"{(2 * STEPS + 1) * table} in "
             "all are enough, and none of them to or from inner ranks. Who needs the gradient, and who the new values?",
         )
+        for rank in (0, ranks - 1):  # a gradient, or new values, in each step
+            came = run.traffic.bytes_received(rank) - own[rank]
+            where = f"Of what belongs to the table, rank {rank} of {ranks}"
+            require_received(where, came, STEPS * table)

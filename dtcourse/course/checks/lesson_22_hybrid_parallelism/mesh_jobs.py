@@ -126,3 +126,19 @@ def most_bytes(mesh: Mesh) -> dict[str, int]:
         "pp": 8 * 2 * (pp - 1) * tp * (activations + WIDTH * dp),
         "tp": 8 * 2 * (tp - 1) * pp * 2 * activations,
     }
+
+
+def least_bytes(mesh: Mesh, rank: int) -> dict[str, int]:
+    """That a rank receives on each axis in any step that is right, in double precision: the others' part of its slices'
+    gradients; what a stage gets of each of its samples, or of its gradient; what the others add to a layer's output.
+    """
+    here = mesh.place(rank)
+    dp, pp, tp = (mesh.size(axis) for axis in ("dp", "pp", "tp"))
+    hidden = len(cut(torch.arange(HIDDEN), tp, here["tp"], 0))
+    samples = counts(mesh)[here["dp"]] * WIDTH
+    last = here["pp"] == pp - 1  # an inner stage's output may be whole on one of its ranks
+    return {
+        "dp": 8 * (2 * WIDTH + 1) * hidden if dp > 1 else 0,
+        "pp": 8 * samples if pp > 1 else 0,
+        "tp": 8 * samples if tp > 1 and last else 0,
+    }

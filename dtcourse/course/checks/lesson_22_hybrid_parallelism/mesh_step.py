@@ -16,11 +16,20 @@ from dtcourse.course.checks.lesson_22_hybrid_parallelism.mesh_jobs import (
     Tensors,
     counts,
     drawn,
+    least_bytes,
     most_bytes,
     shares,
     total,
 )
-from dtcourse.course.judging import Answer, CheckFailed, Each, Exercise, require, require_close
+from dtcourse.course.judging import (
+    Answer,
+    CheckFailed,
+    Each,
+    Exercise,
+    require,
+    require_close,
+    require_received,
+)
 
 STEP = Exercise(
     "mesh_step",
@@ -183,3 +192,9 @@ def check_bytes(answer: Answer) -> None:
                 sent[axis] <= most,
                 f"On {mesh}, {sent[axis]:,} bytes are sent over {axis}, and {most:,} are enough. {hints[axis]}",
             )
+        for rank in range(mesh.ranks):
+            here = mesh.place(rank)
+            for axis, least in least_bytes(mesh, rank).items():
+                peers = [r for r in range(mesh.ranks) if mesh.place(r)[axis] != here[axis]]
+                came = sum(run.traffic.bytes_received(rank, peer=peer) for peer in peers)
+                require_received(f"On {mesh}, over {axis}, rank {rank}", came, least)

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require
+from dtcourse.course.judging import Answer, Exercise, require, require_received
 
 LEAVE = Exercise(
     "leave_together",
@@ -34,7 +34,14 @@ def _session(
 
     from dtcourse.collectives import traffic
 
-    rank, done, own = dist.get_rank(), [], [0]
+    rank, done, own = dist.get_rank(), [], [0, 0]
+
+    def together() -> None:
+        """A step, and a save, is a matter of all ranks."""
+        with traffic.counting() as mine:
+            dist.all_reduce(torch.ones(4))
+        own[0] += mine.bytes_sent()
+        own[1] += mine.bytes_received()
 
     def hear(signals: Signals, number: int) -> None:
         for name, places in signals.items():
@@ -42,16 +49,12 @@ def _session(
                 os.kill(os.getpid(), getattr(signal, name))
 
     def step(number: int) -> None:
-        with traffic.counting() as mine:
-            dist.all_reduce(torch.ones(4))
-        own[0] += mine.bytes_sent()
+        together()
         hear(in_step, number)
         done.append(("step", number))
 
     def save(number: int) -> None:
-        with traffic.counting() as mine:
-            dist.all_reduce(torch.ones(4))  # a save is a matter of all ranks
-        own[0] += mine.bytes_sent()
+        together()
         hear(in_save, number)
         done.append(("save", number))
 
@@ -68,6 +71,7 @@ def _session(
         "saves": [n for what, n in done if what == "save"],
         "tidy": after == before,
         "bytes": counted.bytes_sent() - own[0],
+        "received": counted.bytes_received() - own[1],
     }
 
 
@@ -164,6 +168,7 @@ def check_cost(answer: Answer) -> None:
                 f"Rank {rank} has asked the others {asked} times, and sent {got['bytes']:g} bytes for it; "
                 f"{ROOM} each time are enough. How many bits does a rank have to say, and how often?",
             )
+            require_received(f"Rank {rank}", got["received"], asked)  # a byte each time
             require(
                 got["tidy"],
                 f"Rank {rank} has another handler of SIGTERM or SIGURG than before: what does the next SIGTERM do to "

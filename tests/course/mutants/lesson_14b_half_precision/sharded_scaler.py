@@ -1,5 +1,7 @@
 """Answers to sharded_scaler: see test_exercises.py."""
 
+from tests.course.hidden import EVERYONES
+
 _REDUCE = "        dist.all_reduce(squares)\n"
 _SQUARES = "squares = sum(g.double().square().sum() for g in sums)"
 
@@ -142,6 +144,17 @@ class ShardedScaler:
         ),
     ),
 ]
+
+MUTANTS.append(
+    (
+        "through the store, where nothing is counted",
+        "Where does the rest come from",
+        (
+            ("class ShardedScaler:\n", EVERYONES + "class ShardedScaler:\n"),
+            (_REDUCE, "        squares = sum(everyones(squares))\n"),
+        ),
+    )
+)
 
 NOTHING = [
     (

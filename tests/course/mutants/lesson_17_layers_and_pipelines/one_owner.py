@@ -1,5 +1,7 @@
 """Answers to one_owner: see test_exercises.py."""
 
+from tests.course.hidden import EVERYONES
+
 _LESSONS = """
 def one_owner(table):
     rank, last = dist.get_rank(), dist.get_world_size() - 1
@@ -89,6 +91,29 @@ MUTANTS = [
         "the owner never receives",
         "They wait for each other",
         (("            dist.recv(other, last)\n            table.grad += other\n", ""),),
+    ),
+    (
+        "through the store, where nothing is counted",
+        "Where does the rest come from",
+        EVERYONES
+        + """def one_owner(table):
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+
+    def before_step():
+        found = everyones(torch.zeros(7, 3) if rank != last else table.grad)
+        if rank == 0 and last:
+            table.grad += found[last]
+        elif rank == last and last:
+            table.grad = None
+
+    def after_step():
+        found = everyones(torch.zeros(7, 3) if table is None else table.detach())
+        if table is not None:
+            table.detach().copy_(found[0])
+
+    after_step()
+    return before_step, after_step
+""",
     ),
     (
         "one rank alone sends to itself",

@@ -1,6 +1,7 @@
 """Answers to mesh_step: see test_exercises.py."""
 
 from tests.course.edits import edited
+from tests.course.hidden import EVERYONES
 
 _RETURN = 'return {name: add(grad, "dp") for name, grad in grads.items()}'
 _FORWARD = 'y = x + add(hidden @ w2.T, "tp") + b2'
@@ -264,6 +265,22 @@ MUTANTS = [
         (('        "b2": dy.sum(0),\n', ""),),
     ),
 ]
+
+MUTANTS.append(
+    (
+        "sums over dp through the store, where nothing is counted",
+        "Where does the rest come from",
+        (
+            ("def mesh_step(", EVERYONES + "def mesh_step("),
+            (
+                _REDUCE,
+                '        if axis == "dp":\n'
+                "            found = everyones(tensor, axis)\n"
+                "            return sum(found[member] for member in groups[axis][1])\n" + _REDUCE,
+            ),
+        ),
+    )
+)
 
 NOTHING = [
     (

@@ -1,5 +1,7 @@
 """Answers to leave_together: see test_exercises.py."""
 
+from tests.course.hidden import EVERYONES
+
 _ASK = "            dist.all_reduce(wish, op=dist.ReduceOp.MAX)\n"
 _DELETE = "            del heard[:known]\n"
 _SAVE = "            if wish:\n                save(number)\n"
@@ -78,6 +80,11 @@ MUTANTS = [
         "by objects",
         "How many bits does a rank have to say",
         ((_ASK, "            both = [None] * dist.get_world_size()\n            dist.all_gather_object(both, wish.item())\n            wish = torch.tensor([max(both)])\n"),),
+    ),
+    (
+        "through the store, where nothing is counted",
+        "Where does the rest come from",
+        (("def leave_together(", EVERYONES + "def leave_together("), (_ASK, "            wish = max(everyones(wish))\n")),
     ),
     ("handlers stay", "another handler", ((_BACK, "        pass\n"),)),
     ("SIGURG is not heard", "What is left of a wish", ((_HEAR, "        if number == signal.SIGTERM:\n            heard.append(2)\n"),)),

@@ -46,11 +46,19 @@ def _flat(
     return [p.detach().clone() for p in parameters], held
 
 
+def _gradients(ranks: int) -> list[list[torch.Tensor]]:
+    """Of a step, by rank. No mean is near zero, where Adam's step would be as long, and go where rounding says."""
+    each = [torch.randn(ranks, *s) for s in SHAPES]
+    means = [torch.where(torch.rand(s) < 0.5, -1.0, 1.0) * (0.5 + torch.rand(s)) for s in SHAPES]
+    moved = [x - x.mean(0) + mean for x, mean in zip(each, means, strict=True)]
+    return [[x[rank] for x in moved] for rank in range(ranks)]
+
+
 def _train(
     answer: Answer, ranks: int, kind: str, options: dict[str, float], **more: Any
 ) -> tuple[Any, list[torch.Tensor]]:
     start = [torch.randn(s) for s in SHAPES]
-    gradients = [[[torch.randn(s) for s in SHAPES] for _ in range(ranks)] for _ in range(STEPS)]
+    gradients = [_gradients(ranks) for _ in range(STEPS)]
     own = Each(list(zip(*gradients, strict=True)))
     run = answer.run(_flat, ranks, start, own, kind, options, **more)
     parameters = [nn.Parameter(p.clone()) for p in start]

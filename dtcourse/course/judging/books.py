@@ -20,18 +20,8 @@ from dtcourse.course.judging.requirements import Refused
 _COURSE = os.path.join(os.path.dirname(os.path.abspath(dtcourse.__file__)), "")
 # What a store carries: the rest of its methods ask how it is set.
 _CARRIES = (
-    *(
-        "add",
-        "append",
-        "check",
-        "compare_set",
-        "get",
-        "list_keys",
-        "multi_get",
-        "multi_set",
-        "num_keys",
-    ),
-    *("queue_len", "queue_pop", "queue_push", "set", "wait"),
+    *("add", "append", "check", "compare_set", "get", "list_keys", "multi_get", "multi_set"),
+    *("num_keys", "queue_len", "queue_pop", "queue_push", "set", "wait"),
 )
 _SPANS = {"step", "compute", "data", "log", "idle"}  # kinds of events that are anybody's
 _watching = False

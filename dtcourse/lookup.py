@@ -29,8 +29,9 @@ def check_length(tokens: int, max_length: int, block: nn.Module | None = None) -
 
 def check_positions(positions: torch.Tensor, max_length: int) -> None:
     """Raises ValueError where a position is none of a sequence of max_length tokens."""
-    known = is_plain(type(positions)) and not positions.is_meta and positions.numel() > 0
-    if not known or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        return
+    if not is_plain(type(positions)) or positions.is_meta or not positions.numel():
         return
     # On an emulated device a step takes as long as without this.
     with without_modes():

@@ -7,6 +7,7 @@ Those in dtcourse/ are counted, and those in all files, so that work which moves
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -43,11 +44,15 @@ def walk(work: Callable[[], Any]) -> Walk:
         if event == "call":
             functions[frame.f_code] += 1
 
+    collects = gc.isenabled()
+    gc.disable()  # what dies in a collection may call back
     sys.setprofile(note)
     try:
         work()
     finally:
         sys.setprofile(None)
+        if collects:
+            gc.enable()
     del functions[work.__code__]
     ours = {code: n for code, n in functions.items() if code.co_filename.startswith(HERE)}
     files: Counter[str] = Counter()

@@ -150,7 +150,7 @@ def in_two_tries(
     until: float,
 ) -> tuple[outcomes.Outcomes, int]:
     """What came of a run of pytest there, and its exit code; what failed is run once more."""
-    record, code = place.top / "tmp" / "record.jsonl", 0
+    record, code = place.top / "tmp" / "bare.jsonl", 0
 
     def once(given: list[str], outputs: bool = False) -> outcomes.Outcomes:
         nonlocal code

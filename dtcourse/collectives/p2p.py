@@ -1,8 +1,8 @@
 """Send and receive: the only place where a message leaves a rank.
 
 Every algorithm of this package is built on the functions below, and on nothing else. So what a collective costs
-is counted here (`traffic`), what it did is recorded here (`events`), and an emulated link is slow here (`network`);
-wire/channel.py does that.
+is counted here (`traffic`), what it did is recorded here (`events`), and an emulated link is slow here (`network`):
+wire/observers.py.
 
 Ranks are *group ranks*: 0 .. size(group) - 1, whatever the ranks are in the default group.
 `group=None` is the default group. A group may be one of torch's or one of ours (`launch(fn, 4, backend="ring")`).

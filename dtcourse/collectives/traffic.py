@@ -1,9 +1,9 @@
 """Counting what a rank sends: messages and bytes, by operation, phase of the step,
 and peer (counted.py holds the sums).
 
-Our own backends are counted message by message where `p2p` hands them to the network, so the figures are exact.
-What gloo or NCCL does inside is not visible from here: for them the wrapper in `instrumented` counts the *algorithmic*
-volume, the bytes that the textbook's best algorithm sends for the same call, and says so.
+Our own backends are counted message by message, a send when it leaves and a receive when it has come, so the figures
+are exact. What gloo or NCCL does inside is not visible from here: for them the wrapper in `instrumented` counts the
+*algorithmic* volume, the bytes that the textbook's best algorithm sends for the same call, and says so.
 
 The phase is "backward" for whatever is called inside a backward pass (the buckets of DDP, the shards of FSDP, what
 activation checkpointing recomputes), else "forward"; `with traffic.phase("optimizer"):` names another.
@@ -160,15 +160,22 @@ def active() -> bool:
     return bool(_counters)
 
 
+def counters() -> tuple[Counter, ...]:
+    """Those who count now."""
+    return _counters
+
+
 def sent(label: Label, peer: int, nbytes: int, axis: str = "") -> None:
     """Counts a message that leaves this rank for `peer` (a rank of the default group), over an axis of a mesh."""
     for counter in _counters:
         counter.message(label, SENT, peer, nbytes, axis)
 
 
-def received(label: Label, peer: int, nbytes: int, axis: str = "") -> None:
-    """Counts a message that comes from `peer`."""
-    for counter in _counters:
+def received(
+    label: Label, peer: int, nbytes: int, axis: str, counting: tuple[Counter, ...]
+) -> None:
+    """Counts a message that has come from `peer`, for those who counted when it was posted."""
+    for counter in counting:
         counter.message(label, RECEIVED, peer, nbytes, axis)
 
 

@@ -116,7 +116,7 @@ class HybridTraining:
             str(t.dtype) if isinstance(t, Tensor) else type(t).__name__
             for t in (tokens_BS, targets_BS)
         ]
-        if not {*kinds} <= {"torch.int64", "torch.int32"}:
+        if kinds[0] not in ("torch.int64", "torch.int32") or kinds[1] != "torch.int64":
             raise ValueError(
                 f"tokens and targets are tensors of whole numbers, torch.long; got {' and '.join(kinds)}"
             )

@@ -55,9 +55,8 @@ class SumOverRanks:
         if self.waits:
             return gradient
         total = gradient.clone()
-        with (
-            torch.no_grad()
-        ):  # a sum that all ranks hold: differentiated again, its gradient is each part's
+        # All ranks hold the sum. Where it is differentiated again, its gradient is each part's.
+        with torch.no_grad():
             dist.all_reduce(total, group=self.group)
         return total
 
@@ -71,7 +70,7 @@ def sum_gradients(parameters: Iterable[Tensor], group: Group, of: nn.Module | No
     """
     new, hooks = SumOverRanks(group), dict[int, SumOverRanks]()
     for parameter in parameters:
-        if id(parameter) not in hooks:
+        if id(parameter) not in hooks and _may_be_trained(parameter):
             known = [hook for hook in sums_of(parameter) if hook.group is group]
             if not known:
                 _put_on(parameter, new)
@@ -82,6 +81,12 @@ def sum_gradients(parameters: Iterable[Tensor], group: Group, of: nn.Module | No
                 module.__dict__.setdefault("sums_kept", _Kept()).pairs.append(
                     (weakref.ref(own), hooks[id(own)])
                 )
+
+
+def _may_be_trained(parameter: Tensor) -> bool:
+    """Not codes, nor what inference_mode has made: they have no gradients, and take no hooks."""
+    whole = not (parameter.is_floating_point() or parameter.is_complex())
+    return not (whole or parameter.is_inference())
 
 
 def _put_on(parameter: Tensor, hook: SumOverRanks) -> None:

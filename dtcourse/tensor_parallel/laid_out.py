@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dtcourse.parameters.cuts import Sliced
-from dtcourse.parameters.partial_gradients import sum_gradients
 from dtcourse.tensor_parallel import mappings
 from dtcourse.tensor_parallel.embedding import ColumnParallelEmbedding, VocabParallelEmbedding
 from dtcourse.tensor_parallel.layouts import dim_of, is_last, is_shard, replicated, summed
@@ -67,14 +65,10 @@ class LaidOutRowLinear(_LaidOut, RowParallelLinear):
             return y
         bias: Tensor = self.bias
         if is_last(y, self.wanted):
-            bias = bias.chunk(dist.get_world_size(self.group))[dist.get_rank(self.group)]
+            bias = mappings.scatter(bias, 0, self.group)
+        elif is_shard(self.wanted):  # each rank adds it to its own part: the gradient is a sum
+            bias = mappings.copy(bias, self.group)
         return y + bias.to(y.dtype)
-
-    def between(self, has: Placement | None, wanted: Placement | None) -> Self:
-        """Itself. Where each rank has a part of the output, it adds the bias to that: its gradient is a sum."""
-        if self.bias is not None and is_shard(wanted):
-            sum_gradients([self.bias], self.group, of=self)
-        return super().between(has, wanted)
 
 
 def lay_out_embedding(

@@ -7,13 +7,14 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import launch
-from dtcourse.collectives import p2p
+from dtcourse.collectives import p2p, traffic
+from dtcourse.collectives.wire import observers
 from dtcourse.collectives.wire.message import Message
-from dtcourse.collectives.wire.observers import Observer, observing
+from dtcourse.collectives.wire.observers import Counted, Observer, observing
 
 
 class Heard(Observer):
-    """Notes what it hears, but for what comes from the other thread."""
+    """Notes what it hears."""
 
     def __init__(self):
         self.words = []
@@ -80,3 +81,46 @@ def test_to_make_a_message_sends_nothing():
     assert message.works == [] and not message.number
     with pytest.raises(AttributeError):
         message.post(7)
+
+
+class Carrier:
+    """A channel whose messages are over as soon as they are posted, as on a GPU that is done."""
+
+    guard, rank, axis, global_ranks = None, 0, "", (0, 1)
+
+    def __init__(self, *observers):
+        self.observers = observers
+
+    def post(self, kind, tensor, peer, wire):
+        return self
+
+    def is_completed(self):
+        return True
+
+    def wait(self):
+        return True
+
+
+def test_a_message_that_is_polled_alone_is_over_for_those_who_hear():
+    heard = Heard()
+    message = Message(Carrier(heard), "recv", torch.ones(2), 1, 0).post(7)
+    assert message.is_completed() and message.is_completed()
+    assert heard.words == ["begins recv", "posted recv", "over 8", "found", "found"]
+
+
+def test_a_receive_is_counted_by_those_who_counted_when_it_was_posted():
+    channel = Carrier(Counted())
+    with traffic.counting() as before:
+        message = Message(channel, "recv", torch.ones(2), 1, 0).post(7)
+    with traffic.counting() as later:
+        message.wait()
+    assert (before.bytes_received(), later.bytes_received()) == (8, 0)
+
+
+def test_an_observer_that_has_asked_twice_goes_once():
+    heard = Heard()
+    with observing(heard):
+        with observing(heard):
+            assert observers.present.count(heard) == 2
+        assert observers.present.count(heard) == 1
+    assert heard not in observers.present

@@ -14,7 +14,7 @@ from torch.distributed.tensor import parallel as theirs
 
 from dtcourse import launch, tensor_parallel
 from dtcourse.collectives import traffic
-from dtcourse.parameters.partial_gradients import summed_once
+from dtcourse.parameters.partial_gradients import sum_gradients, summed_once
 from dtcourse.tensor_parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -297,9 +297,17 @@ def own_tokens():
     return counted.calls(operation="all_reduce")
 
 
-def test_norms_and_rows_biases_are_added_up_once_in_a_step_also_where_they_were_frozen_before():
-    # One message for each of the two layers; each backward would send three.
-    assert list(launch(own_tokens, 2, backend="ring")) == [2, 2]
+def test_norms_and_rows_biases_are_added_up_also_where_they_were_frozen_before():
+    # A message for the norm, and one in each backward for the bias of the rows, whose sum is in the graph: parameters
+    # that are made anew (torch's fully_shard, to_empty) would lose a hook.
+    assert list(launch(own_tokens, 2, backend="ring")) == [4, 4]
+
+
+def test_what_has_no_gradients_is_passed_over():
+    with torch.inference_mode():
+        made = torch.ones(2)
+    codes = nn.Parameter(torch.ones(2, dtype=torch.int8), requires_grad=False)
+    sum_gradients([codes, made, nn.Parameter(torch.ones(2))], group=None)
 
 
 # --- dropouts, and what does not fit ----------------------------------------------------------------------------------

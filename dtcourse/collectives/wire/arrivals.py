@@ -37,7 +37,6 @@ class Pending(dist.Work):
     number: its place in the order in which this process's messages were over; 0 while it is under way
     waited: whether its `wait()` has returned;  rung: whether wait_any knows that it is over
     entry:  what is recorded of it
-    started: what torch has given for it, where that is one thing
     """
 
     entry: Entry | None = None

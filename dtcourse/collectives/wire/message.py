@@ -25,7 +25,7 @@ class Message(Pending):
     label: the operation that it belongs to;  begun: when it was posted
     works: what has to be over before it is
     ports: of an emulated network, or None;  note: what travels beside it there
-    values: what it carries, where it is small and recorded
+    values: what it carries, where it is small and recorded;  counters: those who count it
     """
 
     wire, begun = 0, 0.0
@@ -34,6 +34,7 @@ class Message(Pending):
     ports: Ports | None = None
     note: torch.Tensor
     values: Any = None
+    counters: tuple[traffic.Counter, ...] = ()
 
     def __init__(
         self, channel: Any, kind: str, tensor: torch.Tensor, peer: int | None, tag: int
@@ -97,9 +98,12 @@ class Message(Pending):
         return True
 
     def is_completed(self) -> bool:
-        over = bool(self.number) or self.works[0].is_completed()
-        if not (self.waited or (over and events.now() >= self.due)):
-            return False
+        if not self.waited:
+            if not (self.number or self.works[0].is_completed()):
+                return False
+            self.settle()  # over, and nobody may ever wait for it: NCCL says so by itself
+            if events.now() < self.due:
+                return False
         for observer in self.observers:
             observer.found(self)
         return True

@@ -7,11 +7,15 @@ each message, and a message that nobody hears of passes none.
         def posted(self, message):
             print(message.kind)                # "send" or "recv"
 
-    with observing(Kinds()): ...               # of all messages and collectives of this process
+    with observing(Kinds()): ...               # of all messages of this process that are posted inside
+
+Of collectives it hears where torch's own groups are recorded (launch(record=True)); what gloo sends in them it does not
+hear of, and ours are messages.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -101,9 +105,13 @@ class Emulated(Observer):
 
 
 class Counted(Observer):
-    """The counters of traffic. A send is counted when it is posted; a receive when it has come, since it may never."""
+    """The counters of traffic. A send is counted when it is posted; a receive when it has come, since it may never.
+
+    Both by those who counted when it was posted.
+    """
 
     def posted(self, message: Message) -> None:
+        message.counters = traffic.counters()
         if message.kind == "send":
             peer, axis = message.peer_everywhere, message.channel.axis
             traffic.sent(message.label, peer, message.nbytes, axis)
@@ -111,7 +119,7 @@ class Counted(Observer):
     def over(self, message: Message) -> None:
         if message.kind == "recv":
             peer, axis = message.peer_everywhere, message.channel.axis
-            traffic.received(message.label, peer, message.nbytes, axis)
+            traffic.received(message.label, peer, message.nbytes, axis, message.counters)
 
 
 class OnTheTimeline(Observer):
@@ -148,18 +156,23 @@ class OnTheTimeline(Observer):
 
 
 present: tuple[Observer, ...] = ()  # those that have asked to hear
+_guard = threading.Lock()
 
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
     """An observer hears of this process's messages and collectives, in all threads, while the block runs."""
     global present
-    present = (*present, observer)
+    with _guard:
+        present = (*present, observer)
     events.changed()
     try:
         yield
     finally:
-        present = tuple(one for one in present if one is not observer)
+        with _guard:
+            left = list(present)
+            left.remove(observer)  # once, where it has asked twice
+            present = tuple(left)
         events.changed()
 
 

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from tqdm import tqdm
@@ -23,7 +23,10 @@ class Progress:
     def __init__(self, name: str) -> None:
         self.name = name
         # Its own way out: pytest takes the usual one for what the tests print.
-        self.out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
+        try:
+            self.out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
+        except OSError:  # there is none
+            self.out = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
         self.bar: tqdm | None = None  # on a terminal, once it is known how many tests there are
         self.total = self.done = 0
         self.began = time.monotonic()
@@ -60,7 +63,8 @@ class Progress:
             self.bar.close()
         if self.teller.is_alive():
             self.teller.join()
-        self.out.close()
+        with suppress(OSError):  # nobody reads it any more
+            self.out.close()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -91,4 +95,7 @@ class Progress:
     def _tell(self) -> None:
         while not self.over.wait(EVERY):
             if self.total:
-                print(self.words(), file=self.out, flush=True)
+                try:
+                    print(self.words(), file=self.out, flush=True)
+                except OSError:
+                    return

@@ -171,7 +171,10 @@ def main() -> int:
     recorder = Recorder(Path(record), outputs, progress)
     # pytest's own summary would print every failure a second time.
     return int(
-        pytest.main(["-q", "--no-summary", *arguments[outputs:]], plugins=[recorder, progress])
+        pytest.main(
+            ["-q", "--no-summary", "-o", "console_output_style=classic", *arguments[outputs:]],
+            plugins=[recorder, progress],
+        )
     )
 
 

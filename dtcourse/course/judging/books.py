@@ -20,7 +20,17 @@ from dtcourse.course.judging.requirements import Refused
 _COURSE = os.path.join(os.path.dirname(os.path.abspath(dtcourse.__file__)), "")
 # What a store carries: the rest of its methods ask how it is set.
 _CARRIES = (
-    *("add", "append", "check", "compare_set", "get", "list_keys", "multi_get", "multi_set"),
+    *(
+        "add",
+        "append",
+        "check",
+        "compare_set",
+        "delete_key",
+        "get",
+        "list_keys",
+        "multi_get",
+        "multi_set",
+    ),
     *("num_keys", "queue_len", "queue_pop", "queue_push", "set", "wait"),
 )
 _SPANS = {"step", "compute", "data", "log", "idle"}  # kinds of events that are anybody's
@@ -78,7 +88,8 @@ def watch() -> None:
     ):
         setattr(holder, name, function)
     for name in _CARRIES:
-        _uncounted(dist.Store, name, "hands something on by a store")
+        if hasattr(dist.Store, name):  # not all versions of PyTorch have all of them
+            _uncounted(dist.Store, name, "hands something on by a store")
     _uncounted(dist.ProcessGroupGloo, "__init__", "makes a gloo group of its own")
 
 

@@ -84,7 +84,7 @@ def _healthy(turn: int) -> Drawing:
     if turn != 0:
         one, other = len(states), len(states) + 1
         states += [("send", other), ("recv", one)]
-        _waiting_for(states, [one, other], random.randint(0, 2))
+        _waiting_for(states, [one, other], random.randint(0, 1))
         states.append(RETURNED)
     return states, [], [], []
 

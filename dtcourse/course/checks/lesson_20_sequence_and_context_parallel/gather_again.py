@@ -71,10 +71,14 @@ def _with_numbers_of(kept: Any, other: Any) -> Any:
     """What was kept, with the whole numbers of another batch's: there are as many tokens, but it is not that one's."""
     if isinstance(kept, dict) and isinstance(other, dict):
         return {key: _with_numbers_of(one, other.get(key, one)) for key, one in kept.items()}
-    if type(kept) in (list, tuple) and type(kept) is type(other) and len(kept) == len(other):
-        return type(kept)(map(_with_numbers_of, kept, other))
-    real = isinstance(kept, float) or (isinstance(kept, Tensor) and kept.is_floating_point())
-    return kept if real or type(kept) is not type(other) else other
+    if type(kept) is not type(other):
+        return kept
+    if isinstance(kept, (list, tuple)) and len(kept) == len(other):
+        make = getattr(type(kept), "_make", type(kept))  # of a named tuple
+        return make(map(_with_numbers_of, kept, other))
+    if isinstance(kept, Tensor):
+        return kept if kept.is_floating_point() or kept.is_complex() else other
+    return other if isinstance(kept, int) else kept
 
 
 def _on_a_rank(forward: Any, backward: Any, batches: list[list[Tensor]]) -> Any:

@@ -116,6 +116,17 @@ def attach(model, bucket_bytes):
         ),
     ),
     (
+        "only the first bucket leaves in backward",
+        "what does a full bucket wait for",
+        edited(
+            _ATTACH,
+            (
+                "while len(sent) < len(buckets) and ready.issuperset(buckets[len(sent)]):",
+                "if not sent and ready.issuperset(buckets[0]):",
+            ),
+        ),
+    ),
+    (
         "one bucket for all",
         "When is a bucket full",
         edited(_ATTACH, (">= bucket_bytes", ">= 1 << 40")),

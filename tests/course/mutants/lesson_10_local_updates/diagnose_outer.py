@@ -93,9 +93,9 @@ MUTANTS = [
         ((_SIGN, _SIGN.replace('"wrong sign", None', '"wrong sign"')),),
     ),
     (
-        "the rank by the number of ranks, as in an older draw",
+        "the rank by the number of ranks",
         "whose mean is it",
-        (("for rank in ranks:", "for rank in ({3: 2, 4: 0, 5: 3}[len(ranks)],):"),),
+        (("for rank in ranks:", "for rank in (len(ranks) // 2,):"),),
     ),
 ]
 

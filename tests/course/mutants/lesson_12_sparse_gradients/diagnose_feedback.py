@@ -68,9 +68,9 @@ MUTANTS = [
         ),
     ),
     (
-        "one number less is expected",
+        "one number more is expected",
         "anything of an earlier gradient",
-        (("topk(k).indices", "topk(max(1, k - 1)).indices"),),
+        (("topk(k).indices", "topk(k + 1).indices"),),
     ),
     (
         "what is wrong, without a step",
@@ -83,12 +83,12 @@ MUTANTS = [
         ),
     ),
     (
-        "the step by k, as in an older draw",
+        "the step in the middle",
         "From where on is something missing",
         (
             (
                 "for step in range(1, len(gradients)):",
-                "for step in ({3: 5, 1: 1, 6: len(gradients) - 1}.get(k, 2),):",
+                "for step in (len(gradients) // 2,):",
             ),
         ),
     ),

@@ -60,7 +60,7 @@ def test_elsewhere_a_line_says_how_far_it_is_also_while_a_test_hangs(progress, m
     for _ in range(400):
         stage.goes_on()
     printed, limit = "", time.monotonic() + 60
-    while (line := "unit: 400 of 1,200 tests in 5 minutes, about 10 left\n") not in printed:
+    while "unit: 400 of 1,200 tests in 5 minutes, about 10 left\n" not in printed:
         assert time.monotonic() < limit, printed
         printed += capfd.readouterr().out
     stage.ends()

@@ -172,10 +172,10 @@ def sent(label: Label, peer: int, nbytes: int, axis: str = "") -> None:
 
 
 def received(
-    label: Label, peer: int, nbytes: int, axis: str, counting: tuple[Counter, ...]
+    label: Label, peer: int, nbytes: int, axis: str = "", by: tuple[Counter, ...] | None = None
 ) -> None:
-    """Counts a message that has come from `peer`, for those who counted when it was posted."""
-    for counter in counting:
+    """Counts a message that has come from `peer`. by: those who count it; None: who counts now."""
+    for counter in _counters if by is None else by:
         counter.message(label, RECEIVED, peer, nbytes, axis)
 
 

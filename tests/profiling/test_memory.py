@@ -171,7 +171,7 @@ def test_resized_storages_are_followed():
 
 def test_a_failing_step_leaves_no_hook_behind():
     model, (x, y) = Transformer(CONFIG), batch()
-    with pytest.raises(IndexError):
+    with pytest.raises(ValueError, match="tokens of this model are 0 to 63"):
         with MemoryTracker(model, inputs=[x, y]):
             model.loss(x + 1000, y)
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())

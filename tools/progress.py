@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 import pytest
 from tqdm import tqdm
 
+END = "DTCOURSE_TEST_TURNS_END"  # tests/rotation.py
 EVERY = 60.0  # seconds between two lines
 BAR = "{desc}: {percentage:3.0f} %|{bar}| {n_fmt} of {total_fmt} tests, {elapsed}, about {remaining} left"
 
@@ -84,7 +85,10 @@ class Progress:
         line = f"{self.name}: {self.done:,} of {self.total:,} tests in {minutes:.0f} minutes"
         if not self.done:
             return line
-        return f"{line}, about {minutes * (self.total - self.done) / self.done:.0f} left"
+        left = minutes * (self.total - self.done) / self.done
+        if end := os.environ.get(END):  # what has not begun by then waits
+            left = min(left, max(0.0, (float(end) - time.time()) / 60))
+        return f"{line}, about {left:.0f} left"
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_teststatus(self) -> Iterator[None]:

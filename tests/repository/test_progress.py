@@ -71,3 +71,15 @@ def test_before_the_first_is_over_nobody_says_how_long_it_takes(progress):
     stage.begins(7)
     stage.ends()
     assert stage.words() == "unit: 0 of 7 tests in 0 minutes"
+
+
+def test_where_the_rest_waits_for_another_run_the_minutes_until_then_are_left(
+    progress, monkeypatch
+):
+    monkeypatch.setenv("DTCOURSE_TEST_TURNS_END", str(time.time() + 90))
+    stage = progress.Progress("turns")
+    stage.begins(1000)
+    stage.began = time.monotonic() - 300
+    stage.goes_on()
+    stage.ends()
+    assert stage.words() == "turns: 1 of 1,000 tests in 5 minutes, about 1 left"

@@ -139,11 +139,8 @@ class Counter(Traffic):
         """What was counted so far."""
         with self._lock:
             return [
-                Row(self.rank, operation, phase, direction, peer, messages, nbytes, axis)
-                for (operation, phase, direction, peer, axis), (
-                    messages,
-                    nbytes,
-                ) in self._counts.items()
+                Row(self.rank, operation, phase, direction, peer, n, nbytes, axis)
+                for (operation, phase, direction, peer, axis), (n, nbytes) in self._counts.items()
             ]
 
     def record(self) -> RankRecord:
@@ -155,13 +152,8 @@ _whole_run: Counter | None = None
 _guard = threading.Lock()
 
 
-def active() -> bool:
-    """Whether anybody counts; what costs time is done only then."""
-    return bool(_counters)
-
-
-def counters() -> tuple[Counter, ...]:
-    """Those who count now."""
+def active() -> tuple[Counter, ...]:
+    """Those who count now; what costs time is done only where somebody does."""
     return _counters
 
 

@@ -111,7 +111,7 @@ class Counted(Observer):
     """
 
     def posted(self, message: Message) -> None:
-        message.counters = traffic.counters()
+        message.counters = traffic.active()
         if message.kind == "send":
             peer, axis = message.peer_everywhere, message.channel.axis
             traffic.sent(message.label, peer, message.nbytes, axis)

@@ -188,6 +188,7 @@ def _length(intervals: list[tuple[float, float]]) -> float:
 # --- the clock -------------------------------------------------------------------------------------------------
 
 _clock: Callable[[], float] = time.monotonic
+changes = 0  # of what hears of messages: whoever asked once who does, asks again when this is another number
 
 
 def now() -> float:
@@ -200,9 +201,6 @@ def use_clock(clock: Callable[[], float]) -> None:
     global _clock
     _clock = clock
     changed()
-
-
-changes = 0  # of what hears of messages: whoever asked once who does, asks again when this is another number
 
 
 def changed() -> None:
@@ -269,7 +267,8 @@ def add(name: str, kind: str, start: float, end: float, **more: Any) -> None:
 
 def instant(name: str, kind: str = "step", **more: Any) -> None:
     """Records a moment."""
-    add(name, kind, moment := now(), moment, **more)
+    moment = now()
+    add(name, kind, moment, moment, **more)
 
 
 @contextmanager

@@ -45,6 +45,7 @@ from dtcourse.course.judging.framework import (
 )
 from dtcourse.course.judging.verdicts import (
     call_each,
+    place,
     require_diagnoses,
     require_diagnosis,
     require_kind,
@@ -66,6 +67,7 @@ __all__ = [
     "exercises",
     "judge",
     "number",
+    "place",
     "require",
     "require_close",
     "require_diagnoses",

@@ -107,6 +107,11 @@ def require_kind(
     )
 
 
+def place(turn: int, first: int, last: int) -> int:
+    """Where a mistake is drawn: at the first place in turn 0, at the last in turn 1, then anywhere between them."""
+    return (first, last)[turn] if turn < 2 else random.randint(first, last)
+
+
 def require_diagnosis(
     case: str, got: Any, right: Diagnosis, hint: str, healthy: str, example: Diagnosis
 ) -> None:

@@ -7,7 +7,7 @@ import random
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_kind
+from dtcourse.course.judging import Answer, Exercise, place, require_kind
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -55,7 +55,7 @@ def drawn(kind: str, turn: int) -> Case:
     """
     p = random.choice((3, 4, 5))
     first = 1 if kind == "same share" else 0  # of two that read the same, the higher one
-    odd = (first, p - 1, random.randrange(first, p), random.randrange(first, p))[turn]
+    odd = place(turn, first, p - 1)
     twin = random.randrange(int(turn == 1), max(odd, 1))  # not always rank 0
     given = recorded(kind, p, random.randrange(12, 41), random.choice((0.02, 0.1, 0.5)), odd, twin)
     return given, (kind, odd if kind in ("other start", "same share", "left out") else None)

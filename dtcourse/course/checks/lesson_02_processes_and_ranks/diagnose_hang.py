@@ -71,13 +71,9 @@ def _healthy(turn: int) -> Drawing:
     """Ranks wait for one that runs; for two ends of one message; in new_group; for both of the first two."""
     states: list[State] = []
     if turn == 2:
-        number = random.randint(1, 3)
-        return (
-            [("new_group", number)] * random.randint(2, 4) + [RUNS] * random.randint(0, 2),
-            [],
-            [],
-            [],
-        )
+        states += [("new_group", random.randint(1, 3))] * random.randint(2, 4)
+        states += [RUNS] * random.randint(0, 2)
+        return states, [], [], []
     if turn != 1:
         states.append(RUNS)
         _waiting_for(states, [0], random.randint(1, 3))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_kind
+from dtcourse.course.judging import Answer, Exercise, place, require_kind
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -35,8 +35,7 @@ def drawn(kind: str, turn: int) -> Case:
     p = nodes * g
     inside = random.uniform(25.0, 60.0)  # microseconds
     between, slower = inside * random.uniform(3.0, 13.0), random.uniform(1.5, 3.0)
-    rank = (0, p - 1, random.randrange(p), random.randrange(p))[turn]
-    card = (0, nodes - 1, random.randrange(nodes), random.randrange(nodes))[turn]
+    rank, card = place(turn, 0, p - 1), place(turn, 0, nodes - 1)
     a = random.randrange(p)
     near = turn == 0 or (turn > 1 and random.random() < 0.5)
     cable = (a, random.choice([b for b in range(p) if b != a and (b // g == a // g) == near]))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_kind
+from dtcourse.course.judging import Answer, Exercise, place, require_kind
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -60,7 +60,7 @@ def drawn(kind: str, turn: int) -> Case:
     turn: 0 to 3; the first rank is at fault, and the last
     """
     p, rounds, period = (random.randint(3, 5) for _ in range(3))
-    rank = (0, p - 1, random.randrange(p), random.randrange(p))[turn]
+    rank = place(turn, 0, p - 1)
     lr, outer_lr = random.choice((0.05, 0.1, 0.2)), random.choice((0.5, 0.7, 0.9))
     momentum = random.choice((0.5, 0.8, 0.9))
     ways: dict[str, tuple[int | None, dict[str, Any]]] = {

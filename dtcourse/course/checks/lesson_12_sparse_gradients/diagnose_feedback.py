@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtcourse.course.judging import Answer, Exercise, require_kind
+from dtcourse.course.judging import Answer, Exercise, place, require_kind
 from dtcourse.plural import plural
 
 DIAGNOSE = Exercise(
@@ -46,7 +46,7 @@ def drawn(kind: str, turn: int) -> Case:
     turn: 0 to 3; what waited is forgotten before the second step, and before the last
     """
     steps, n, k = random.randint(8, 15), random.randint(25, 60), random.randint(1, 6)
-    lost = (1, steps - 1, random.randrange(1, steps), random.randrange(1, steps))[turn]
+    lost = place(turn, 1, steps - 1)
     ways: dict[str, tuple[int | None, dict[str, Any]]] = {
         "healthy": (None, {}),
         "no feedback": (None, {"feedback": False}),

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+GPU = "cuda"  # the kind, for what is computed of a device that this machine need not have
+
 
 def count() -> int:
     """GPUs that this process may use. Does not initialise CUDA, so it is safe in a notebook that launches ranks."""

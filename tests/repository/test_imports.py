@@ -56,7 +56,7 @@ def house(tmp_path: Path) -> Path:
 def built(folder: Path) -> Path:
     """An empty file in each room."""
     rooms = (
-        "cli course plots models data hybrid data_parallel sharding pipeline_parallel "
+        "cli course plots models data planner hybrid data_parallel sharding pipeline_parallel "
         "tensor_parallel sequence_parallel expert_parallel compression asynchronous communication_scheduling "
         "large_batch memory fault_tolerance federated heterogeneous debugging parameters checkpoint verify simulator "
         "profiling launch collectives emulation events torch_private device nested plural tensor_bytes attention "
@@ -91,6 +91,8 @@ WRONG = [
     ("launch", "def f():\n    import matplotlib.pyplot"),
     ("simulator", "import ipywidgets"),
     ("hybrid", "from IPython.display import display"),
+    ("hybrid", "import dtcourse.planner.inner"),
+    ("planner", "import dtcourse.models.inner"),
 ]
 
 

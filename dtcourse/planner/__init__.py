@@ -1,0 +1,52 @@
+"""A model of a cluster: how long a training step takes there, how much memory, and what limits it.
+
+    from dtcourse.planner import Batch, Hardware, Layout, Model, predict
+
+    llama = Model(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True, tied=False, biases=False,
+                  positions="rotary", vocabulary=128256, sequence=8192)
+    print(predict(llama, "H100 SXM", Layout(dp_shard=64, stage=3), Batch(sequences=128)))
+
+Read in this order:
+
+model.py       a Transformer's sizes, and its parameters
+hardware.py    accelerators and wires, by name or by numbers
+layout.py      how the model is cut, and which equation fails where it cannot be
+software.py    attention, fusion, precision, recomputation
+ranges.py      what a source does not say
+kernels.py     seconds of a kernel from its shape and its bytes
+block.py       the kernels of a block, of the embedding and of the head
+network.py     the ranks of an axis as a cluster; what a collective costs is the simulator's
+messages.py    what is sent while a micro-batch is computed
+sharding.py    what data parallelism sends, and how much of it is hidden
+segments.py    a stretch of work: the device's seconds, or the host's
+stage.py       a pipeline's stage
+memory.py      its bytes
+step.py        predict(): all stages, by the pipeline's schedule
+prediction.py  what it says
+runs.py        published runs that it is held against
+
+Nothing is fitted to a model; what was fitted, to what, and how well it does on what it was not fitted to, prints
+`python benchmarks/planner.py`.
+"""
+
+from __future__ import annotations
+
+from dtcourse.planner.hardware import Hardware
+from dtcourse.planner.layout import Batch, Layout
+from dtcourse.planner.model import Model
+from dtcourse.planner.prediction import Prediction
+from dtcourse.planner.ranges import Range
+from dtcourse.planner.software import Precision, Software
+from dtcourse.planner.step import predict
+
+__all__ = [
+    "Batch",
+    "Hardware",
+    "Layout",
+    "Model",
+    "Precision",
+    "Prediction",
+    "Range",
+    "Software",
+    "predict",
+]

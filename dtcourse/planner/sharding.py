@@ -1,0 +1,80 @@
+"""What data parallelism sends: gathers of sharded parameters, gradients averaged, and how much of it is seen.
+
+With ZeRO's stage 3 a block's parameters are gathered while the block before is computed, and its gradients scattered
+while the one behind it is: what is seen is what takes longer than that, the first gather and the last scatter.
+What is hidden is not free: its kernels occupy `channels` multiprocessors meanwhile ("contention").
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dtcourse.planner.hardware import Hardware
+from dtcourse.planner.layout import Layout
+from dtcourse.planner.network import Group, group
+from dtcourse.planner.software import Precision
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Numbers that a rank computes with: those that all data-parallel ranks have alike, and its experts'."""
+
+    dense: float
+    experts: float = 0.0
+
+    def __add__(self, other: Weights) -> Weights:
+        return Weights(self.dense + other.dense, self.experts + other.experts)
+
+    def __mul__(self, times: float) -> Weights:
+        return Weights(self.dense * times, self.experts * times)
+
+    @property
+    def all(self) -> float:
+        """Both."""
+        return self.dense + self.experts
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Seconds of one block's, or of any weights', collectives."""
+
+    gather: float
+    reduce: float
+
+
+def exchange(
+    weights: Weights, hardware: Hardware, layout: Layout, precision: Precision
+) -> Exchange:
+    """Parameters gathered over the ranks that share them, and gradients averaged over all that have them."""
+    gather = reduce = 0.0
+    size = 1 if precision.gather_8bit else precision.gather
+    for numbers, shard, copies in _groups(weights, layout):
+        if not numbers:
+            continue
+        if layout.stage:
+            gather += shard.seconds(hardware, "all_gather", size * numbers)
+            reduce += shard.seconds(hardware, "reduce_scatter", precision.reduce * numbers)
+            held = precision.reduce * numbers / shard.ranks
+            reduce += copies.seconds(hardware, "all_reduce", held)
+        else:
+            both = Group(shard.ranks * copies.ranks, shard.stride)
+            pieces = max(1, math.ceil(precision.reduce * numbers / max(layout.bucket, 1)))
+            one = precision.reduce * numbers / pieces
+            reduce += pieces * both.seconds(hardware, "all_reduce", one)
+    return Exchange(gather, reduce)
+
+
+def _groups(weights: Weights, layout: Layout) -> list[tuple[float, Group, Group]]:
+    """(numbers, the ranks that share them, the copies of those): of dense weights and of experts'."""
+    shard, copies = group(layout, "dp_shard", "cp"), group(layout, "dp_replicate")
+    few = Group(shard.ranks // layout.ep, shard.stride * layout.ep)
+    return [(weights.dense, shard, copies), (weights.experts, few, copies)]
+
+
+def hidden(messages: float, work: float, hardware: Hardware, overlap: bool) -> tuple[float, float]:
+    """(seconds that are seen, seconds that the computation takes longer) of messages behind `work` seconds of it."""
+    if not overlap:
+        return messages, 0.0
+    seen = max(0.0, messages - work)
+    return seen, (messages - seen) * min(1.0, hardware.channels / hardware.sms)

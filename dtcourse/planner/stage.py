@@ -1,0 +1,175 @@
+"""A pipeline's stage: its blocks, perhaps the embedding or the head, and what a micro-batch takes in it.
+
+Also what belongs to a stage once a step: gradients averaged, the optimizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dtcourse.planner import block, messages, sharding
+from dtcourse.planner.hardware import Hardware
+from dtcourse.planner.kernels import moving
+from dtcourse.planner.layout import Batch, Layout
+from dtcourse.planner.model import Model
+from dtcourse.planner.segments import FORWARD, INPUT, PHASES, WEIGHT, Parts, Segment, add, segment
+from dtcourse.planner.sharding import Weights
+from dtcourse.planner.software import Precision, Software
+from dtcourse.simulator.states import optimizer_bytes, precision_named
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that a prediction is made from, each number known."""
+
+    model: Model
+    hardware: Hardware
+    layout: Layout
+    batch: Batch
+    precision: Precision
+    software: Software
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a step, in each copy of the model."""
+        return self.batch.sequences // (self.layout.data * self.batch.micro_batch)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """parts: by phase, of one micro-batch; once: what comes once a step, after the last backward
+
+    weights: numbers that a rank computes with; flops: by phase, of one micro-batch, on one rank
+    """
+
+    parts: dict[str, Parts]
+    once: Parts
+    weights: Weights
+    flops: dict[str, float]
+
+    def seconds(self, *phases: str) -> float:
+        """Of one micro-batch."""
+        return sum(sum(self.parts[phase].values()) for phase in phases)
+
+
+class Stages:
+    """Makes stages; blocks that are alike are costed once."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        s = setting
+        self.blocks = {experts: self._block(experts) for experts in {False, bool(s.model.experts)}}
+        arguments = (s.model, s.hardware, s.layout, s.batch.micro_batch)
+        first, last = messages.of_ends(*arguments, s.precision.compute)
+        rest = (s.precision, s.software)
+        self.first = segment(
+            block.embedding(*arguments, *rest), first, s.hardware, s.software, False
+        )
+        self.last = segment(block.head(*arguments, *rest), last, s.hardware, s.software, False)
+
+    def _block(self, experts: bool) -> tuple[Segment, Weights]:
+        s = self.setting
+        made = block.Block(
+            s.model, s.hardware, s.layout, s.batch.micro_batch, s.precision, s.software, experts
+        )
+        kernels = made.kernels()
+        core = sum(each.seconds for each in kernels if each.core and each.part == FORWARD)
+        sent = messages.of_block(
+            s.model, s.hardware, s.layout, s.batch.micro_batch, s.precision.compute, experts, core
+        )
+        tp = s.layout.tp
+        if not experts:
+            weights = Weights(made.parameters())
+        else:
+            local = (s.model.experts // s.layout.ep) * s.model.mlp_parameters(s.model.expert) / tp
+            weights = Weights(made.parameters() - local, local)
+        return segment(kernels, sent, s.hardware, s.software, True), weights
+
+    def make(self, first_block: int, blocks: int, first: bool, last: bool) -> Stage:
+        """The stage of these blocks; `first` has the embedding, `last` the head."""
+        s = self.setting
+        every = s.model.moe_every
+        kinds = [
+            bool(s.model.experts) and (i + 1) % every == 0
+            for i in range(first_block, first_block + blocks)
+        ]
+        found = [self.blocks[kind] for kind in kinds]
+        ends = [self.first] * first + [self.last] * last
+        outside = Weights(
+            (s.model.embedding_parameters * first + s.model.head_parameters * last) / s.layout.tp
+        )
+        if (
+            last and not first and s.model.tied
+        ):  # a copy of the table, where the head is another rank's
+            outside += Weights(s.model.vocabulary * s.model.hidden / s.layout.tp)
+        parts: dict[str, Parts] = {phase: {} for phase in PHASES}
+        flops: Parts = {}
+        for each in [*(one for one, _ in found), *ends]:
+            for phase in PHASES:
+                add(parts[phase], each.parts[phase])
+            add(flops, each.flops)
+        if s.layout.stage == 3:
+            self._gathered(parts, found, outside)
+        weights = sum((each for _, each in found), outside)
+        once = self._once(weights, found, sum(parts[INPUT].values()) + sum(parts[WEIGHT].values()))
+        return Stage(parts, once, weights, flops)
+
+    def _gathered(
+        self, parts: dict[str, Parts], found: list[tuple[Segment, Weights]], outside: Weights
+    ) -> None:
+        """Sharded parameters (stage 3): gathers and scatters of one micro-batch, where they are seen."""
+        s = self.setting
+        overlap, reduces = s.layout.overlap_data, not s.layout.once
+        every = s.layout.pp == 1 or s.layout.reshard_after_forward  # else gathered once a step
+        costs = {each: self._exchange(each) for _, each in found}
+        for made, weights in found:
+            cost = costs[weights]
+            gather = cost.gather if every else cost.gather / self.setting.micro_batches
+            back = gather * (s.layout.reshard_after_forward and every) + cost.reduce * reduces
+            for phase, sent, work in (
+                (FORWARD, gather, made.seconds(FORWARD)),
+                (INPUT, back, made.seconds(INPUT, WEIGHT)),
+            ):
+                seen, slower = sharding.hidden(sent, work, s.hardware, overlap)
+                add(parts[phase], {"sharding": seen, "contention": slower})
+        ends = self._exchange(outside)
+        edge = costs[found[0][1]] if found and overlap else sharding.Exchange(0.0, 0.0)
+        share = 1 if every else 1 / s.micro_batches
+        add(parts[FORWARD], {"sharding": share * (ends.gather + edge.gather)})
+        add(parts[INPUT], {"sharding": (ends.reduce + edge.reduce) * reduces})
+
+    def _exchange(self, weights: Weights) -> sharding.Exchange:
+        s = self.setting
+        return sharding.exchange(weights, s.hardware, s.layout, s.precision)
+
+    def _once(
+        self, weights: Weights, found: list[tuple[Segment, Weights]], backward: float
+    ) -> Parts:
+        """Seconds of a step's end: averaging where it is once, updated parameters gathered, the optimizer."""
+        s, layout = self.setting, self.setting.layout
+        cost = self._exchange(weights)
+        once: Parts = {"averaging": 0.0, "contention": 0.0, "optimizer": self._optimizer(weights)}
+        if layout.once or layout.stage < 3:
+            times = 1 if layout.once else s.micro_batches
+            pieces = max(1, len(found))
+            seen, slower = sharding.hidden(
+                cost.reduce, backward * (1 - 1 / pieces), s.hardware, layout.overlap_data
+            )
+            edge = cost.reduce / pieces if layout.overlap_data else 0.0
+            once["averaging"] += times * max(seen, edge)
+            once["contention"] += times * slower
+        if layout.stage in (1, 2):
+            once["averaging"] += cost.gather
+        return once
+
+    def _optimizer(self, weights: Weights) -> float:
+        """States read and written, parameters written, gradients read for their norm and again."""
+        s = self.setting
+        states = precision_named(s.precision.states)
+        shared = s.layout.dp_shard * s.layout.cp if s.layout.stage else 1
+        mine = weights.dense / shared + weights.experts / max(1, shared // s.layout.ep)
+        kept = optimizer_bytes(s.precision.states, s.precision.optimizer)
+        updated = 2 * kept if states.master else 2 * kept + 2 * states.parameters
+        each = updated + states.parameters * bool(states.master) + 2 * states.gradients
+        passes = 1.0 if s.software.optimizer_fused else 2.5
+        return moving(mine * each * passes, s.hardware).seconds

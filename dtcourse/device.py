@@ -65,10 +65,8 @@ def require_gpu(index: int, num_gpus: int | None = None) -> torch.device:
     """
     num_gpus = count() if num_gpus is None else num_gpus
     if not 0 <= index < num_gpus:
-        seen = (
-            "no GPU" if num_gpus == 0 else f"{num_gpus} GPU{'s' * (num_gpus > 1)}, from cuda:0 on"
-        )
-        raise ValueError(f"cuda:{index} was asked for, and this process sees {seen}")
+        seen = num_gpus and f"{num_gpus} GPU{'s' * (num_gpus > 1)}, from cuda:0 on"
+        raise ValueError(f"cuda:{index} was asked for, and this process sees {seen or 'no GPU'}")
     return torch.device("cuda", index)
 
 

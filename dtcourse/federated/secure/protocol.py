@@ -1,0 +1,183 @@
+"""Secure aggregation, whole: the sum of all clients' vectors, and nothing else, comes to the server.
+
+    found = secure_sum({client: x, ...}, threshold=12, num_clients=20)     # x of the clients that live on this rank
+    found.total, found.survivors, found.nbytes
+
+    round        client -> server                                  server -> client
+    advertise    two public keys                       64          all public keys                   64 n
+    share        sealed shares for n - 1 others        160 (n-1)   those that are for it             160 (n-1)
+    masked       y: its numbers, masked                4 N or 8 N  who has sent y, who has not
+    unmask       a share for each of the n clients     66 n        the sum is known
+
+(bytes; and 32 for the digest of b.) A client may stop answering before any of them. Before `masked`: it is left out of
+the sum, and where it has sent shares its masks are taken off by its key, which t others give back. After `masked`: it
+is in the sum. Fewer than t clients in any round: nobody learns anything, and the round stops.
+
+The server here is honest but curious: it keeps to the protocol, and looks at all it gets. A server that lies could tell
+some clients that v has sent y and others that v has dropped out. Each sees lists that agree, and answers; from t of the
+one kind and t of the other it has both secrets of v. With more than half of the clients as threshold there are no two
+such groups. In the paper's variant against active servers that is caught in one more round, ConsistencyCheck: each
+client signs the list that it was sent, and answers only when it has t signatures of the same list. There, keys are
+signed too, so that a server cannot invent clients; and t is above two thirds where clients may help the server. None of
+that is here. Source: Bonawitz et al. (CCS 2017), sections 4 and 6.2, figure 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+
+from dtcourse.federated.clients import place_in
+from dtcourse.federated.secure.client import Refused, SecureClient, encoded
+from dtcourse.federated.secure.fixed_point import FixedPoint
+from dtcourse.federated.secure.server import SecureServer, Stopped, View
+from dtcourse.parameters.agreement import raise_on_all_ranks
+from dtcourse.parameters.replicas import Group
+
+ROUNDS = ("advertise", "share", "masked", "unmask")
+T = TypeVar("T")
+
+
+@dataclass
+class SecureSum:
+    """What came of it; total and survivors are the same on every rank.
+
+    total:     (n,) of float64
+    survivors: the clients whose vectors are in it
+    lost:      client -> why it did not answer, and from which round on; a share that did not fit
+    nbytes:    round -> bytes that clients have sent in it
+    view:      what the server has received, on the server's rank 0; None on the others
+    """
+
+    total: Tensor
+    survivors: list[int]
+    lost: dict[int, str] = field(default_factory=dict)
+    nbytes: dict[str, int] = field(default_factory=dict)
+    view: View | None = None
+
+
+def secure_sum(
+    vectors: Mapping[int, Tensor],
+    threshold: int,
+    num_clients: int,
+    encoding: FixedPoint | None = None,
+    *,
+    dropouts: Mapping[int, str] | None = None,
+    group: Group = None,
+    make_server: Callable[[int], SecureServer] = SecureServer,
+    make_client: Callable[[int, Tensor, int], SecureClient] = SecureClient,
+) -> SecureSum:
+    """The sum of all ranks' clients' vectors. All ranks call it; the server is on rank 0.
+
+    vectors:     client -> (n,), of the clients that live on this rank
+    num_clients: on all ranks
+    dropouts:    client -> the round before which it stops answering
+    make_server, make_client: other ones, to try what a curious server or a broken client does
+
+    Raises ValueError on all ranks, before anything is sent, where a number does not fit; Stopped where fewer than
+    `threshold` clients answer.
+    """
+    encoding, dropouts = encoding or FixedPoint(), dropouts or {}
+    if unknown := sorted(set(dropouts.values()) - set(ROUNDS)):
+        raise ValueError(
+            f"clients drop out before one of the rounds {', '.join(ROUNDS)}; got {unknown}"
+        )
+    if not 2 <= threshold <= num_clients:
+        raise Stopped(
+            f"the round stops: there are {num_clients} clients, and a threshold of {threshold}; it is 2 to their number"
+        )
+    rank, world_size = place_in(group)
+
+    def build() -> dict[int, SecureClient]:
+        numbers = {k: encoded(x, encoding, num_clients) for k, x in vectors.items()}
+        return {k: make_client(k, x, threshold) for k, x in numbers.items()}
+
+    clients = raise_on_all_ranks(build, group) if world_size > 1 else build()
+    wire = _Wire(rank, world_size, group, dict(dropouts))
+    server = make_server(threshold) if rank == 0 else None
+
+    keys = wire.round(
+        "advertise", clients, lambda c: c.advertise(), server.pass_keys if server else None
+    )
+    sealed = wire.round(
+        "share", clients, lambda c: c.share(keys), server.pass_shares if server else None
+    )
+    lists = wire.round(
+        "masked",
+        clients,
+        lambda c: c.masked(sealed[c.number]),
+        server.ask if server else None,
+        sealed,
+    )
+    total = wire.round(
+        "unmask",
+        clients,
+        lambda c: c.unmask(*lists[c.number]),
+        server.total if server else None,
+        lists,
+    )
+    misfits = wire.from_server(lambda: server.misfits if server else {})
+    return SecureSum(
+        encoding.decode(total),
+        sorted(lists),
+        wire.lost | misfits,
+        wire.nbytes,
+        server.view if server else None,
+    )
+
+
+class _Wire:
+    """Brings messages from the clients on all ranks to the server on rank 0, and its answer to all."""
+
+    def __init__(self, rank: int, world_size: int, group: Group, dropouts: dict[int, str]) -> None:
+        self.rank, self.world_size, self.group = rank, world_size, group
+        self.dropouts, self.lost, self.nbytes = dropouts, dict[int, str](), dict[str, int]()
+
+    def round(
+        self,
+        name: str,
+        clients: Mapping[int, SecureClient],
+        answer: Callable[[SecureClient], Any],
+        serve: Callable[[dict[int, Any]], T] | None,
+        asked: Mapping[int, Any] | None = None,
+    ) -> T:
+        """One round: those clients answer that have not dropped out, and the server takes what came."""
+        messages, lost = {}, {}
+        for number, client in clients.items():
+            if number in self.lost or (asked is not None and number not in asked):
+                continue
+            if self.dropouts.get(number) == name:
+                lost[number] = f"client {number} dropped out before the round {name!r}"
+                continue
+            try:
+                messages[number] = answer(client)
+            except Refused as refusal:
+                lost[number] = str(refusal)
+        came: list[Any] = [(messages, lost)]
+        if self.world_size > 1:
+            came = [None] * self.world_size
+            dist.all_gather_object(came, (messages, lost), group=self.group)
+        everyone = {k: m for theirs, _ in came for k, m in theirs.items()}
+        self.lost |= {k: why for _, theirs in came for k, why in theirs.items()}
+        self.nbytes[name] = sum(m.nbytes for m in everyone.values())
+        in_order = dict(sorted(everyone.items()))
+        return self.from_server(lambda: serve(in_order) if serve else None)  # type: ignore[return-value]
+
+    def from_server(self, work: Callable[[], T]) -> T:
+        """What rank 0's work gives, on all ranks. Raises Stopped on all of them where it stops there."""
+        answer: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                answer[0] = work()
+            except Stopped as stopped:
+                reasons = "; ".join(dict.fromkeys(self.lost.values()))
+                answer[1] = f"{stopped}" + (f" ({reasons})" if reasons else "")
+        if self.world_size > 1:
+            dist.broadcast_object_list(answer, group=self.group, group_src=0)
+        if answer[1] is not None:
+            raise Stopped(answer[1])
+        return answer[0]  # type: ignore[no-any-return]

@@ -1,0 +1,78 @@
+"""FedAvg whose server sees no client's change: sums go through secure aggregation.
+
+    federated = SecureFedAvg(model, clients, work, num_sampled=20, threshold=12)
+    report = federated.round()
+
+Each client sends n_k (y_k - x) and n_k, masked, so the server has the weighted sum and the sum of the weights, and
+divides. Where the aggregation stops (fewer clients than the threshold), the report says why, and x stays as it is.
+
+Bytes: a client sends 4 (N + 1) of masked numbers (8 with bits=64) and what secure/protocol.py says besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dtcourse.federated.client_work import ClientWork
+from dtcourse.federated.clients import Clients
+from dtcourse.federated.fedavg import FedAvg, Round
+from dtcourse.federated.secure import FixedPoint, SecureSum, Stopped, secure_sum
+
+
+class SecureFedAvg(FedAvg):
+    """FedAvg with secure aggregation. Arguments as FedAvg's, and:
+
+    threshold: t, so many of a round's clients must stay to the end
+    encoding:  how numbers are rounded
+    dropouts:  client -> the round of the protocol before which it stops answering; may be changed between rounds
+    last:      what the last aggregation gave, with the server's view
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        clients: Clients,
+        work: ClientWork,
+        num_sampled: int | None = None,
+        seed: int = 0,
+        *,
+        threshold: int,
+        encoding: FixedPoint | None = None,
+        dropouts: Mapping[int, str] | None = None,
+        **options: Any,
+    ) -> None:
+        if options.get("compress"):
+            raise ValueError(
+                "masked numbers look like chance, which no compressor makes smaller, and sums of compressed ones are "
+                "not to be had: leave compress out, or take fewer bits in the encoding"
+            )
+        super().__init__(model, clients, work, num_sampled, seed, **options)
+        self.threshold, self.encoding = threshold, encoding or FixedPoint()
+        self.dropouts: dict[int, str] = dict(dropouts or {})
+        self.last: SecureSum | None = None
+
+    def collect(self, report: Round, steps: dict[int, int]) -> tuple[Tensor, float]:
+        """The sums, as the server has them."""
+        vectors = {}
+        for client in self.clients.living_on(self.rank, self.world_size, report.trained):
+            weight = self.x.new_tensor([self.weight(client)])
+            vectors[client] = torch.cat([weight * self.trained(client, steps[client]), weight])
+        try:
+            self.last = found = secure_sum(
+                vectors, self.threshold, len(report.trained), self.encoding,
+                dropouts=self.dropouts, group=self.group,
+            )  # fmt: skip
+        except Stopped as stopped:
+            report.skipped |= dict.fromkeys(report.trained, str(stopped))
+            report.trained, report.samples = [], 0
+            return torch.zeros_like(self.x), 0.0
+        report.skipped |= {k: why for k, why in found.lost.items() if k not in found.survivors}
+        report.trained = found.survivors
+        report.samples = sum(len(self.clients.parts[k]) for k in found.survivors)
+        report.up_bytes = sum(found.nbytes.values())
+        total = found.total.to(device=self.x.device)
+        return total[:-1].to(self.x.dtype), float(total[-1])

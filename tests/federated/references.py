@@ -1,0 +1,92 @@
+"""The papers' algorithms in one process, written apart from the package: torch's optimizers on copies of a model."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from dtcourse.data import digits
+from dtcourse.federated import Clients, label_skew, quantity_skew
+from dtcourse.federated.clients import generator
+from dtcourse.models import MLP
+
+LR, SEED = 0.2, 3
+
+
+def build():
+    return MLP((64, 6, 10), seed=1).double()
+
+
+def federation(num_clients=11, samples=150):
+    """Skewed both ways. 11 clients: neither 2 nor 4 ranks divide them."""
+    pool = digits("train", flat=True)
+    x, y = pool.images[:samples].double(), pool.labels[:samples]
+    sizes = quantity_skew(samples, num_clients, alpha=1.0, seed=4)
+    return Clients(x, y, label_skew(y, sizes, alpha=0.3, seed=0))
+
+
+def flat(model):
+    return parameters_to_vector(model.parameters()).detach()
+
+
+def centralised(clients, steps, lr=LR):
+    """SGD on all samples."""
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(clients.inputs), clients.targets).backward()
+        optimizer.step()
+    return flat(model)
+
+
+def from_start(model, x, data, batches, mu=0.0, extra=None):
+    """Steps of torch's SGD from x on the loss + mu/2 |w - x|^2 + <extra, w>."""
+    local = copy.deepcopy(model)
+    vector_to_parameters(x.clone(), local.parameters())
+    optimizer = torch.optim.SGD(local.parameters(), lr=LR)
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(local(data[0][batch]), data[1][batch])
+        w = parameters_to_vector(local.parameters())
+        loss = loss + mu / 2 * (w - x).square().sum()
+        if extra is not None:
+            loss = loss + extra @ w
+        loss.backward()
+        optimizer.step()
+    return flat(local)
+
+
+def federated(
+    clients, work, rounds, num_sampled, *, mu=0.0, scaffold=False, adam=None, equal=False
+):
+    """x after so many rounds, as the papers' pseudo-code has it. adam: (lr, b1, b2, tau)"""
+    model, x = build(), flat(build())
+    m, v = torch.zeros_like(x), torch.full_like(x, adam[3] ** 2 if adam else 0)
+    c, own = torch.zeros_like(x), [torch.zeros_like(x) for _ in range(len(clients))]
+    for number in range(rounds):
+        cohort = [k for k in clients.drawn(num_sampled, SEED, number) if clients.sizes[k]]
+        weights = [1 if equal else clients.sizes[k] for k in cohort]
+        ends, new = [], list(own)
+        for k in cohort:
+            steps, draw = work.steps_of(number, k), generator(SEED, "work", number, k)
+            batches = list(work.batches(clients.sizes[k], steps, draw))
+            ends.append(
+                from_start(model, x, clients.of(k), batches, mu, c - own[k] if scaffold else None)
+            )
+            new[k] = own[k] - c + (x - ends[-1]) / (steps * LR)
+        mean = sum(w * y for w, y in zip(weights, ends, strict=True)) / sum(weights)
+        if scaffold:
+            everyone = [1 if equal else n for n in clients.sizes]
+            own = new
+            c = sum(w * one for w, one in zip(everyone, own, strict=True)) / sum(everyone)
+        if adam:
+            lr, b1, b2, tau = adam
+            delta = mean - x
+            m, v = b1 * m + (1 - b1) * delta, b2 * v + (1 - b2) * delta**2
+            mean = x + lr * m / (v**0.5 + tau)
+        x = mean
+    return x

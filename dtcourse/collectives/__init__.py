@@ -3,6 +3,7 @@
 p2p.py               send and receive: the only place where a message leaves a rank
 naive.py             a root that talks to each of the others in turn; all nine collectives
 tree.py              the binomial tree: log2 p rounds, for what is small
+naive_ring.py        the ring's all-reduce on one page
 ring.py              the ring: every link busy all the time, for what is large
 ring_steps.py        its steps: what is sent and received together
 pairwise.py          all-to-all: in step s with the neighbours at distance s

@@ -2,6 +2,7 @@
 
 Read in this order:
 
+naive.py           1F1B on one page: forwards, backwards, sends and receives written out
 actions.py         a schedule is data: for each rank, a list of actions
 schedules.py       sequential, GPipe, 1F1B, interleaved 1F1B, breadth-first, PipeDream
 zero_bubble.py     ZB-H1, ZB-H2, ZB-V, DualPipe-V: the backward in two halves

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from dtcourse import launch
 from tests.turns import taking_turns
 
+RINGS = ["naive_ring", "ring"]
 ALGORITHMS = {
     "broadcast": ["naive", "ring", "tree", "double_tree", "halving_doubling", "hierarchical"],
     "reduce": ["naive", "ring", "tree", "double_tree", "halving_doubling", "hierarchical"],
-    "all_reduce": ["naive", "ring", "tree", "double_tree", "halving_doubling", "hierarchical"],
+    "all_reduce": ["naive", *RINGS, "tree", "double_tree", "halving_doubling", "hierarchical"],
     "doubling_all_reduce": ["halving_doubling"],
     "scatter": ["naive", "tree"],
     "gather": ["naive", "tree"],
@@ -334,6 +335,7 @@ def test_sums_have_the_same_bits_on_all_ranks_and_in_every_run() -> None:
             halving_doubling,
             hierarchical,
             naive,
+            naive_ring,
             ring,
             tree,
         )
@@ -343,7 +345,8 @@ def test_sums_have_the_same_bits_on_all_ranks_and_in_every_run() -> None:
             -8, 8, (10_001,), generator=random
         )
         bits: dict[str, list[bytes]] = {}
-        for module in (naive, ring, tree, double_tree, halving_doubling, hierarchical):
+        rings = (naive_ring, ring)
+        for module in (*rings, naive, tree, double_tree, halving_doubling, hierarchical):
             more = {"node_size": 2} if module is hierarchical else {}
             for _ in range(2):
                 y = x.clone()
@@ -359,6 +362,36 @@ def test_sums_have_the_same_bits_on_all_ranks_and_in_every_run() -> None:
         )
     # orders differ between algorithms, so this could fail
     assert len({first[0][m][0] for m in first[0]}) > 1
+
+
+def test_the_ring_is_the_one_on_a_page_bit_for_bit() -> None:
+    """Whatever the size, the operation, the dtype and the chunks; and it sends as much."""
+
+    def step() -> list[tuple[Any, ...]]:
+        from dtcourse.collectives import naive_ring, ring, traffic
+
+        def ours(x: torch.Tensor, op: str, call: Any, **chunks: int) -> tuple[list[float], int]:
+            y = x.clone()
+            with traffic.counting() as counted:
+                call(y, getattr(dist.ReduceOp, op), **chunks)
+            return y.tolist(), counted.bytes_sent()
+
+        different = []
+        for n, op, dtype in itertools.product((0, 1, 2, 7, 65), ("SUM", "AVG", "MAX"), FLOATS):
+            random = torch.Generator().manual_seed(dist.get_rank())
+            x = torch.randn(n, generator=random).to(getattr(torch, dtype)) / 3
+            page, *fast = (
+                ours(x, op, call, **more)
+                for call, more in (
+                    (naive_ring.all_reduce, {}),
+                    (ring.all_reduce, {}),
+                    (ring.all_reduce, {"chunk_bytes": 24}),
+                )
+            )
+            different += [(n, op, dtype, page, one) for one in fast if one != page]
+        return different
+
+    assert list(launch(step, 3, backend="gloo", device="cpu")) == [[]] * 3
 
 
 def test_average_is_the_sum_divided_once() -> None:

@@ -24,14 +24,12 @@ def all_reduce(x: torch.Tensor, reduction: Reduction, group: Any) -> None:
     rank, ranks = p2p.rank(group), p2p.size(group)
     left, right = (rank - 1) % ranks, (rank + 1) % ranks
     blocks = x.tensor_split(ranks)  # views of x
-    for step in range(
-        1, ranks
-    ):  # reduce-scatter: what came is added to, and sent on in the next step
+    for step in range(1, ranks):  # reduce-scatter: adds to what came, and sends that on
         leaving, mine = blocks[(rank - step) % ranks], blocks[(rank - step - 1) % ranks]
         arrived = torch.empty_like(mine)
         p2p.exchange(leaving, right, arrived, left, group)  # sends and receives at the same time
         reduction.combine(arrived, mine, out=mine)  # for a sum: mine += arrived
-    reduction.finish(blocks[rank])  # this one is complete; for a mean it is divided here
+    reduction.finish(blocks[rank])  # it is complete; for a mean it is divided here
     for step in range(ranks - 1):  # all-gather: what came is complete, and sent on
         leaving, coming = blocks[(rank - step) % ranks], blocks[(rank - step - 1) % ranks]
         p2p.exchange(leaving, right, coming, left, group)

@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from dtcourse import launch
-from dtcourse.collectives import double_tree, halving_doubling, hierarchical, naive, p2p, ring, tree
+from dtcourse.collectives import (
+    double_tree,
+    halving_doubling,
+    hierarchical,
+    naive,
+    naive_ring,
+    p2p,
+    ring,
+    tree,
+)
 from tests import nccl_order
 from tests.turns import taking_turns
 
@@ -46,6 +55,11 @@ def everything() -> dict[str, list[list[float]]]:
             x = torch.arange(13.0) + 100 * p2p.rank()
             hierarchical.all_reduce(x, node_size=2, between=between)
             found[f"hierarchical, {between.__name__}"] = [x.tolist()]
+    found["naive_ring"] = []
+    for elements in (13, 2):
+        x = torch.arange(float(elements)) + 100 * p2p.rank()
+        naive_ring.all_reduce(x)
+        found["naive_ring"].append(x.tolist())
     return found | {a.__name__: calls(a) for a in PLAIN}
 
 

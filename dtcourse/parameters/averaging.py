@@ -74,6 +74,8 @@ def sum_together(
     bucket_bytes: int = BYTES,
 ) -> None:
     """Scales gradients and sums them over each of the groups, in place and in buckets. All ranks of these call it."""
+    if not over and scale == 1.0:  # full sharding has averaged them
+        return
     for members in divided(gradients, bytes_each=bucket_bytes):
         _reduce(members, over, scale)
 

@@ -2,8 +2,8 @@
 
 A placement rides on its parameter (placement.py). nn.Module.to_empty, conversions under
 torch.__future__.set_overwrite_module_params_on_conversion and PyTorch's own fully_shard put another parameter in its
-place, which knows nothing. So who cuts a model calls `keep` at the end, and each walk over the model (naming.py) calls
-`put_back`.
+place, which knows nothing. So who cuts a model calls `keep` at the end, and each walk over the model (naming.py), and
+full sharding before it cuts a parameter further, calls `put_back`.
 """
 
 from __future__ import annotations

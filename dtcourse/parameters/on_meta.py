@@ -1,7 +1,8 @@
 """A model that is built on the meta device, without memory, and gets it when it has been cut.
 
 nn.Module.to_empty makes a parameter anew under each of its names: what is tied comes apart, and what techniques have
-said of its pieces (placement.py) is lost. Here both stay. Whoever registers hooks on parameters does it afterwards.
+said of its pieces (placement.py) is lost. Here both stay. Hooks that add up gradients come back in the next forward
+(partial_gradients.py); who registers other hooks on parameters does it afterwards.
 """
 
 from __future__ import annotations

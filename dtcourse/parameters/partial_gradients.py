@@ -66,7 +66,9 @@ def sum_gradients(parameters: Iterable[Tensor], group: Group, of: nn.Module | No
 
     One that two modules share is added up once, whoever asks second. One that is frozen now may be trained later.
 
-    of: the model that has them; gradients of a deep copy of it, or of a module of it, are added up as well
+    of: the model that has them; gradients of a deep copy of it, or of a module of it, are added up as well, and so are
+        those of a parameter that is made anew in the place of one of these (to_empty, a conversion, PyTorch's
+        fully_shard): from the module's next forward on
     """
     new, hooks = SumOverRanks(group), dict[int, SumOverRanks]()
     for parameter in parameters:
@@ -76,11 +78,28 @@ def sum_gradients(parameters: Iterable[Tensor], group: Group, of: nn.Module | No
                 _put_on(parameter, new)
             hooks[id(parameter)] = known[0] if known else new
     for module in of.modules() if of is not None else ():
-        for own in own_parameters(module).values():
-            if id(own) in hooks:
-                module.__dict__.setdefault("sums_kept", _Kept()).pairs.append(
-                    (weakref.ref(own), hooks[id(own)])
-                )
+        for name, own in own_parameters(module).items():
+            if own is not None and id(own) in hooks:
+                kept = vars(module).get("sums_kept")
+                if kept is None:
+                    kept = vars(module)["sums_kept"] = _Kept()
+                    module.register_forward_pre_hook(put_sums_back)
+                kept.hooks[name, group] = weakref.ref(own), hooks[id(own)]
+
+
+def put_sums_back(module: nn.Module, args: Any = ()) -> None:
+    """A module's parameters that were made anew get the hooks of those that they replace."""
+    kept: _Kept = vars(module).get("sums_kept") or _Kept()
+    for (name, group), (ref, hook) in list(kept.hooks.items()):
+        held = own_parameters(module).get(name)
+        if held is None or held is ref():
+            continue
+        if _may_be_trained(held) and all(known.group is not group for known in sums_of(held)):
+            # A hook that waits knows already whose parts it will sum.
+            hook = SumOverRanks(group) if hook.waits else hook
+            _put_on(held, hook)
+            SumOverRanks.made += 1  # PartialGradients looks again
+        kept.hooks[name, group] = weakref.ref(held), hook
 
 
 def _may_be_trained(parameter: Tensor) -> bool:
@@ -97,22 +116,26 @@ def _put_on(parameter: Tensor, hook: SumOverRanks) -> None:
 
 
 class _Kept:
-    """A module's parameters with such hooks, which PyTorch's copy of a parameter has not."""
+    """A module's parameters with such hooks, which PyTorch's copy of a parameter has not.
+
+    hooks: by a parameter's name and the group, the parameter and its hook
+    """
 
     def __init__(self) -> None:
-        self.pairs: list[tuple[weakref.ref[Tensor], SumOverRanks]] = []
+        self.hooks: dict[tuple[str, Group], tuple[weakref.ref[Tensor], SumOverRanks]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
         """That of the module's copy, whose parameters get hooks of their own."""
         made = _Kept()
-        for ref, hook in self.pairs:
+        for (name, group), (ref, hook) in self.hooks.items():
             parameter, copied_hook = ref(), copy.deepcopy(hook, memo)
+            made.hooks[name, group] = ref, copied_hook
             if parameter is None:  # replaced
                 continue
             twin = copy.deepcopy(parameter, memo)
             if copied_hook not in sums_of(twin):  # of a tied one, by another module
                 _put_on(twin, copied_hook)
-            made.pairs.append((weakref.ref(twin), copied_hook))
+            made.hooks[name, group] = weakref.ref(twin), copied_hook
         return made
 
     def __reduce__(self) -> Any:

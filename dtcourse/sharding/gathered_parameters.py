@@ -21,6 +21,8 @@ from torch import nn
 
 from dtcourse.parameters import cuts, placement
 from dtcourse.parameters.backward import on_gradient
+from dtcourse.parameters.kept_placements import put_back
+from dtcourse.parameters.partial_gradients import put_sums_back
 from dtcourse.sharding.policies import ShardGroups
 from dtcourse.sharding.sharded_parameter import FreedParameter, Place
 from dtcourse.sharding.unsent_gradients import UnsentGradients
@@ -63,6 +65,10 @@ class GatheredParameters(UnsentGradients):
         floating = self.dtype.is_floating_point
         self.compute_dtype = (compute_dtype if floating else None) or self.dtype
         self.reduce_dtype = reduce_dtype or self.compute_dtype
+        for _, parameter, holders in named:
+            for module, attribute in holders:  # it may have been made anew since it was cut
+                put_back(module, attribute, parameter)
+                put_sums_back(module)
         self.lay_out(named)
         self.num_trained = sum(place.trains for place in self.places)
 

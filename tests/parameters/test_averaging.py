@@ -12,11 +12,12 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from dtcourse import launch
 from dtcourse.collectives import ring, traffic
-from dtcourse.parameters.averaging import average
+from dtcourse.parameters.averaging import average, sum_together
 from dtcourse.parameters.cuts import Replicated, Sliced
 from dtcourse.parameters.naming import entries
 from dtcourse.parameters.placement import place, placement_of
 from dtcourse.parameters.whole import full_gradients
+from dtcourse.torch_private import version_of
 from dtcourse.verify import compare
 from tests.pairs.layouts import EXPERTS, Layout, alone, backward, batch, build, share
 
@@ -87,6 +88,14 @@ def test_one_message_per_bucket_and_axis_with_the_bytes_of_the_formula(shape):
     total = (on_data * (sum(experts) + sum(others)) + on_inner * sum(others)) * DOUBLE
     for size in SIZES:
         assert run.traffic.bytes_sent(phase=str(size)) == total
+
+
+def test_what_is_averaged_already_is_not_written_again():
+    gradients = [torch.ones(3), torch.ones(2)]
+    sum_together(gradients, ())
+    assert [version_of(gradient) for gradient in gradients] == [0, 0]
+    sum_together(gradients, (), 0.5)
+    assert [gradient.tolist() for gradient in gradients] == [[0.5] * 3, [0.5] * 2]
 
 
 # --- values ---------------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""Parameters of a cut model that others make anew keep where their pieces are: to_empty, conversions, PyTorch's
-fully_shard.
+"""Parameters of a cut model that others make anew keep where their pieces are, and the sums of their gradients:
+to_empty, give_memory, conversions, PyTorch's fully_shard and ours.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from dtcourse import launch
+from dtcourse import launch, sharding
 from dtcourse.expert_parallel import average_gradients, expert_parallel
 from dtcourse.models import Transformer, TransformerConfig
 from dtcourse.parameters import whole
 from dtcourse.parameters.clipping import clip_grad_norm
 from dtcourse.parameters.on_meta import give_memory
+from dtcourse.sequence_parallel import parallelize_sequence
 from dtcourse.tensor_parallel import parallelize, transformer_plan
 from dtcourse.verify import compare, gradients_of
 
@@ -44,27 +45,47 @@ def right(shape):
 
 def cut(model, technique):
     mesh = init_device_mesh("cpu", (RANKS,))
-    if technique == "tensor":
-        return parallelize(model, transformer_plan(model), mesh, src_data_rank=None)
+    if technique in ("tensor", "sequence"):
+        parallelize(model, transformer_plan(model), mesh, src_data_rank=None)
+        return parallelize_sequence(model, mesh) if technique == "sequence" else model
     return expert_parallel(model, mesh, broadcast=False)
 
 
 def found(model, technique):
     """State, gradients, norm, of whole parameters."""
     mesh = init_device_mesh("cpu", (RANKS,))
-    model.loss(*batch()).backward()
+    if technique == "expert":
+        model.loss(*batch()).backward()
+    else:
+        through_forward(model)
     if technique == "expert":  # all ranks have the same tokens here
         average_gradients(model, mesh)
     norm = clip_grad_norm(model, 1e9)
     return whole.full_state_dict(model), whole.full_gradients(model), norm
 
 
-def emptied(technique, shape):
-    with torch.device("meta"):
-        model = Transformer(shape).double()
-    model = cut(model, technique).to_empty(device="cpu")
-    whole.load_full_state_dict(model, Transformer(shape).double().state_dict())
-    return found(model, technique)
+def through_forward(model):
+    """Not by loss(): what shards a model has its hooks round forward."""
+    logits = model(batch()[0])
+    nn.functional.cross_entropy(logits.flatten(0, -2), batch()[1].flatten()).backward()
+
+
+def emptied(shape, *techniques):
+    results = []
+    for technique in techniques:
+        technique, _, way = technique.partition(", ")
+        with torch.device("meta"):
+            model = cut(Transformer(shape).double(), technique)
+        if way == "give_memory":
+            give_memory(model, "cpu")
+        else:
+            model.to_empty(device="cpu")
+        if way == "our fully_shard":
+            mesh = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("data", "tensor"))
+            sharding.fully_shard(model, mesh=mesh["data"])
+        whole.load_full_state_dict(model, Transformer(shape).double().state_dict())
+        results.append(found(model, technique))
+    return results
 
 
 def converted(technique, shape):
@@ -82,13 +103,13 @@ def torchs_sharding(shape):
     mesh = init_device_mesh("cpu", (RANKS, RANKS), mesh_dim_names=("data", "tensor"))
     model = Transformer(shape).double()
     parallelize(model, transformer_plan(model), mesh["tensor"], src_data_rank=None)
+    parallelize_sequence(model, mesh["tensor"])
     for block in model.blocks:
         fully_shard(block, mesh=mesh["data"])
     fully_shard(model, mesh=mesh["data"])
-    model(batch()[0])  # PyTorch's hooks are round forward, so loss() is written out
+    model(batch()[0])
     model.zero_grad()
-    logits = model(batch()[0])
-    nn.functional.cross_entropy(logits.flatten(0, -2), batch()[1].flatten()).backward()
+    through_forward(model)
     return whole.full_state_dict(model), whole.full_gradients(model), clip_grad_norm(model, 1e9)
 
 
@@ -100,19 +121,24 @@ def check(ranks, shape):
         assert got_norm.item() == pytest.approx(norm.item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("technique", ["tensor", "expert"])
+WAYS = {
+    "tensor": ["tensor", "sequence", "sequence, give_memory", "sequence, our fully_shard"],
+    "expert": ["expert"],
+}
+
+
+@pytest.mark.parametrize("technique", WAYS)
 def test_pieces_are_known_again_after_to_empty(technique):
     shape = SHAPE if technique == "tensor" else EXPERTS
-    check(launch(emptied, RANKS, technique, shape), shape)
+    for way in zip(*launch(emptied, RANKS, shape, *WAYS[technique]), strict=True):
+        check(way, shape)
 
 
 def test_a_conversion_that_makes_parameters_anew():
-    state, _, _ = right(SHAPE)
-    for got, *_ in launch(converted, RANKS, "tensor", SHAPE):
-        compare(got, {n: v.float().double() for n, v in state.items()}, 0.0, "value")
+    check(launch(converted, RANKS, "sequence", SHAPE), SHAPE)
 
 
-def test_pytorchs_fully_shard_over_our_tensor_parallelism():
+def test_pytorchs_fully_shard_over_our_tensor_and_sequence_parallelism():
     check(launch(torchs_sharding, RANKS**2, SHAPE), SHAPE)
 
 

@@ -110,3 +110,30 @@ def test_an_answer_that_changes_the_probe_is_refused():
 
     with pytest.raises(Refused, match="changes what measures it"):
         case().tried(InKernel({"choose": answer}), job, CHOICES)
+
+
+def cells(measure):
+    """{name: cell} of what lies behind it."""
+    return dict(zip(measure.__code__.co_freevars, measure.__closure__, strict=True))
+
+
+def test_what_a_choice_measures_is_told_by_a_rank_on_which_no_answer_is_called():
+    def answer(measure, told):
+        cells(measure)["run"].cell_contents = lambda at: (1e-9,)
+        return 2, True
+
+    assert tried(answer).measured is None, "nobody has run it"
+
+
+def test_so_many_choices_may_be_run_in_whichever_way():
+    def answer(measure, told):
+        run = cells(measure)["run"].cell_contents
+        return CHOICES[min(range(3), key=run)]
+
+    def again(measure, told):
+        return CHOICES[min(range(3), key=lambda at: cells(measure)["run"].cell_contents(at + 3))]
+
+    with pytest.raises(Refused, match="more than 2 choices run"):
+        tried(answer)
+    with pytest.raises(Refused, match="more than one choice run as its last"):
+        tried(again)

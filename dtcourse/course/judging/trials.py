@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 
+from dtcourse.course.judging import trial_ranks
 from dtcourse.course.judging.asking import Answer
 from dtcourse.course.judging.requirements import require
+from dtcourse.course.judging.trial_ranks import Choice, Measured
 from dtcourse.course.judging.verdicts import require_near_best
-
-Choice = tuple[Any, ...]
-Measured = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -57,11 +56,23 @@ class Case:
                        as an answer's trials are, and who changes what measures is refused
         """
         how = {"backend": "ring", "clock": "virtual", "timeout": 60.0} | self.cluster
-        what = (self.job, self.choices, self.given, self.told, self.most, probe or _nothing, probed)
-        run = answer.run(_session, self.ranks, *what, **how)
-        choice, measured, seen, each = run[0]
-        pairs = [(tuple(a), tuple(b)) for a, b in seen]
-        return Tried(choice, measured and tuple(measured), pairs, list(map(tuple, each)))
+        what = (
+            self.job,
+            self.choices,
+            self.given,
+            self.told,
+            self.most,
+            probe or trial_ranks.nothing,
+            probed,
+        )
+        run = answer.run(trial_ranks.session, self.ranks, *what, **how)
+        # The answer has rank 0 to itself. What was run there, the next one tells.
+        choice, (tries, last, each) = run[0], run[1]
+        measured = None
+        if last is not None:
+            choice, measured = self.choices[last[0]], tuple(last[1])
+        seen = [(self.choices[at], tuple(found)) for at, found in tries]
+        return Tried(choice, measured, seen, list(map(tuple, each)))
 
     def search(self) -> dict[Choice, Measured]:
         """What each of the choices measures: all of them are run, by the judge's own ranks."""
@@ -73,7 +84,14 @@ class Case:
             "device": "cpu",
             "timeout": 120.0,
         }
-        run = launch(_all, self.ranks, self.job, self.choices, self.given, **(how | self.cluster))
+        run = launch(
+            trial_ranks.all_of,
+            self.ranks,
+            self.job,
+            self.choices,
+            self.given,
+            **(how | self.cluster),
+        )
         return dict(zip(self.choices, run[0], strict=True))
 
 
@@ -148,79 +166,3 @@ def require_near_best_of(
     least = min(seconds for (seconds,) in tried.probed)
     per, unit = (1e3, "ms") if least >= 1e-4 else (1e6, "µs")
     require_near_best(where, tried.choice, taken * per, least * per, unit, hint)
-
-
-def _measured(job: Callable[..., Measured], choice: Choice, given: Sequence[Any]) -> Measured:
-    """On all ranks: the job once; of each number the largest of all ranks."""
-    import torch.distributed as dist
-
-    found = torch.tensor(job(choice, *given), dtype=torch.double)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return tuple(found.tolist())
-
-
-def _all(
-    job: Callable[..., Measured], choices: list[Choice], given: Sequence[Any]
-) -> list[Measured]:
-    return [_measured(job, choice, given) for choice in choices]
-
-
-def _nothing(choice: Choice) -> Measured:
-    return ()
-
-
-def _session(
-    choose: Any,
-    job: Callable[..., Measured],
-    choices: list[Choice],
-    given: Any,
-    told: Any,
-    most: int,
-    probe: Callable[..., Measured],
-    probed: list[Choice],
-) -> tuple[Any, Measured | None, list[tuple[Choice, Measured]], list[Measured]] | None:
-    """On each rank: rank 0 asks the answer, and all run what it tries. The parts of a Tried, as data that travels."""
-    import torch.distributed as dist
-
-    index = torch.zeros(1, dtype=torch.int64)
-    while dist.get_rank():
-        dist.broadcast(index, 0)
-        if index < 0:
-            _all(probe, probed, given)
-            return None
-        _measured(job, choices[int(index)], given)
-    seen: dict[Choice, Measured] = {}
-
-    def place(choice: Any) -> int | None:
-        # True is 1 in Python, and here it is not.
-        for at, one in enumerate(choices):
-            if one == choice and list(map(type, one)) == list(map(type, choice)):
-                return at
-        return None
-
-    def run(at: int) -> Measured:
-        index.fill_(at)
-        dist.broadcast(index, 0)
-        return _measured(job, choices[at], given)
-
-    def measure(*choice: Any) -> Measured:
-        at = place(choice)
-        if at is None:
-            raise ValueError(f"measure{choice!r}: this is no possible choice")
-        if choice not in seen:
-            if len(seen) == most:
-                raise ValueError(
-                    f"measure{choice!r}: {most} choices have been measured, and no more may be"
-                )
-            seen[choice] = run(at)
-        return seen[choice]
-
-    got = choose(measure, *told)
-    choice = tuple(got) if isinstance(got, (list, tuple)) else got
-    if isinstance(got, str) and len(choices[0]) == 1:
-        choice = (got,)
-    at = place(choice)
-    measured = None if at is None else run(at)
-    index.fill_(-1)
-    dist.broadcast(index, 0)
-    return choice, measured, list(seen.items()), _all(probe, probed, given)

@@ -25,6 +25,9 @@ TOKEN = (
     "~/.ray/auth_token; else use the cluster's own version of Ray"
 )
 
+# Of a machine without a raylet of that cluster's, after a minute (GCS_SERVER_REQUEST_TIMEOUT_SECONDS of Ray's)
+NOT_JOINED = "No node info found"
+
 
 def connected() -> Any:
     """The module ray, with this process connected to a cluster. ImportError or RuntimeError says what is missing.
@@ -62,6 +65,11 @@ def _connect(ray: Any, address: str) -> None:
         if address == "auto":
             raise RuntimeError(
                 f"no Ray cluster can be reached {where}: {TO_DO}. If one runs here: {TOKEN} ({error})"
+            ) from None
+        if NOT_JOINED in str(error):
+            raise RuntimeError(
+                f"this machine has not joined the Ray cluster {where}, and a notebook runs on one that has: run "
+                f"`ray start --address={address}` here, or start the notebook there ({error})"
             ) from None
         raise RuntimeError(
             f"{address} answers, and takes no connection of this notebook's: {TOKEN} ({error})"

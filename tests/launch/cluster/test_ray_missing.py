@@ -307,6 +307,19 @@ def test_a_notebook_without_its_cluster_s_token_is_told_of_it(kind, monkeypatch)
     )
 
 
+def test_a_machine_that_has_not_joined_is_told_how(monkeypatch):
+    """In Ray 2.60's words, which are those of a test in test_ray.py."""
+
+    def init(**_):
+        raise RuntimeError("No node info found matching attributes: '' when trying to resolve node")
+
+    monkeypatch.setattr(ray_connection, "_answers", lambda _: True)
+    with pytest.raises(RuntimeError, match="this machine has not joined the Ray cluster") as caught:
+        ray_connection._connect(SimpleNamespace(init=init), "10.0.0.1:6379")
+    assert "`ray start --address=10.0.0.1:6379` here" in str(caught.value)
+    assert "RAY_AUTH_MODE" not in str(caught.value)
+
+
 def test_what_ray_has_to_say_of_its_own_is_not_printed_into_the_cell(monkeypatch):
     """Of a raylet that ended it prints the last lines of the log, in colours, whatever log_to_driver says."""
     worker = SimpleNamespace(_worker_logs_enabled=True)

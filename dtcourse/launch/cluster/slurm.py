@@ -145,6 +145,11 @@ def _refusal(error: Exception, settings: Settings) -> str:
     said = [line.partition("error:")[2].strip() for line in str(error).splitlines()]
     text = ". ".join(filter(None, said)) or str(error)
     sentence = f"Slurm refused the job: {text}"
+    if "begin" in settings.options and "deadline" in text.lower():
+        sentence += (
+            f". {settings.source} has it begin at {settings.options['begin']}, later than a launch waits for it: "
+            "raise `wait_minutes` there, or send it with `dtcourse submit`"
+        )
     if "partition" in text.lower():
         sentence += f". {settings.source} asks for {settings.partition!r}; this cluster has {', '.join(partitions())}"
     return sentence

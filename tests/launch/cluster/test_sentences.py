@@ -85,6 +85,13 @@ def test_more_nodes_than_there_are_are_refused():
         launch(lambda: 1, 3, nodes=3, cluster="slurm")
 
 
+def test_a_job_that_begins_later_than_its_notebook_waits_is_refused(settings):
+    """Slurm says that the time does not go together with a deadline, which is none of the user's."""
+    add(settings, 'wait_minutes = 5\n[options]\nbegin = "now+2hours"\n')
+    with pytest.raises(ValueError, match=r"begin at now\+2hours, later than .* `wait_minutes`"):
+        launch(lambda: 1, 1, cluster="slurm")
+
+
 def test_a_dependency_that_cannot_be_met_is_refused(settings):
     code, said = in_shell("sbatch", "--wait", "--output=/dev/null", "--wrap=exit 1")
     assert code == 1, said

@@ -7,8 +7,8 @@
 Elsewhere each launch has fresh processes, which is the only way to be sure of what is in them. To judge an exercise
 takes dozens of launches, though, and to split off a rank costs more than most answers compute. So a rank that has
 answered takes down its group and looks at itself; it stays only if it finds nothing that the function may have left:
-threads, children, open files, signal handlers, timers, hooks and modes of PyTorch. Otherwise, and after any failure, it
-ends as ever, and the next launch gets a fresh one.
+threads, children, open and mapped files, signal handlers, timers, hooks and modes of PyTorch. Otherwise, and after any
+failure, it ends as ever, and the next launch gets a fresh one.
 
 What a function may leave unseen is in the modules that it imports; the judge compares these itself (tampering.py).
 """
@@ -87,6 +87,7 @@ def _look() -> tuple[Any, ...]:
     return (
         len(os.listdir("/proc/self/task")) - _is_guarded(),
         _open_files(),
+        _mapped_files(),
         [signal.getsignal(number) for number in _SIGNALS],
         signal.getitimer(signal.ITIMER_REAL)[0] > 0,
         (sys.gettrace(), sys.getprofile(), threading.excepthook),
@@ -101,6 +102,12 @@ def _open_files() -> dict[str, str]:
         with suppress(FileNotFoundError):  # what listed them
             found[name] = os.readlink(f"/proc/self/fd/{name}")
     return found
+
+
+def _mapped_files() -> list[str]:
+    """Those that are written to as memory, which other processes may do as well: they need not be open."""
+    with open("/proc/self/maps") as file:
+        return [line for line in file if " rw-s " in line]
 
 
 def _umask() -> int:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -99,6 +100,9 @@ def leave(what):
         os.open("/dev/null", os.O_RDONLY)
     elif what == "another file in its place":
         os.dup2(os.open("/dev/zero", os.O_RDONLY), 0)
+    elif what == "mapped file":
+        with tempfile.NamedTemporaryFile() as file:
+            dist.distributed_c10d.left = torch.from_file(file.name, shared=True, size=4)
     elif what == "signal handler":
         signal.signal(signal.SIGALRM, lambda *_: None)
     elif what == "timer":
@@ -123,8 +127,17 @@ def leave(what):
 @pytest.mark.parametrize(
     "what",
     [
-        *("thread", "child", "file", "another file in its place", "signal handler", "timer"),
-        *("trace", "hook", "type", "no gradients", "saved", "device", "collector"),
+        *("thread", "child", "file", "another file in its place", "mapped file", "timer"),
+        *(
+            "signal handler",
+            "trace",
+            "hook",
+            "type",
+            "no gradients",
+            "saved",
+            "device",
+            "collector",
+        ),
     ],
 )
 def test_what_is_left_goes_with_its_process(what):

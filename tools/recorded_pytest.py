@@ -140,6 +140,7 @@ class Recorder:
             for title, text in report.sections:
                 terminal.write_sep("-", title)
                 terminal.write_line(text.rstrip())
+            terminal.flush()  # into a pipe it would wait, and be lost with a run that is killed
 
 
 def why(report: Any) -> str:

@@ -143,7 +143,7 @@ class Result:
 def stages(share: str) -> list[Stage]:
     """All of them, in order. Timing comes alone: a busy second core would spoil what it measures."""
     usual, parallel = USUAL[share], ["-n", WORKERS]
-    nbval = ["--nbval", "--nbval-current-env"]
+    nbval = ["-ptools.forked_kernels", "--nbval", "--nbval-current-env"]
     sanitize = ROOT / "tests" / "notebooks" / "sanitize.cfg"
     if sanitize.exists():
         nbval.append(f"--nbval-sanitize-with={sanitize}")

@@ -67,8 +67,14 @@ __all__ = [
     "use_cluster",
 ]
 
-if reporting.in_notebook():  # a script that never launches pays nothing
+
+def begin_in_notebook() -> None:
+    """Has ready what a notebook's launches need, and %dtcourse. A script that never launches pays nothing."""
     server.start_early()
     template.start_early()
     waiting.watch_cells(template.go_on)
     magic.register()
+
+
+if reporting.in_notebook():
+    begin_in_notebook()

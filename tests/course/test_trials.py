@@ -55,6 +55,11 @@ def test_a_probe_runs_on_the_answers_ranks_after_it_and_is_no_trial_of_its_own()
     assert not found.seen and not tried(lambda measure, told: CHOICES[0]).probed
 
 
+def test_a_case_has_a_rank_on_which_no_answer_is_called():
+    with pytest.raises(ValueError, match="another rank tells what was run: got ranks=1"):
+        trials.Case(job, 1, CHOICES, (0.5,), (), 2, {})
+
+
 def test_so_many_choices_may_be_measured_and_one_of_them_again():
     def answer(measure, told):
         measure(1, True), measure(2, True), measure(1, True)

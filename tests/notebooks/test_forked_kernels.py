@@ -20,7 +20,7 @@ from dtcourse.launch import template
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
-    pytest.mark.stands_on("tools/forked_kernels.py", "dtcourse/launch", share=0.1),
+    pytest.mark.stands_on("tools/forked_kernels.py", "dtcourse/launch/", share=(1, 10)),
     pytest.mark.skipif(not template.POSSIBLE, reason="kernels begin as usual but on Linux"),
 ]
 LOOK = """

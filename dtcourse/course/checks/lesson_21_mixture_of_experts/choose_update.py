@@ -32,7 +32,7 @@ DRIFTING: dict[Stream, trials.Choice] = {
 def case(stream: Stream) -> trials.Case:
     """A stream of tokens, as an answer gets it. No time is measured, so no device is emulated."""
     on = {"clock": None, "device": "cpu"}
-    return trials.Case(balancing.job, 1, CHOICES, stream, (CHANGES,), MOST, on)
+    return trials.Case(balancing.job, 2, CHOICES, stream, (CHANGES,), MOST, on)
 
 
 PRACTICE = case(next(iter(DRIFTING)))

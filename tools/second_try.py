@@ -61,9 +61,9 @@ def once_more(
 
 
 def arguments(targets: Sequence[str], first: Iterable[str]) -> list[str]:
-    """pytest's, from those of the first try. One worker: a test that hangs ends alone."""
-    kept = [one for one in first if one.startswith(("--nbval", "-p"))]
-    return [*kept, *targets, "-n", "1"]
+    """pytest's, from those of the first try. One worker: a test that hangs ends alone. A notebook's kernel is new."""
+    nbval = [one for one in first if one.startswith("--nbval")]
+    return [*nbval, *targets, "-n", "1"]
 
 
 def take_in(found: outcomes.Outcomes, second: outcomes.Outcomes) -> None:

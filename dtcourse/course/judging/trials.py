@@ -45,7 +45,9 @@ class Case:
 
     def __post_init__(self) -> None:
         if self.ranks < 2:
-            raise ValueError(f"an answer has rank 0, and another rank tells what was run: got ranks={self.ranks}")
+            raise ValueError(
+                f"an answer has rank 0, and another rank tells what was run: got ranks={self.ranks}"
+            )
 
     def tried(
         self,

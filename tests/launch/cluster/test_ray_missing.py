@@ -308,7 +308,7 @@ def test_a_notebook_without_its_cluster_s_token_is_told_of_it(kind, monkeypatch)
 
 
 def test_a_machine_that_has_not_joined_is_told_how(monkeypatch):
-    """In Ray 2.60's words, which are those of a test in test_ray.py."""
+    """In Ray 2.60's words."""
 
     def init(**_):
         raise RuntimeError("No node info found matching attributes: '' when trying to resolve node")

@@ -6,7 +6,7 @@
 Each client sends n_k (y_k - x) and n_k, masked, so the server has the weighted sum and the sum of the weights, and
 divides. Where the aggregation stops (fewer clients than the threshold), the report says why, and x stays as it is.
 
-Bytes: a client sends 4 (N + 1) of masked numbers (8 with bits=64) and what secure/protocol.py says besides.
+Bytes: a client sends 4 (N + 1) of masked numbers (8 (N + 1) with bits=64) and what secure/protocol.py says besides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dtcourse.federated.secure import FixedPoint, SecureSum, Stopped, secure_sum
 class SecureFedAvg(FedAvg):
     """FedAvg with secure aggregation. Arguments as FedAvg's, and:
 
-    threshold: t, so many of a round's clients must stay to the end
+    threshold: t, so many of a round's clients must stay to the end: more than half of those that are asked
     encoding:  how numbers are rounded
     dropouts:  client -> the round of the protocol before which it stops answering; may be changed between rounds
     last:      what the last aggregation gave, with the server's view
@@ -49,6 +49,12 @@ class SecureFedAvg(FedAvg):
             raise ValueError(
                 "masked numbers look like chance, which no compressor makes smaller, and sums of compressed ones are "
                 "not to be had: leave compress out, or take fewer bits in the encoding"
+            )
+        asked = len(clients) if num_sampled is None else num_sampled
+        if 2 * threshold <= asked:
+            raise ValueError(
+                f"the threshold is more than half of the {asked} clients of a round: {asked // 2 + 1} or more; "
+                f"got {threshold}"
             )
         super().__init__(model, clients, work, num_sampled, seed, **options)
         self.threshold, self.encoding = threshold, encoding or FixedPoint()

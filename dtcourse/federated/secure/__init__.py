@@ -5,9 +5,10 @@ In the order in which to read them:
     fixed_point.py  numbers as whole multiples of 2^-f modulo 2^k, which masks can be added to
     keys.py         key agreement, sealed messages and masks, from the package `cryptography`
     shamir.py       a secret as shares, of which any t give it back
-    client.py       what a client sends in each of four rounds, and what it refuses
+    messages.py     what travels, in bytes
+    client.py       what a client sends in each of five rounds, and what it refuses
     server.py       what the server does with it, and all that it has seen
-    protocol.py     the four rounds, over ranks, with clients that drop out
+    protocol.py     the five rounds, over ranks, with clients that drop out
 """
 
 from dtcourse.federated.secure.client import Refused, SecureClient

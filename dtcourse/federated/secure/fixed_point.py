@@ -10,6 +10,7 @@ int32 and int64 of torch wrap around, which is arithmetic modulo 2^32 and 2^64.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -41,13 +42,19 @@ class FixedPoint:
 
     def largest(self, num_clients: int) -> float:
         """A client's numbers may be so large, where num_clients are added."""
-        return ((1 << (self.bits - 1)) - 1) // num_clients / 2**self.fraction_bits
+        return self._limit(num_clients) / 2**self.fraction_bits
 
     def encode(self, x: Tensor, num_clients: int) -> Tensor:
-        """x as whole numbers. Raises ValueError where the sum of so many clients could leave the range."""
+        """x as whole numbers.
+
+        Raises ValueError where one is no number, or where the sum of so many clients could leave the range.
+        """
+        if not bool(torch.isfinite(x).all()):
+            raise ValueError(
+                "a number is NaN or infinite: no whole number stands for it. Nothing was sent"
+            )
         scaled = torch.round(x.double() * 2**self.fraction_bits)
-        limit = ((1 << (self.bits - 1)) - 1) // num_clients
-        if not bool((scaled.abs() <= limit).all()):
+        if not bool((scaled.abs() <= self._limit(num_clients)).all()):
             raise ValueError(
                 f"a number of size {float(x.abs().max()):.4g} does not fit: with {num_clients} clients, {self.bits} "
                 f"bits and {self.fraction_bits} after the point each may send up to {self.largest(num_clients):.4g}. "
@@ -58,3 +65,11 @@ class FixedPoint:
     def decode(self, total: Tensor) -> Tensor:
         """The sum as float64, of sums below 2^53 exactly."""
         return total.double() / 2**self.fraction_bits
+
+    def _limit(self, num_clients: int) -> float:
+        """The largest double whose num_clients-fold is below 2^(k-1)."""
+        if num_clients < 1:
+            raise ValueError(f"the sum is of 1 client or more; got {num_clients}")
+        exact = ((1 << (self.bits - 1)) - 1) // num_clients
+        # a double has 53 bits: rounding to the nearest may be upwards, and past the range
+        return float(exact) if int(float(exact)) <= exact else math.nextafter(float(exact), 0.0)

@@ -1,7 +1,7 @@
-"""The ready-made cryptography under secure aggregation: key agreement, sealed messages, and masks from a seed.
+"""The ready-made cryptography under secure aggregation: key agreement, sealed and signed messages, masks from a seed.
 
-X25519, HKDF, AES-GCM and AES in counter mode come from the `cryptography` package (the extra `federated`); nothing of
-the kind is written here.
+X25519, Ed25519, HKDF, AES-GCM and AES in counter mode come from the `cryptography` package (the extra `federated`);
+nothing of the kind is written here.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from torch import Tensor
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
+DIGEST_BYTES = 32
+SEALED_BYTES = NONCE_BYTES + 2 * 66 + 16  # of two shares, with AES-GCM's tag
 
 
 def library() -> Any:
     """The parts of `cryptography` that are used. Raises ImportError, with what to install, where it is not here."""
     try:
-        from cryptography.exceptions import InvalidTag
+        from cryptography.exceptions import InvalidSignature, InvalidTag
         from cryptography.hazmat.primitives import hashes
-        from cryptography.hazmat.primitives.asymmetric import x25519
+        from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -35,8 +37,10 @@ def library() -> Any:
             "pip install 'dtcourse[federated]'"
         ) from missing
     return SimpleNamespace(
+        InvalidSignature=InvalidSignature,
         InvalidTag=InvalidTag,
         hashes=hashes,
+        ed25519=ed25519,
         x25519=x25519,
         Cipher=Cipher,
         algorithms=algorithms,
@@ -70,6 +74,36 @@ class KeyPair:
         own = lib.x25519.X25519PrivateKey.from_private_bytes(self.private)
         secret = own.exchange(lib.x25519.X25519PublicKey.from_public_bytes(public))
         return lib.HKDF(lib.hashes.SHA256(), KEY_BYTES, salt=None, info=purpose).derive(secret)
+
+
+@dataclass(frozen=True)
+class SigningPair:
+    """An Ed25519 key pair, as bytes: 32 each."""
+
+    private: bytes
+    public: bytes
+
+    @classmethod
+    def drawn(cls) -> SigningPair:
+        """A new one, from the system's secure generator."""
+        private = secrets.token_bytes(KEY_BYTES)
+        key = library().ed25519.Ed25519PrivateKey.from_private_bytes(private)
+        return cls(private, key.public_key().public_bytes_raw())
+
+    def sign(self, message: bytes) -> bytes:
+        """64 bytes, which nobody makes without the private key."""
+        key = library().ed25519.Ed25519PrivateKey.from_private_bytes(self.private)
+        return bytes(key.sign(message))
+
+
+def signed_by(public: bytes, signature: bytes, message: bytes) -> bool:
+    """Whether the owner of `public` has signed this message."""
+    lib = library()
+    try:
+        lib.ed25519.Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (lib.InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def seal(key: bytes, plain: bytes, context: bytes) -> bytes:

@@ -4,26 +4,33 @@
     found.total, found.survivors, found.nbytes
 
     round        client -> server                                  server -> client
-    advertise    two public keys                       64          all public keys                   64 n
+    advertise    three public keys                     96          all public keys                   96 n
     share        sealed shares for n - 1 others        160 (n-1)   those that are for it             160 (n-1)
     masked       y: its numbers, masked                4 N or 8 N  who has sent y, who has not
+    consistency  the lists, signed                     64          all signatures                    64 n
     unmask       a share for each of the n clients     66 n        the sum is known
 
-(bytes; and 32 for the digest of b.) A client may stop answering before any of them. Before `masked`: it is left out of
-the sum, and where it has sent shares its masks are taken off by its key, which t others give back. After `masked`: it
-is in the sum. Fewer than t clients in any round: nobody learns anything, and the round stops.
+(bytes; and 32 for each of two digests, of b and of the list that y is for.) A client may stop answering before any of
+them. Before `masked`: it is left out of the sum, and where it has sent shares its masks are taken off by its key, which
+t others give back. After `masked`: it is in the sum. Fewer than t clients in any round: nobody learns anything, and the
+round stops.
 
-The server here is honest but curious: it keeps to the protocol, and looks at all it gets. A server that lies could tell
-some clients that v has sent y and others that v has dropped out. Each sees lists that agree, and answers; from t of the
-one kind and t of the other it has both secrets of v. With more than half of the clients as threshold there are no two
-such groups. In the paper's variant against active servers that is caught in one more round, ConsistencyCheck: each
-client signs the list that it was sent, and answers only when it has t signatures of the same list. There, keys are
-signed too, so that a server cannot invent clients; and t is above two thirds where clients may help the server. None of
-that is here. Source: Bonawitz et al. (CCS 2017), sections 4 and 6.2, figure 4.
+A curious server keeps to the protocol, and looks at all it gets. What a server that lies could ask for is refused by
+each client (client.py). It could send different lists to different clients, of which each agrees in itself, and have
+the sum of very few: of two from seven with t = 4. So clients sign the lists, and answer only when they have t
+signatures of the same ones, themselves among them; with t above half there are no two lists that both get so many.
+
+What the paper's variant against active servers has besides, and is not here: identities that a third party vouches
+for, by which keys are signed. Without them a server can invent clients, whose shares and signatures it makes itself,
+or put its own keys in another's place. Clients that help the server are not here either: then t is above two thirds.
+And a server that lies can always give out a wrong sum.
+
+Source: Bonawitz et al. (CCS 2017), sections 4 and 6.2, figure 4.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -32,13 +39,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dtcourse.federated.clients import place_in
-from dtcourse.federated.secure.client import Refused, SecureClient, encoded
+from dtcourse.federated.secure.client import Refused, SecureClient
 from dtcourse.federated.secure.fixed_point import FixedPoint
 from dtcourse.federated.secure.server import SecureServer, Stopped, View
-from dtcourse.parameters.agreement import raise_on_all_ranks
+from dtcourse.parameters.agreement import check_agreed, raise_on_all_ranks
 from dtcourse.parameters.replicas import Group
 
-ROUNDS = ("advertise", "share", "masked", "unmask")
+ROUNDS = ("advertise", "share", "masked", "consistency", "unmask")
 T = TypeVar("T")
 
 
@@ -48,7 +55,7 @@ class SecureSum:
 
     total:     (n,) of float64
     survivors: the clients whose vectors are in it
-    lost:      client -> why it did not answer, and from which round on; a share that did not fit
+    lost:      client -> why it did not answer, and from which round on; a message that did not fit
     nbytes:    round -> bytes that clients have sent in it
     view:      what the server has received, on the server's rank 0; None on the others
     """
@@ -78,10 +85,19 @@ def secure_sum(
     dropouts:    client -> the round before which it stops answering
     make_server, make_client: other ones, to try what a curious server or a broken client does
 
-    Raises ValueError on all ranks, before anything is sent, where a number does not fit; Stopped where fewer than
-    `threshold` clients answer.
+    Raises ValueError on all ranks, before anything is sent, where a number does not fit, vectors differ in shape, or
+    ranks in their settings; Stopped where fewer than `threshold` clients answer.
     """
     encoding, dropouts = encoding or FixedPoint(), dropouts or {}
+    rank, world_size = place_in(group)
+    if world_size > 1:
+        settings = {
+            "threshold": threshold,
+            "num_clients": num_clients,
+            "encoding": encoding,
+            "dropouts": dict(sorted(dropouts.items())),
+        }
+        check_agreed(settings, group, "Ranks simulate one aggregation: pass the same on every rank")
     if unknown := sorted(set(dropouts.values()) - set(ROUNDS)):
         raise ValueError(
             f"clients drop out before one of the rounds {', '.join(ROUNDS)}; got {unknown}"
@@ -90,10 +106,10 @@ def secure_sum(
         raise Stopped(
             f"the round stops: there are {num_clients} clients, and a threshold of {threshold}; it is 2 to their number"
         )
-    rank, world_size = place_in(group)
+    _check_vectors(vectors, num_clients, world_size, group)
 
     def build() -> dict[int, SecureClient]:
-        numbers = {k: encoded(x, encoding, num_clients) for k, x in vectors.items()}
+        numbers = {k: encoding.encode(x, num_clients) for k, x in vectors.items()}
         return {k: make_client(k, x, threshold) for k, x in numbers.items()}
 
     clients = raise_on_all_ranks(build, group) if world_size > 1 else build()
@@ -113,12 +129,19 @@ def secure_sum(
         server.ask if server else None,
         sealed,
     )
+    signed = wire.round(
+        "consistency",
+        clients,
+        lambda c: c.consistency(*lists[c.number]),
+        server.pass_signatures if server else None,
+        lists,
+    )
     total = wire.round(
         "unmask",
         clients,
-        lambda c: c.unmask(*lists[c.number]),
+        lambda c: c.unmask(signed[c.number]),
         server.total if server else None,
-        lists,
+        signed,
     )
     misfits = wire.from_server(lambda: server.misfits if server else {})
     return SecureSum(
@@ -128,6 +151,34 @@ def secure_sum(
         wire.nbytes,
         server.view if server else None,
     )
+
+
+def _check_vectors(
+    vectors: Mapping[int, Tensor], num_clients: int, world_size: int, group: Group
+) -> None:
+    """Raises ValueError on all ranks unless num_clients clients have one vector each, all as long."""
+    mine = [(client, tuple(x.shape)) for client, x in vectors.items()]
+    came: list[Any] = [mine]
+    if world_size > 1:
+        came = [None] * world_size
+        dist.all_gather_object(came, mine, group=group)
+    everyone = [pair for theirs in came for pair in theirs]
+    num = len({client for client, _ in everyone})
+    if num < len(everyone):
+        raise ValueError(
+            f"{len(everyone)} vectors are of {num} clients: a client lives on one rank, and has one vector"
+        )
+    if num != num_clients:
+        raise ValueError(
+            f"{num} clients have vectors, and num_clients is {num_clients}: by it is known how large a number may be"
+        )
+    if len({shape for _, shape in everyone}) > 1 or any(len(s) != 1 or 0 in s for _, s in everyone):
+        usual = Counter(s for _, s in everyone if len(s) == 1 and 0 not in s).most_common(1)
+        others = [f"client {k}: {s}" for k, s in sorted(everyone) if not usual or s != usual[0][0]]
+        raise ValueError(
+            f"the vectors are to be (n,), with one n for all clients; {', '.join(others)}"
+            + (f", unlike {usual[0][1]} others, which are {usual[0][0]}" if usual else "")
+        )
 
 
 class _Wire:
@@ -174,8 +225,10 @@ class _Wire:
             try:
                 answer[0] = work()
             except Stopped as stopped:
-                reasons = "; ".join(dict.fromkeys(self.lost.values()))
-                answer[1] = f"{stopped}" + (f" ({reasons})" if reasons else "")
+                reasons = list(dict.fromkeys(self.lost.values()))
+                more = [f"and {len(reasons) - 3} more"] if len(reasons) > 3 else []
+                said = "; ".join(reasons[:3] + more)
+                answer[1] = f"{stopped}" + (f" ({said})" if said else "")
         if self.world_size > 1:
             dist.broadcast_object_list(answer, group=self.group, group_src=0)
         if answer[1] is not None:

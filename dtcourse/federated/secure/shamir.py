@@ -11,8 +11,9 @@ likely as another. Source: Shamir (CACM 1979). A share has 66 bytes.
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 PRIME = 2**521 - 1  # above 2^256, so that a key is a number below it; a prime of Mersenne's
 SHARE_BYTES = 66
@@ -73,7 +74,7 @@ def join(
         raise ValueError(
             f"{len(shares)} shares came, and {threshold} are needed: with fewer the secret may be any number"
         )
-    for holders in itertools.islice(itertools.combinations(shares, threshold), TRIES):
+    for holders in _choices(list(shares), threshold):
         chosen = {v: shares[v] for v in holders}
         value = at_zero(chosen)
         if value >> (8 * SECRET_BYTES):
@@ -87,6 +88,20 @@ def join(
         f"no {threshold} of the {len(shares)} shares, from clients {', '.join(map(str, shares))}, give the secret: "
         "some do not fit"
     )
+
+
+def _choices(holders: list[int], threshold: int) -> Iterator[Sequence[int]]:
+    """Holders whose shares are tried: all choices where they are few, and drawn ones where they are many.
+
+    In order, a wrong share of the first holder would be in thousands of them before the first without it.
+    """
+    if math.comb(len(holders), threshold) <= TRIES:
+        yield from itertools.combinations(holders, threshold)
+        return
+    yield holders[:threshold]
+    draw = secrets.SystemRandom()
+    for _ in range(TRIES):
+        yield draw.sample(holders, threshold)
 
 
 def _on_line(chosen: Mapping[int, int], holder: int, share: int) -> bool:

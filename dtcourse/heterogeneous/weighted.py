@@ -1,0 +1,241 @@
+"""Gradients weighted by samples: with other shares on each rank, still the gradient of the whole batch's mean loss.
+
+    model = WeightedDataParallel(model)
+    with model.step(len(x)):                              # all ranks say how many samples they have in this step
+        model.weigh(loss(model(x), y)).backward()         # the mean loss of this rank's samples
+    optimizer.step()
+
+The mean over ranks of each rank's mean counts a rank's samples the more, the fewer it has: with 12 samples on one and 4
+on another, one of the four counts three times as much as one of the twelve. So each rank's loss is multiplied by
+
+    w_r = p n_r / N         n_r: the samples of that loss;  N: those of all p ranks in this step
+
+and then the mean over ranks is the mean over samples. The loss is weighed, not the gradient: so whatever a hook of the
+Reducer does with a bucket (compression, half precision) it does with the gradients of the weighted loss, and several
+backwards may add up before they travel. w_r is about 1, so nothing overflows that would not otherwise.
+
+A rank without samples has no forward and no backward. It sends zeros when the step ends.
+
+Bytes: an all-reduce of the gradients, as DistributedDataParallel, and 8 bytes from each rank before a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dtcourse import device
+from dtcourse.parameters import buckets
+from dtcourse.parameters.backward import check_only_wrapper, check_same_parameters
+from dtcourse.parameters.buckets import Bucket
+from dtcourse.parameters.hook_states import note_called
+from dtcourse.parameters.plain_replica import require_all_here
+from dtcourse.parameters.reducer import Reducer
+from dtcourse.parameters.replicas import Group, broadcast_model
+from dtcourse.parameters.slices import require_replicas
+from dtcourse.parameters.unused import UsedParameters
+from dtcourse.parameters.wrapper import Wrapper
+from dtcourse.plural import plural
+from dtcourse.streams import Moment
+from dtcourse.torch_private import BATCH_NORM, device_of_messages
+
+
+class WeightedDataParallel(Wrapper):
+    """Wraps `module` so that a step leaves the gradient of the mean loss over all samples, however many each rank has.
+
+    module:   the same on every rank but for its values, which become rank 0's; buffers stay each rank's own then
+    group:    the ranks that share the batch; default: all
+    bucket_cap_mb, find_unused_parameters: as DistributedDataParallel's
+
+    samples:  of all ranks in the step that is open or was the last one, by rank
+    seconds:  what this rank's own work of the last step took, without waiting for others: what Balance takes. None
+              where it had no samples
+
+    Raises ValueError if the ranks built different models, and for batch normalisation that takes each rank's own
+    statistics: with other shares it would compute something else.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Group = None,
+        bucket_cap_mb: float = 25,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        super().__init__()
+        require_all_here(module, type(self).__name__, "Give its stages shares of the layers")
+        require_replicas(module.named_parameters(), group, type(self).__name__)
+        refuse_own_statistics(module)
+        broadcast_model(module, group=group)
+        self.module, self.group = module, group
+        self.require_backward_grad_sync = True
+        self.samples: list[int] = [0] * dist.get_world_size(group)
+        names = {p: n for n, p in module.named_parameters() if p.requires_grad}
+        if not names:
+            raise ValueError("none of the module's parameters needs a gradient: there is no mean")
+        self.reducer = OwnWork(
+            names,
+            group,
+            assign=partial(buckets.assign, bytes_each=int(bucket_cap_mb * (1 << 20))),
+            used=UsedParameters(list(names), find_unused_parameters, False, group),
+        )
+        self._open, self._weighed = False, 0
+        self._scale: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._began: Moment | None = None
+
+    # --- a step ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def step(
+        self, samples: int, scale: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> Iterator[None]:
+        """Forward and backward of this rank's samples in one step: as many as all its losses together are means over.
+
+        samples: 0 where this rank has none, and the rest of the step is done for it
+        scale:   of a loss scaler (`memory.GradScaler().scale`): weigh() scales each loss as well
+
+        Raises ValueError on all ranks for a number that cannot be, where no rank has a sample, and where a rank has
+        none and batch statistics are taken over all of them; at the end on a rank that has weighed fewer than it said.
+        """
+        self.begin(samples)
+        self._scale = scale
+        try:
+            yield
+        finally:
+            self._open = False
+        if samples == 0:
+            if scale:  # a scaler asks each rank whether it has scaled a loss
+                scale(torch.zeros((), device=device.current()))
+            self.reducer.reduce_local()
+        elif self._weighed != samples:
+            raise ValueError(
+                f"this rank has weighed losses of {plural(self._weighed, 'sample')} and said that it had {samples}, so "
+                "the gradients are wrong on all ranks: weigh(loss, samples) each loss by the samples that it is a mean "
+                "over"
+            )
+
+    def begin(self, samples: int) -> None:
+        """A step begins; all ranks say how many samples they have in it. `step` calls it."""
+        where = device_of_messages(self.group)
+        valid = isinstance(samples, int) and not isinstance(samples, bool) and samples >= 0
+        told = torch.tensor([samples if valid else -1], device=where)
+        everyone = [torch.empty_like(told) for _ in self.samples]
+        dist.all_gather(everyone, told, group=self.group)
+        self.samples = [int(one) for one in torch.cat(everyone).tolist()]
+        if min(self.samples) < 0:
+            rank = self.samples.index(-1)
+            mine = f", {samples!r} here" if not valid else ""
+            raise ValueError(
+                f"rank {rank} has 0 samples or more, a whole number; got another{mine}"
+            )
+        if not sum(self.samples):
+            raise ValueError("no rank has a sample in this step: leave it out on all of them")
+        if 0 in self.samples and any(map(takes_statistics, self.module.modules())):
+            raise ValueError(
+                f"rank {self.samples.index(0)} has no samples, and the others would wait for it in each batch "
+                "normalisation: give every rank one at least (Balance(least=1))"
+            )
+        self.reducer.rebuild()
+        self._open, self._weighed = True, 0
+        self._began, self.reducer.ended = Moment(device.current()), None
+
+    def weigh(self, loss: torch.Tensor, samples: int | None = None) -> torch.Tensor:
+        """The loss times what it counts in the batch: call backward on that.
+
+        loss:    the mean over some of this rank's samples
+        samples: how many; default: all of the step. Where a loss is a mean over tokens, say tokens in `step` too
+
+        Raises ValueError outside of a step, or where more is weighed than the step has.
+        """
+        if not self._open:
+            raise ValueError(
+                "weigh() needs to know all ranks' samples: call it in `with model.step(samples):`"
+            )
+        mine = self.samples[dist.get_rank(self.group)]
+        samples = mine if samples is None else samples
+        if not 0 < samples <= mine - self._weighed:
+            raise ValueError(
+                f"this rank has {plural(mine, 'sample')} in this step, {self._weighed} of them weighed already; got a "
+                f"loss of {samples!r} more"
+            )
+        self._weighed += samples
+        weighed = loss * (len(self.samples) * samples / sum(self.samples))
+        return self._scale(weighed) if self._scale else weighed
+
+    @property
+    def seconds(self) -> float | None:
+        """From where all ranks had said their samples to where this rank's gradients were all on their way."""
+        if self._began is None or self.reducer.ended is None:
+            return None
+        return self.reducer.ended.seconds_since(self._began)
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """Runs the wrapped module, and prepares for the backward that will follow."""
+        if not torch.is_grad_enabled():
+            return self.module(*inputs, **keywords)
+        if not self._open:
+            raise ValueError(
+                "a forward for training is part of a step: `with model.step(samples):`"
+            )
+        check_same_parameters(self.module, self.reducer.names)
+        refuse_own_statistics(self.module)
+        if not self.reducer.order:
+            check_only_wrapper(self.reducer, self.reducer.names)
+        output = self.module(*inputs, **keywords)
+        if self.require_backward_grad_sync:
+            self.reducer.prepare_for_backward(output)
+        else:
+            self.reducer.keep_local(output)
+        return output
+
+    def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
+        """Calls hook(state, bucket) in place of the all-reduce, as DistributedDataParallel does: the hook averages.
+
+        Raises RuntimeError for a second one.
+        """
+        if self.reducer.hook is not None:
+            raise RuntimeError("a model has one communication hook: combine the two in one")
+
+        def call(bucket: Bucket) -> Any:
+            note_called(state)
+            return hook(state, bucket)
+
+        self.reducer.hook = call
+
+
+class OwnWork(Reducer):
+    """A Reducer that notes when this rank's own work ended, and waiting began.
+
+    ended: at the last backward that was reduced; None before
+    """
+
+    ended: Moment | None = None
+
+    def finish_backward(self) -> None:
+        """All gradients are on their way: what follows is waiting."""
+        if self.backward.arrivals:
+            self.ended = Moment(device.current())
+        super().finish_backward()
+
+
+def takes_statistics(module: nn.Module) -> bool:
+    """Whether it normalises with statistics of the batch that it is given."""
+    return isinstance(module, BATCH_NORM) and (module.training or module.running_mean is None)
+
+
+def refuse_own_statistics(model: nn.Module) -> None:
+    """Raises ValueError, naming it, for batch normalisation over each rank's own samples."""
+    for name, module in model.named_modules():
+        over_ranks = hasattr(module, "group") or hasattr(module, "process_group")
+        if takes_statistics(module) and not over_ranks:
+            raise ValueError(
+                f"{name or 'the model'} normalises with the statistics of this rank's samples, and no weight makes "
+                "those of uneven shares the whole batch's: take data_parallel.SyncBatchNorm.convert(model), which "
+                "counts samples, another normalisation (LayerNorm, GroupNorm), or its running statistics (.eval())"
+            )

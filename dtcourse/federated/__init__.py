@@ -6,6 +6,7 @@ In the order in which to read them:
     clients.py            many clients on few ranks; who takes part in a round
     vectors.py            a model as one vector
     client_work.py        the steps that a client takes on its own samples
+    settings.py           what ranks that simulate one federation have to be told alike
     fedavg.py             FedAvg and FedProx: the mean of the clients' changes; compressed, if wanted
     scaffold.py           SCAFFOLD: control variates against drift
     server_optimizers.py  FedOpt: the mean change as the gradient of FedAdam, FedYogi, FedAdagrad

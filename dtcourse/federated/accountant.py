@@ -48,18 +48,19 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
-        if not self.epsilon > 0 or not 0 < self.delta < 1:
-            raise ValueError(
-                f"epsilon is above 0 and delta between 0 and 1; got {self.epsilon} and {self.delta}"
-            )
+        if not 0 < self.epsilon < math.inf:
+            raise ValueError(f"epsilon is above 0 and finite; got {self.epsilon}")
+        _check_delta(self.delta)
 
 
 class Accountant:
     """Adds up the divergences of what has been done with one unit's data."""
 
     def __init__(self, orders: Sequence[float] = ORDERS) -> None:
-        if min(orders) <= 1:
-            raise ValueError(f"orders are above 1; got {min(orders)}")
+        if not len(orders):
+            raise ValueError("there is no order to choose from")
+        if wrong := [a for a in orders if not 1 < a < math.inf]:
+            raise ValueError(f"orders are above 1 and finite; got {wrong[0]}")
         self.orders = tuple(orders)
         self.divergences = [0.0] * len(self.orders)
         self._one_step: dict[tuple[float, float], list[float]] = {}
@@ -81,23 +82,40 @@ class Accountant:
     def require(self, budget: Budget, rate: float, noise_multiplier: float, steps: int = 1) -> None:
         """Raises BudgetSpent where so many more steps would pass the budget; nothing is counted."""
         after = self.epsilon_after(rate, noise_multiplier, steps, budget.delta)
-        if after > budget.epsilon:
+        if not after <= budget.epsilon:
             raise BudgetSpent(
                 f"the privacy budget is spent: epsilon is {self.epsilon(budget.delta):.4g} of {budget.epsilon:.4g} at "
                 f"delta = {budget.delta:.3g}, and {steps} more step(s) would make it {after:.4g}. Stop here, or "
                 "begin with more noise or a lower sampling rate"
             )
 
+    def summary(self) -> str:
+        """All that was counted, in six digits: ranks compare it."""
+        return f"{sum(self.divergences):.6g}"
+
     def _after(self, rate: float, noise_multiplier: float, steps: int) -> list[float]:
+        _check_steps(steps, 0)
         key = rate, noise_multiplier
         if key not in self._one_step:
             self._one_step[key] = [renyi_divergence(rate, noise_multiplier, a) for a in self.orders]
         pairs = zip(self.divergences, self._one_step[key], strict=True)
-        return [before + steps * one for before, one in pairs]
+        # no steps tell nothing, of noise 0 too
+        return [before + steps * one if steps else before for before, one in pairs]
+
+
+def _check_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise ValueError(f"delta is between 0 and 1; got {delta}")
+
+
+def _check_steps(steps: int, least: int) -> None:
+    if not isinstance(steps, int) or steps < least:
+        raise ValueError(f"steps is a whole number, {least} or more; got {steps}")
 
 
 def epsilon_of(orders: Sequence[float], divergences: Sequence[float], delta: float) -> float:
     """The smallest epsilon that these divergences give at delta."""
+    _check_delta(delta)
     best = math.inf
     for a, r in zip(orders, divergences, strict=True):
         if delta**2 + math.expm1(-r) >= 0:  # so near to each other that nothing but delta is told
@@ -108,6 +126,9 @@ def epsilon_of(orders: Sequence[float], divergences: Sequence[float], delta: flo
 
 def noise_multiplier_for(budget: Budget, rate: float, steps: int, precision: float = 1e-3) -> float:
     """The smallest z, to `precision`, with which so many steps stay within the budget."""
+    _check_steps(steps, 1)
+    if not precision > 0:
+        raise ValueError(f"precision is above 0; got {precision}")
 
     def fits(z: float) -> bool:
         return Accountant().epsilon_after(rate, z, steps, budget.delta) <= budget.epsilon
@@ -129,13 +150,13 @@ def noise_multiplier_for(budget: Budget, rate: float, steps: int, precision: flo
 def renyi_divergence(rate: float, noise_multiplier: float, order: float) -> float:
     """Of order a > 1, of one step: log A(a) / (a - 1). Infinite without noise, 0 where nobody takes part."""
     q, z, a = rate, noise_multiplier, order
-    if not 0 <= q <= 1 or z < 0:
+    if not 0 <= q <= 1 or not z >= 0 or not 1 < a < math.inf:
         raise ValueError(
-            f"the rate is a probability and the noise multiplier 0 or more; got {q} and {z}"
+            f"the rate is a probability, the noise multiplier 0 or more and the order above 1; got {q}, {z} and {a}"
         )
-    if q == 0:
+    if q == 0 or z == math.inf:
         return 0.0
-    if z == 0:
+    if z * z < 1e-300:  # as without noise
         return math.inf
     if q == 1:
         return a / (2 * z * z)

@@ -13,22 +13,25 @@ number of clients that came, which would tell who came. Without any client the s
 
 The server adds the noise, so it is trusted: it sees each client's change. What it gives out is private. Secure
 aggregation hides the changes from the server, and bounds nothing that the sum tells: the two are for different things.
-The noise comes from the run's seed, so that a lesson gives the same numbers again (see private_work.py).
+The clients of a round follow from the run's seed, so that is the server's secret. The noise has a seed of its own: two
+runs with the same noise would differ by a client's change alone. See private_work.py for what is left out.
 
 Source: McMahan et al. (ICLR 2018, arXiv 1710.06963), algorithm 1 with the fixed-denominator estimator.
 """
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from dtcourse.federated.accountant import Accountant, Budget
 from dtcourse.federated.client_work import ClientWork
 from dtcourse.federated.clients import Clients, generator
 from dtcourse.federated.clipping import clipped, noise_like
-from dtcourse.federated.fedavg import FedAvg, Round
+from dtcourse.federated.fedavg import FedAvg
 from dtcourse.federated.private_work import check_private
 
 
@@ -39,6 +42,8 @@ class ClientLevelFedAvg(FedAvg):
     max_norm:         C, of one client's change
     noise_multiplier: z; the noise's standard deviation is z C
     budget:           round() raises BudgetSpent before it would pass this. None: it is only counted
+    noise_seed:       None: drawn by the system, new in each run, as privacy needs it; a number makes a run that can be
+        repeated, and whose noise anybody can take off who has the number
     accountant:       what the rounds have told
     """
 
@@ -53,21 +58,36 @@ class ClientLevelFedAvg(FedAvg):
         max_norm: float,
         noise_multiplier: float,
         budget: Budget | None = None,
+        noise_seed: int | None = None,
         **options: Any,
     ) -> None:
         check_private(rate, max_norm, noise_multiplier)
         if options.setdefault("weighting", "clients") != "clients":
             raise ValueError('client-level privacy counts all clients alike: weighting="clients"')
         self.rate, self.max_norm, self.noise_multiplier = rate, max_norm, noise_multiplier
-        self.budget, self.accountant = budget, Accountant()
+        self.budget, self.accountant, self.noise_seed = budget, Accountant(), noise_seed
         super().__init__(model, clients, work, None, seed, **options)
+        if noise_seed is None:
+            drawn = [secrets.randbits(63)]
+            if self.world_size > 1:
+                dist.broadcast_object_list(drawn, group=self.group, group_src=0)
+            self.noise_seed = drawn[0]
 
-    def round(self) -> Round:
-        """One round. All ranks call it. Raises BudgetSpent on all of them where the budget does not allow it."""
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {
+            "rate": self.rate,
+            "max_norm": self.max_norm,
+            "noise_multiplier": self.noise_multiplier,
+            "budget": self.budget,
+            "noise_seed": self.noise_seed,
+            "spent": self.accountant.summary(),
+        }
+
+    def begin(self) -> None:
+        """Raises BudgetSpent where the budget does not allow the round."""
         if self.budget is not None:
             self.accountant.require(self.budget, self.rate, self.noise_multiplier)
         self.accountant.spend(self.rate, self.noise_multiplier)
-        return super().round()
 
     def draw_clients(self, number: int) -> list[int]:
         """Each client on its own: their number is drawn too."""
@@ -80,7 +100,6 @@ class ClientLevelFedAvg(FedAvg):
 
     def mean(self, total: Tensor, weight: float) -> Tensor:
         """The noisy sum by the number of clients that is expected: the same noise on every rank."""
-        noise = noise_like(
-            total, self.noise_multiplier * self.max_norm, generator(self.seed, "noise", self.rounds)
-        )
+        draw = generator(self.noise_seed or 0, "noise", self.rounds)
+        noise = noise_like(total, self.noise_multiplier * self.max_norm, draw)
         return (total + noise) / (self.rate * len(self.clients))

@@ -11,7 +11,7 @@ g is the gradient on the next batch. mu > 0 is FedProx's pull back to x; the cor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,6 +63,10 @@ class ClientWork:
         if steps < 1:
             return f"client {client} has managed no step: it sends nothing, and the round goes on without it"
         return ""
+
+    def spent(self, clients: Sequence[int]) -> list[str]:
+        """What these clients have spent of their budgets, where there are any, for ranks to compare."""
+        return []
 
     def batches(self, size: int, steps: int, draw: torch.Generator) -> Iterator[Tensor]:
         """The indices of each step's samples."""

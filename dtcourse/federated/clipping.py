@@ -32,9 +32,17 @@ def per_sample_gradients(
 
 
 def clipped(rows: Tensor, max_norm: float) -> Tensor:
-    """(B, N): rows that are longer than max_norm are shortened to it, the others stay as they are."""
-    norms = rows.norm(dim=1, keepdim=True)
-    return rows * (max_norm / norms.clamp(min=max_norm))
+    """(B, N): rows that are longer than max_norm are shortened to it, the others stay as they are.
+
+    A row with NaN or an infinite number counts as zero: else it would have the sum for itself, whatever the bound.
+    """
+    rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
+    # by the largest number first, so that no square overflows
+    largest = rows.abs().amax(dim=1, keepdim=True).clamp(min=1.0)
+    scaled = rows / largest
+    norms = scaled.norm(dim=1, keepdim=True)
+    bounds = max_norm / largest
+    return torch.where(norms > bounds, scaled * (max_norm / norms), rows)
 
 
 def noise_like(x: Tensor, deviation: float, draw: torch.Generator) -> Tensor:

@@ -21,7 +21,8 @@ and take a plain mean; here the mean is weighted, as in FedAvg, so mu = 0 is Fed
 
 Bytes between clients and server in a round, |S| clients, N bytes of parameters: |S| N down and |S| N up, or what the
 compressor makes of it. Bytes that p ranks send to simulate it (ring): 2 (p - 1) (N + 8), however many clients there
-are, since a rank adds up its own clients first. Memory per rank: 4 N besides the model.
+are, since a rank adds up its own clients first; and their settings, which they compare before each round. Memory per
+rank: 4 N besides the model.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dtcourse.collectives import ring
+from dtcourse.federated import settings
 from dtcourse.federated.client_work import ClientWork
 from dtcourse.federated.clients import Clients, generator, place_in
 from dtcourse.federated.server_optimizers import ServerOptimizer, ServerSGD
@@ -123,17 +125,7 @@ class FedAvg:
         self.rank, self.world_size = place_in(group)
         self.rounds = 0
         if self.world_size > 1:
-            settings = {
-                "sizes": clients.sizes,
-                "num_sampled": self.num_sampled,
-                "seed": seed,
-                "mu": mu,
-                "weighting": weighting,
-                "server": type(self.server).__name__,
-            }
-            check_agreed(
-                settings, group, "Ranks simulate one federation: pass the same on every rank"
-            )
+            self._check_agreed(settings.of_data(clients) | self.settings())
             if init_sync:
                 broadcast_model(model, group=group)
         self.x = self.vector.read()
@@ -141,9 +133,15 @@ class FedAvg:
     # --- a round --------------------------------------------------------------------------------------------
 
     def round(self) -> Round:
-        """One round. All ranks call it."""
+        """One round. All ranks call it. Raises ValueError on all of them where their settings differ."""
         report = Round(self.rounds, self.draw_clients(self.rounds))
-        steps = self._admit(report)
+        wanted = {k: self.work.steps_of(report.number, k) for k in report.drawn}
+        if self.world_size > 1:
+            steps_of_all = {"work.steps": list(wanted.values()), "x": settings.number_of(self.x)}
+            spent = {"work's spent": self.work.spent(report.drawn)}
+            self._check_agreed(self.settings() | steps_of_all | spent)
+        self.begin()
+        steps = self._admit(report, wanted)
         total, weight = self.collect(report, steps)
         report.down_bytes += self.downs * self.vector.nbytes * len(report.drawn)
         delta = self.mean(total, weight)
@@ -152,6 +150,22 @@ class FedAvg:
         self.vector.write(self.x)
         self.rounds += 1
         return report
+
+    def settings(self) -> dict[str, Any]:
+        """What all ranks are to be told alike."""
+        return {
+            "method": type(self).__qualname__,
+            "num_sampled": self.num_sampled,
+            "seed": self.seed,
+            "mu": self.mu,
+            "weighting": self.weighting,
+            "compress": settings.name_of(self.compress),
+            "server": settings.of_server(self.server),
+            **settings.of_work(self.work),
+        }
+
+    def begin(self) -> None:
+        """Before a round's first step; what it raises, it raises on every rank."""
 
     def collect(self, report: Round, steps: dict[int, int]) -> tuple[Tensor, float]:
         """The weighted sum of the clients' changes, and of their weights; the same on every rank.
@@ -194,18 +208,18 @@ class FedAvg:
 
     # --- its parts ------------------------------------------------------------------------------------------
 
-    def _admit(self, report: Round) -> dict[int, int]:
+    def _check_agreed(self, told: dict[str, Any]) -> None:
+        advice = "Ranks simulate one federation: pass the same on every rank"
+        check_agreed(told, self.group, advice)
+
+    def _admit(self, report: Round, wanted: dict[int, int]) -> dict[int, int]:
         """Who takes part, and the steps of each: every rank finds the same without a message."""
         steps: dict[int, int] = {}
-        for client in report.drawn:
-            size, wanted = (
-                len(self.clients.parts[client]),
-                self.work.steps_of(report.number, client),
-            )
-            if sentence := self.work.refusal(client, size, wanted):
+        for client, num in wanted.items():
+            if sentence := self.work.refusal(client, len(self.clients.parts[client]), num):
                 report.skipped[client] = sentence
             else:
-                steps[client] = wanted
+                steps[client] = num
         report.trained = list(steps)
         report.samples = sum(len(self.clients.parts[client]) for client in steps)
         return steps

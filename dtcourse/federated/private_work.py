@@ -10,17 +10,20 @@
 A batch may be empty: then the step is noise alone, since a step left out would tell that. The divisor is rate n, which
 is known beforehand, and not the size of the batch. n itself is taken for public, as FedAvg's weights tell it.
 
-The bound holds against the server too, since the client adds the noise before anything is sent. It is for the samples;
-the client as a whole (that it took part, what its samples have in common) is not hidden: client_level.py is for that.
-The noise comes from the run's seed, so that a lesson gives the same numbers again; who knows the seed can take the
-noise off. In production it comes from the system's secure generator.
+The bound holds against the server too, since the client adds the noise before anything is sent, and nobody else knows
+which batches were drawn. It is for the samples; the client as a whole (that it took part, what its samples have in
+common) is not hidden: client_level.py is for that. Noise and batches are seeded by the system's secure generator,
+unless noise_seed is given. What is left out: torch's generator is not a cryptographer's, and the last digits of a
+float's noise tell of what it was added to (Mironov, CCS 2012): production adds whole numbers.
 
 Source: Abadi et al. (CCS 2016, arXiv 1607.00133), algorithm 1. Memory: N numbers for each sample of a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import secrets
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,7 +31,7 @@ from torch import Tensor
 
 from dtcourse.federated.accountant import Accountant, Budget, BudgetSpent
 from dtcourse.federated.client_work import ClientWork
-from dtcourse.federated.clients import poisson_sample
+from dtcourse.federated.clients import generator, poisson_sample
 from dtcourse.federated.clipping import clipped, noise_like, per_sample_gradients
 from dtcourse.federated.vectors import ModelVector
 
@@ -42,6 +45,8 @@ class SampleLevelWork(ClientWork):
     noise_multiplier: z; the noise's standard deviation is z C
     budget:           of each client; one whose budget is spent takes part no more. None: it is only counted
     accountants:      client -> what it has spent
+    noise_seed:       of noise and batches. None: the system's, new in each run, as privacy needs it; a number makes
+        a run that can be repeated, and whose noise anybody can take off who has the number
 
     Every rank counts all clients, so they agree on who takes part.
     """
@@ -50,7 +55,8 @@ class SampleLevelWork(ClientWork):
     max_norm: float = 1.0
     noise_multiplier: float = 1.0
     budget: Budget | None = None
-    accountants: dict[int, Accountant] = field(default_factory=dict)
+    accountants: dict[int, Accountant] = field(default_factory=dict, compare=False)
+    noise_seed: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,6 +83,27 @@ class SampleLevelWork(ClientWork):
         accountant.spend(self.rate, self.noise_multiplier, steps)
         return ""
 
+    def spent(self, clients: Sequence[int]) -> list[str]:
+        of_them = (self.accountants.get(client, self._fresh) for client in clients)
+        return [accountant.summary() for accountant in of_them]
+
+    def train(
+        self,
+        vector: ModelVector,
+        x: Tensor,
+        data: tuple[Tensor, Tensor],
+        steps: int,
+        draw: torch.Generator,
+        mu: float = 0.0,
+        correction: Tensor | None = None,
+    ) -> Tensor:
+        """As ClientWork's; which samples are drawn, and the noise, is not the run's seed's to say."""
+        if self.noise_seed is None:
+            secret = torch.Generator().manual_seed(secrets.randbits(63))
+        else:
+            secret = generator(self.noise_seed, "private", draw.initial_seed())
+        return super().train(vector, x, data, steps, secret, mu, correction)
+
     def batches(self, size: int, steps: int, draw: torch.Generator) -> Iterator[Tensor]:
         for _ in range(steps):
             yield poisson_sample(size, self.rate, draw)
@@ -92,8 +119,8 @@ class SampleLevelWork(ClientWork):
 
 def check_private(rate: float, max_norm: float, noise_multiplier: float) -> None:
     """Raises ValueError where these make no private sum."""
-    if not 0 < rate <= 1 or not max_norm > 0 or not noise_multiplier >= 0:
+    if not 0 < rate <= 1 or not 0 < max_norm < math.inf or not 0 <= noise_multiplier < math.inf:
         raise ValueError(
-            f"rate is in (0, 1], max_norm above 0 and noise_multiplier 0 or more; got {rate}, {max_norm} and "
-            f"{noise_multiplier}"
+            f"rate is in (0, 1], max_norm above 0 and finite, noise_multiplier 0 or more and finite; got {rate}, "
+            f"{max_norm} and {noise_multiplier}"
         )

@@ -56,10 +56,17 @@ class SecureFedAvg(FedAvg):
                 f"the threshold is more than half of the {asked} clients of a round: {asked // 2 + 1} or more; "
                 f"got {threshold}"
             )
-        super().__init__(model, clients, work, num_sampled, seed, **options)
         self.threshold, self.encoding = threshold, encoding or FixedPoint()
         self.dropouts: dict[int, str] = dict(dropouts or {})
         self.last: SecureSum | None = None
+        super().__init__(model, clients, work, num_sampled, seed, **options)
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {
+            "threshold": self.threshold,
+            "encoding": self.encoding,
+            "dropouts": dict(sorted(self.dropouts.items())),
+        }
 
     def collect(self, report: Round, steps: dict[int, int]) -> tuple[Tensor, float]:
         """The sums, as the server has them."""

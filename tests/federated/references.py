@@ -96,3 +96,51 @@ def rounded_sum(vectors, among, encoding):
     """The sum of some clients' vectors in whole numbers, as Python has them: what secure aggregation gives."""
     scale, n = 2**encoding.fraction_bits, len(next(iter(vectors.values())))
     return [sum(round(float(vectors[k][i]) * scale) for k in among) / scale for i in range(n)]
+
+
+def shortened(row, max_norm):
+    """Clipped as nn.utils.clip_grad_norm_ does it, which adds 1e-6 to the norm; so by hand."""
+    return row if row.norm() <= max_norm else row / row.norm() * max_norm
+
+
+def private_clients(clients, rounds, q, max_norm, z, noise_seed, steps=2):
+    """DP-FedAvg, algorithm 1 of McMahan et al., client by client."""
+    model, x = build(), flat(build())
+    for number in range(rounds):
+        coins = torch.rand(
+            len(clients), generator=generator(SEED, "clients", number), dtype=torch.float64
+        )
+        total = torch.zeros_like(x)
+        for k in (k for k in range(len(clients)) if coins[k] < q and clients.sizes[k]):
+            batches = [torch.arange(clients.sizes[k])] * steps
+            total += shortened(from_start(model, x, clients.of(k), batches) - x, max_norm)
+        draw = generator(noise_seed, "noise", number)
+        total += torch.randn(len(x), generator=draw, dtype=torch.float64) * z * max_norm
+        x = x + total / (q * len(clients))
+    return x
+
+
+def private_samples(clients, rounds, q, max_norm, z, noise_seed, steps=2):
+    """FedAvg of clients that take steps of DP-SGD, algorithm 1 of Abadi et al., sample by sample."""
+    model, x = build(), flat(build())
+    for number in range(rounds):
+        mean = torch.zeros_like(x)
+        for k in (k for k in range(len(clients)) if clients.sizes[k]):
+            inputs, targets = clients.of(k)
+            own = generator(SEED, "work", number, k)
+            draw, y = generator(noise_seed, "private", own.initial_seed()), x
+            for _ in range(steps):
+                vector_to_parameters(y.clone(), model.parameters())
+                coins = torch.rand(len(inputs), generator=draw, dtype=torch.float64)
+                total = torch.zeros_like(x)
+                for i in (i for i in range(len(inputs)) if coins[i] < q):
+                    loss = F.cross_entropy(model(inputs[i : i + 1]), targets[i : i + 1])
+                    row = torch.cat(
+                        [g.flatten() for g in torch.autograd.grad(loss, [*model.parameters()])]
+                    )
+                    total += shortened(row, max_norm)
+                total += torch.randn(len(x), generator=draw, dtype=torch.float64) * z * max_norm
+                y = y - LR * total / (q * len(inputs))
+            mean += clients.sizes[k] * y / sum(clients.sizes)
+        x = mean
+    return x

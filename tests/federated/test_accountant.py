@@ -128,7 +128,43 @@ def test_mistakes_get_sentences():
     for attempt, words in (
         (lambda: Accountant([1.0, 2.0]), "orders are above 1"),
         (lambda: Budget(0, 1e-5), "epsilon is above 0"),
-        (lambda: renyi_divergence(1.1, 1, 2), "the rate is a probability"),
-    ):
+        (lambda: Budget(math.inf, 1e-5), "epsilon is above 0 and finite"),
+        (lambda: Budget(1.0, 1.0), "delta is between 0 and 1"),
+        (lambda: Accountant([]), "there is no order"),
+        (lambda: Accountant([2, math.inf]), "orders are above 1 and finite"),
+        (lambda: Accountant().spend(0.1, 1.0, steps=-1), "steps is a whole number, 0 or more; got -1"),
+        (lambda: Accountant().spend(0.1, 1.0, steps=0.5), "steps is a whole number"),
+        (lambda: Accountant().epsilon(1.0), "delta is between 0 and 1; got 1.0"),
+        (lambda: Accountant().epsilon(0.0), "delta is between 0 and 1; got 0.0"),
+        (lambda: noise_multiplier_for(Budget(1, 1e-5), 0.1, 0), "steps is a whole number, 1 or more"),
+        (lambda: noise_multiplier_for(Budget(1, 1e-5), 0.1, 1, 0.0), "precision is above 0"),
+        (lambda: noise_multiplier_for(Budget(1, 1e-5), 1.5, 1), "the rate is a probability"),
+        *(
+            (lambda q=q, z=z, a=a: renyi_divergence(q, z, a), "the rate is a probability")
+            for q, z, a in (
+                (1.1, 1, 2), (-0.1, 1, 2), (math.nan, 1, 2), (0.1, -1, 2), (0.1, math.nan, 2),
+                (0.1, 1, 1), (0.1, 1, math.nan),
+            )
+        ),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             attempt()
+    spent = Accountant()
+    spent.spend(0.1, 1.0, 10)
+    before = spent.epsilon(1e-5)
+    with pytest.raises(ValueError, match="steps is a whole number"):
+        spent.spend(0.1, 1.0, -10)
+    assert spent.epsilon(1e-5) == before
+
+
+def test_no_noise_tells_all_and_endless_noise_nothing():
+    for z in (0.0, 1e-200):
+        assert renyi_divergence(0.1, z, 2) == renyi_divergence(1.0, z, 2.5) == math.inf
+        nothing = Accountant()
+        with pytest.raises(BudgetSpent, match="1 more step"):
+            nothing.require(Budget(100.0, 1e-3), 0.1, z)
+        assert nothing.epsilon(1e-3) == 0
+    quiet = Accountant()
+    quiet.spend(0.1, math.inf, 1000)
+    quiet.spend(0.0, 1.0, 1000)
+    assert quiet.epsilon(1e-5) == 0

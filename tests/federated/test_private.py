@@ -6,10 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dtcourse import launch
 from dtcourse.federated import (
     Budget,
     BudgetSpent,
     ClientLevelFedAvg,
+    Clients,
     ClientWork,
     FedAvg,
     SampleLevelWork,
@@ -19,29 +21,95 @@ from dtcourse.federated import (
 )
 from dtcourse.federated.clients import generator
 from dtcourse.federated.vectors import ModelVector
-from tests.federated.references import LR, SEED, build, federation
+from tests.federated.references import LR, SEED, build, federation, private_clients, private_samples
 
 CLIENTS = federation()
 WITH_DATA = sum(size > 0 for size in CLIENTS.sizes)
 
 
-def private(steps=2, rate=0.5, max_norm=1.0, noise=1.0, budget=None):
+NOISE_SEED, TIGHT = 17, 0.05
+
+
+def private(steps=2, rate=0.5, max_norm=1.0, noise=1.0, budget=None, noise_seed=NOISE_SEED):
     return SampleLevelWork(
-        F.cross_entropy,
-        LR,
-        steps,
-        rate=rate,
-        max_norm=max_norm,
-        noise_multiplier=noise,
-        budget=budget,
-    )
-
-
-def client_level(rate=0.5, max_norm=1.0, noise=1.0, budget=None, seed=SEED, lr=LR):
-    return ClientLevelFedAvg(
-        build(), CLIENTS, ClientWork(F.cross_entropy, lr, 2), seed,
-        rate=rate, max_norm=max_norm, noise_multiplier=noise, budget=budget,
+        F.cross_entropy, LR, steps, rate=rate, max_norm=max_norm, noise_multiplier=noise, budget=budget,
+        noise_seed=noise_seed,
     )  # fmt: skip
+
+
+def client_level(
+    rate=0.5, max_norm=1.0, noise=1.0, budget=None, lr=LR, noise_seed=NOISE_SEED, clients=CLIENTS
+):
+    return ClientLevelFedAvg(
+        build(), clients, ClientWork(F.cross_entropy, lr, 2), SEED,
+        rate=rate, max_norm=max_norm, noise_multiplier=noise, budget=budget, noise_seed=noise_seed,
+    )  # fmt: skip
+
+
+def both_levels():
+    found = []
+    for federated in (
+        client_level(max_norm=TIGHT),
+        FedAvg(build(), CLIENTS, private(max_norm=TIGHT), seed=SEED),
+        client_level(noise_seed=None),
+    ):
+        for _ in range(2):
+            federated.round()
+        found.append(federated.x)
+    return found
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_ranks_do_what_the_papers_say(p):
+    """Where each change, and each sample's gradient, is longer than what it is clipped to."""
+    run = [both_levels()] if p == 1 else list(launch(both_levels, p, backend="ring", timeout=240))
+    right = (0.5, TIGHT, 1.0, NOISE_SEED)
+    for found in run:
+        torch.testing.assert_close(
+            found[0], private_clients(CLIENTS, 2, *right), rtol=0, atol=1e-12
+        )
+        torch.testing.assert_close(
+            found[1], private_samples(CLIENTS, 2, *right), rtol=0, atol=1e-12
+        )
+        assert torch.equal(found[2], run[0][2])  # noise that nobody has chosen is all ranks'
+
+
+def test_noise_is_new_in_each_run_round_client_and_step():
+    def noises(seed):
+        federated, work = (
+            client_level(lr=1e-12, noise_seed=seed),
+            private(1, max_norm=1e-9, noise=1e9, noise_seed=seed),
+        )
+        xs = [federated.x, *(federated.round() and federated.x for _ in range(2))]
+        vector = ModelVector(build())
+        x, data = vector.read(), (CLIENTS.inputs[:1], CLIENTS.targets[:1])
+        drawn = [generator(SEED, "work", 0, client) for client in (0, 1)]
+        ys = [work.train(vector, x, data, 1, draw) for draw in drawn]
+        return [xs[1] - xs[0], xs[2] - xs[1], ys[0] - x, ys[1] - x]
+
+    vectors = torch.stack([*noises(None), *noises(None), *noises(1), *noises(2)])
+    like = torch.corrcoef(vectors) - torch.eye(len(vectors))
+    assert like.abs().max() < 6 / vectors.shape[1] ** 0.5
+    assert torch.equal(torch.stack(noises(1)), vectors[8:12])
+
+
+def test_what_is_not_finite_is_clipped_to_nothing():
+    """A bound that NaN passes is none: one sample would turn the whole sum into NaN."""
+    rows = torch.tensor([[torch.nan, 1.0], [torch.inf, 0.0], [-torch.inf, torch.nan], [3.0, 4.0]])
+    assert torch.allclose(clipped(rows, 1.0), torch.tensor([[0, 0], [0, 0], [0, 0], [0.6, 0.8]]))
+    for dtype, huge in ((torch.float32, 3e38), (torch.float64, 1e308)):
+        long = clipped(torch.tensor([[huge, 0.0], [huge, -huge], [0.0, 0.0]], dtype=dtype), 0.5)
+        assert torch.allclose(long.norm(dim=1), torch.tensor([0.5, 0.5, 0.0], dtype=dtype))
+    inputs = CLIENTS.inputs.clone()
+    bad = max(range(len(CLIENTS)), key=lambda k: CLIENTS.sizes[k])
+    inputs[CLIENTS.parts[bad][0]] = torch.inf
+    broken = Clients(inputs, CLIENTS.targets, CLIENTS.parts)
+    federated = client_level(rate=1.0, clients=broken)
+    federated.round()
+    assert federated.x.isfinite().all()
+    federated = FedAvg(build(), broken, private(rate=1.0), seed=SEED)
+    federated.round()
+    assert federated.x.isfinite().all()
 
 
 def test_each_sample_has_its_gradient():
@@ -96,7 +164,7 @@ def test_what_runs_is_the_accountants_sampling():
 
 def test_noise_is_as_long_as_the_formula_has_it():
     """The deviation of n = 460 numbers is known to 1 / sqrt(2 n) of it."""
-    vector, size = ModelVector(build()), CLIENTS.sizes[0]
+    vector = ModelVector(build())
     x, y = CLIENTS.inputs[:0], CLIENTS.targets[:0]
     within = 5 / (2 * vector.n) ** 0.5
     work = private(rate=0.25, max_norm=3.0, noise=2.0)
@@ -104,7 +172,6 @@ def test_noise_is_as_long_as_the_formula_has_it():
         vector, x, y, 40, generator(0, "noise")
     )  # an empty batch: noise, by rate n
     assert alone.std() * 0.25 * 40 / 6.0 == pytest.approx(1, abs=within)
-    assert size >= 0
     federated = client_level(rate=0.5, max_norm=3.0, noise=2.0, lr=1e-12)
     start = federated.x
     federated.round()
@@ -146,6 +213,9 @@ def test_mistakes_get_sentences():
     for attempt, words in (
         (lambda: private(rate=0.0), "rate is in"),
         (lambda: private(noise=-1.0), "noise_multiplier 0 or more"),
+        (lambda: private(noise=float("nan")), "noise_multiplier 0 or more"),
+        (lambda: private(max_norm=float("inf")), "max_norm above 0 and finite"),
+        (lambda: client_level(rate=1.5), "rate is in"),
         (lambda: SampleLevelWork(F.cross_entropy, LR, 1, 8), "leave batch_size out"),
         (
             lambda: ClientLevelFedAvg(

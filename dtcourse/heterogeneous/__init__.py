@@ -15,6 +15,7 @@ In the order in which to read them:
     weighted.py    the gradient of the whole batch, though ranks have other numbers of samples
     capability.py  seconds per sample, measured, and known to all ranks
     balance.py     shares that follow it, and do not flap
+    task_queue.py  tasks that any rank may do, though some die
 """
 
 from dtcourse.heterogeneous.balance import Balance, Hysteresis
@@ -26,14 +27,19 @@ from dtcourse.heterogeneous.shares import (
     samples_that_fit,
     step_seconds,
 )
+from dtcourse.heterogeneous.task_queue import Done, TaskFailed, TaskLost, do_tasks
 from dtcourse.heterogeneous.weighted import WeightedDataParallel
 
 __all__ = [
     "Balance",
     "Capability",
+    "Done",
     "Hysteresis",
     "Meter",
+    "TaskFailed",
+    "TaskLost",
     "WeightedDataParallel",
+    "do_tasks",
     "ideal_seconds",
     "measured",
     "of_all_ranks",

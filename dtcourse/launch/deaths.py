@@ -36,16 +36,19 @@ def _tell(where: str, rank: int, how: str) -> None:
 
 
 class Deaths:
-    """In a rank: who has died by now, and how."""
+    """In a rank: who has died by now, and how.
 
-    def __init__(self, where: str) -> None:
-        self._where, self._store = where, None
+    where: the store's place, as rendezvous.join takes it;  store: where the rank has joined it already
+    """
+
+    def __init__(self, where: str = "", store: Any = None) -> None:
+        self._where, self._store = where, store
         self._known: dict[int, str] = {}
         self._count = 0
         self._lock = threading.Lock()
 
     def read(self) -> dict[int, str]:
-        """By rank. Asks the store, over a connection of its own that is made when it is first needed."""
+        """By rank. Asks the store, over a connection that is made when it is first needed."""
         with self._lock, suppress(RuntimeError, OSError):
             store: Any = self._store
             if store is None:

@@ -205,6 +205,14 @@ def own_client(store: dist.Store) -> dist.Store:
     return store.clone()  # type: ignore[attr-defined]
 
 
+def default_store() -> Any:
+    """The store in which the ranks of the default group have met, without the group's own prefix."""
+    store = c10d._get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store
+
+
 def factor_of(op: Any) -> float | None:
     """The factor of an op of torch's _make_nccl_premul_sum; None where it has none. `op.factor` came with 2.13."""
     if not isinstance(op, dist.ReduceOp):

@@ -48,7 +48,7 @@ def test_each_number_is_the_largest_of_all_ranks_and_the_same_as_in_the_search()
     }
 
 
-def test_a_probe_runs_on_the_answers_ranks_after_it_and_is_no_trial_of_its_own():
+def test_a_probe_runs_on_ranks_that_know_no_answer_and_is_no_trial_of_its_own():
     answer = InKernel({"choose": lambda measure, told: CHOICES[0]})
     found = case().tried(answer, job, CHOICES)
     assert dict(zip(CHOICES, found.probed, strict=True)) == case().search()
@@ -122,12 +122,40 @@ def cells(measure):
     return dict(zip(measure.__code__.co_freevars, measure.__closure__, strict=True))
 
 
-def test_what_a_choice_measures_is_told_by_a_rank_on_which_no_answer_is_called():
+def test_what_a_choice_measures_is_measured_by_ranks_that_know_no_answer():
     def answer(measure, told):
         cells(measure)["run"].cell_contents = lambda at: (1e-9,)
         return 2, True
 
-    assert tried(answer).measured is None, "nobody has run it"
+    found = tried(answer)
+    assert found.measured == pytest.approx((2.0,)) and not found.seen
+
+
+class Forges:
+    """An answer that changes what ranks measure with wherever it arrives, as its text does where it is run first."""
+
+    def __setstate__(self, state):
+        import torch.distributed as dist
+
+        plain = dist.all_reduce
+
+        def all_reduce(tensor, *arguments, **options):
+            plain(tensor, *arguments, **options)
+            tensor.mul_(1e-9)
+
+        dist.all_reduce = all_reduce
+
+    def __getstate__(self):
+        return {"changes": True}
+
+    def __call__(self, measure, told):
+        return 2, True
+
+
+def test_an_answer_that_changes_all_ranks_changes_nothing_of_what_counts():
+    found = case().tried(InKernel({"choose": Forges()}), job, CHOICES)
+    assert found.measured == pytest.approx((2.0,))
+    assert dict(zip(CHOICES, found.probed, strict=True)) == case().search()
 
 
 def test_so_many_choices_may_be_run_in_whichever_way():
@@ -135,10 +163,5 @@ def test_so_many_choices_may_be_run_in_whichever_way():
         run = cells(measure)["run"].cell_contents
         return CHOICES[min(range(3), key=run)]
 
-    def again(measure, told):
-        return CHOICES[min(range(3), key=lambda at: cells(measure)["run"].cell_contents(at + 3))]
-
     with pytest.raises(Refused, match="more than 2 choices run"):
         tried(answer)
-    with pytest.raises(Refused, match="more than one choice run as its last"):
-        tried(again)

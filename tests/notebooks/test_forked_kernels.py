@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import socket
 import subprocess
 import sys
 import time
+import zlib
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,10 +17,14 @@ import psutil
 import pytest
 
 from dtcourse.launch import template
+from tools import forked_kernels
+from tools.nursery import Nursery
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
-    pytest.mark.stands_on("tools/forked_kernels.py", "dtcourse/launch/", share=(1, 10)),
+    pytest.mark.stands_on(
+        "tools/forked_kernels.py", "tools/nursery.py", "dtcourse/launch/", share=(1, 10)
+    ),
     pytest.mark.skipif(not template.POSSIBLE, reason="kernels begin as usual but on Linux"),
 ]
 LOOK = """
@@ -28,6 +32,8 @@ import json, multiprocessing.process, os, random, signal, sys, time
 import matplotlib, numpy
 from dtcourse import launch
 from dtcourse.launch import template
+from tools import forked_kernels
+from tools.nursery import Nursery
 
 def own():
     return {
@@ -64,13 +70,19 @@ def kernels(tmp_path_factory):
     for name, codes in {"a": [LOOK], "b": ["1 / 0"], "c": [LOOK], "alone": [LOOK]}.items():
         given = [nbformat.v4.new_code_cell(code) for code in [f"NAME = '{name}.json'", *codes]]
         nbformat.write(nbformat.v4.new_notebook(cells=given), folder / f"{name}.ipynb")
-    printed = run(folder, ["a", "b", "c"], "-p", "tools.forked_kernels")
+    draw = turn_of_none("a", "b", "c")  # in which none of these has a kernel of its own
+    printed = run(folder, draw, ["a", "b", "c"], "-p", "tools.forked_kernels")
     assert "1 failed" in printed and "5 passed" in printed, printed
-    assert "2 passed" in run(folder, ["alone"])
+    assert "2 passed" in run(folder, draw, ["alone"])
     return [json.loads((folder / f"{name}.json").read_text()) for name in ("a", "c", "alone")]
 
 
-def run(folder, names, *plugin):
+def turn_of_none(*names):
+    taken = {-zlib.crc32(f"{name}.ipynb".encode()) % forked_kernels.OWN for name in names}
+    return f"{min(set(range(forked_kernels.OWN)) - taken):08x}"
+
+
+def run(folder, draw, names, *plugin):
     record = str(folder / "record.jsonl")
     command = [sys.executable, str(ROOT / "tools" / "recorded_pytest.py"), record, *plugin]
     command += [
@@ -83,6 +95,7 @@ def run(folder, names, *plugin):
     ]
     command += [str(folder / f"{name}.ipynb") for name in names]
     environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
+    environment[forked_kernels.rotation.DRAW] = draw
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
@@ -111,7 +124,7 @@ def test_it_ends_with_pytest(tmp_path):
     code = """
 import os, sys, time
 from jupyter_client.manager import KernelManager
-import forked_kernels
+from tools import forked_kernels
 class Config:
     getoption = staticmethod(lambda *names: None)
 forked_kernels.pytest_configure(Config())
@@ -123,7 +136,7 @@ print(kernel, nursery, os.getpid(), flush=True)
 time.sleep(1)
 os.kill(os.getpid(), 9)
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tools")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=environment,
@@ -148,9 +161,7 @@ def runs(pid):
 
 
 def test_where_the_nursery_has_died_kernels_begin_as_usual(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    forked_kernels = importlib.import_module("forked_kernels")
-    nursery = forked_kernels.Nursery()
+    nursery = Nursery()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         nursery.socket, nursery.process = ours, object()  # that is to have begun
@@ -161,9 +172,7 @@ def test_where_the_nursery_has_died_kernels_begin_as_usual(monkeypatch):
 
 
 def test_a_variable_that_is_read_once_asks_for_a_new_one(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    forked_kernels = importlib.import_module("forked_kernels")
-    nursery = forked_kernels.Nursery()
+    nursery = Nursery()
     monkeypatch.setattr(nursery, "_begin", lambda: pytest.fail("it would be asked"))
     for other in (
         {"OMP_NUM_THREADS": "7"},
@@ -173,3 +182,24 @@ def test_a_variable_that_is_read_once_asks_for_a_new_one(monkeypatch):
         assert nursery.kernel([], {"env": nursery.environment | other}) is None
     with pytest.raises(pytest.fail.Exception):
         nursery.kernel([], {"env": nursery.environment | {"HOME": "elsewhere"}})
+
+
+def test_some_notebooks_have_a_kernel_of_their_own(monkeypatch):
+    """One in four with each draw, all of them with four in a row; and those that set what a library reads once."""
+    names = [Path(f"{number}.ipynb") for number in range(400)]
+    seen = []
+    for turn in range(4):
+        monkeypatch.setattr(forked_kernels.rotation, "draw", lambda turn=turn: f"{turn:08x}")
+        seen.append({name for name in names if forked_kernels.begins_as_usual(name)})
+    assert set.union(*seen) == set(names) and sum(map(len, seen)) == len(names)
+    assert all(60 < len(one) < 140 for one in seen)
+
+
+def test_notebooks_that_set_what_is_read_once_are_known():
+    own = [
+        path.name.partition("-")[0]
+        for folder in ("lessons", "solutions")
+        for path in sorted((ROOT / folder).glob("*.ipynb"))
+        if forked_kernels.sets_what_is_read_once(path)
+    ]
+    assert own == ["02", "24", "24b"]

@@ -14,7 +14,8 @@ from typing import Any
 
 from dtcourse.course.judging.asking import Answer
 from dtcourse.course.judging.threads import one_thread
-from dtcourse.course.judging.trials import Choice, Measured, Tried, require_possible
+from dtcourse.course.judging.trial_ranks import Choice, Measured, measuring, named, place
+from dtcourse.course.judging.trials import Tried, require_possible
 from dtcourse.course.judging.verdicts import require_near_best
 
 
@@ -38,10 +39,10 @@ class Simulated:
     def tried(self, answer: Answer) -> Tried:
         """What an answer chooses. Raises CheckFailed as Answer.call does."""
         what = (self.job, list(self.choices), tuple(self.given), tuple(self.told), self.most)
-        choice, seen = answer.call(_session, *what, timeout=60.0)
-        choice = tuple(choice) if isinstance(choice, (list, tuple)) else choice
-        at = _place(self.choices, choice)
-        measured = None if at is None else self.measured(self.choices[at])
+        got, seen = answer.call(_session, *what, timeout=60.0)
+        choice = named(self.choices, got)
+        at = place(self.choices, choice)
+        measured = None if at is None else self.measured(choice)
         return Tried(choice, measured, [(tuple(a), tuple(b)) for a, b in seen])
 
     def measured(self, choice: Choice) -> Measured:
@@ -74,16 +75,6 @@ def require_near_best_of(
     require_near_best(where, tried.choice, taken, least, "s", hint, near)
 
 
-def _place(choices: Sequence[Choice], choice: Any) -> int | None:
-    """Where a choice is among them. True is 1 in Python, and here it is not."""
-    if not isinstance(choice, (list, tuple)):
-        return None
-    for at, one in enumerate(choices):
-        if one == tuple(choice) and list(map(type, one)) == list(map(type, choice)):
-            return at
-    return None
-
-
 def _session(
     choose: Callable[..., Any],
     job: Callable[..., Measured],
@@ -93,20 +84,7 @@ def _session(
     most: int,
 ) -> tuple[Any, list[tuple[Choice, Measured]]]:
     """In the answer's process: what it chose, and what it had measured before."""
-    seen: dict[Choice, Measured] = {}
-
-    def measure(*choice: Any) -> Measured:
-        at = _place(choices, choice)
-        if at is None:
-            raise ValueError(f"measure{choice!r}: this is no possible choice")
-        if choice not in seen:
-            if len(seen) == most:
-                raise ValueError(
-                    f"measure{choice!r}: {most} choices have been measured, and no more may be"
-                )
-            seen[choice] = job(choices[at], *given)
-        return seen[choice]
-
+    measure, seen = measuring(choices, most, lambda at: job(choices[at], *given))
     with one_thread():
         chosen = choose(measure, *told)
     return chosen, list(seen.items())

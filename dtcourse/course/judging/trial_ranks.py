@@ -1,6 +1,7 @@
 """The ranks of a decision that is run (trials.py): rank 0 has the answer, and the others tell what was run.
 
-An answer reaches all that lies in its own process, so rank 0 is believed in nothing but what it names.
+An answer reaches all that lies in its own processes. So these ranks are believed in what the answer names, and what
+that is worth is measured by ranks that know no answer.
 """
 
 from __future__ import annotations
@@ -14,62 +15,36 @@ from dtcourse.course.judging.requirements import Refused
 
 Choice = tuple[Any, ...]
 Measured = tuple[float, ...]
+Job = Callable[..., Measured]
 
 
-def _measured(job: Callable[..., Measured], choice: Choice, given: Sequence[Any]) -> Measured:
-    """On all ranks: the job once; of each number the largest of all ranks."""
-    import torch.distributed as dist
-
-    found = torch.tensor(job(choice, *given), dtype=torch.double)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return tuple(found.tolist())
+def named(choices: Sequence[Choice], got: Any) -> Any:
+    """What an answer returned, as a choice: a list is a tuple here, and a word the choice of that word alone."""
+    if isinstance(got, str) and len(choices[0]) == 1:
+        return (got,)
+    return tuple(got) if isinstance(got, (list, tuple)) else got
 
 
-def all_of(
-    job: Callable[..., Measured], choices: list[Choice], given: Sequence[Any]
-) -> list[Measured]:
-    """On all ranks: each of the choices, one after the other."""
-    return [_measured(job, choice, given) for choice in choices]
+def place(choices: Sequence[Choice], choice: Any) -> int | None:
+    """Where a choice is among them; None where it is not. True is 1 in Python, and here it is not."""
+    for at, one in enumerate(choices):
+        if one == choice and list(map(type, one)) == list(map(type, choice)):
+            return at
+    return None
 
 
-def nothing(choice: Choice) -> Measured:
-    """A probe that measures nothing."""
-    return ()
+def measuring(
+    choices: Sequence[Choice], most: int, run: Callable[[int], Measured]
+) -> tuple[Callable[..., Measured], dict[Choice, Measured]]:
+    """What an answer is given as `measure`, and what has been measured by it.
 
-
-def session(
-    choose: Any,
-    job: Callable[..., Measured],
-    choices: list[Choice],
-    given: Any,
-    told: Any,
-    most: int,
-    probe: Callable[..., Measured],
-    probed: list[Choice],
-) -> Any:
-    """On each rank: rank 0 asks the answer, and all run what it tries. What it chose, or what was run (_asked)."""
-    import torch.distributed as dist
-
-    if dist.get_rank():
-        tries, last = _asked(job, choices, given, most)
-        return tries, last, all_of(probe, probed, given)
-    index = torch.zeros(1, dtype=torch.int64)
+    most: choices that may be measured; one of them again is not run again
+    run: measures the choice at this place
+    """
     seen: dict[Choice, Measured] = {}
 
-    def place(choice: Any) -> int | None:
-        # True is 1 in Python, and here it is not.
-        for at, one in enumerate(choices):
-            if one == choice and list(map(type, one)) == list(map(type, choice)):
-                return at
-        return None
-
-    def run(at: int) -> Measured:
-        index.fill_(at)
-        dist.broadcast(index, 0)
-        return _measured(job, choices[at % len(choices)], given)
-
     def measure(*choice: Any) -> Measured:
-        at = place(choice)
+        at = place(choices, choice)
         if at is None:
             raise ValueError(f"measure{choice!r}: this is no possible choice")
         if choice not in seen:
@@ -80,42 +55,61 @@ def session(
             seen[choice] = run(at)
         return seen[choice]
 
-    got = choose(measure, *told)
-    choice = tuple(got) if isinstance(got, (list, tuple)) else got
-    if isinstance(got, str) and len(choices[0]) == 1:
-        choice = (got,)
-    at = place(choice)
-    if at is not None:
-        run(at + len(choices))
+    return measure, seen
+
+
+def _measured(job: Job, choice: Choice, given: Sequence[Any]) -> Measured:
+    """On all ranks: the job once; of each number the largest of all ranks."""
+    import torch.distributed as dist
+
+    found = torch.tensor(job(choice, *given), dtype=torch.double)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return tuple(found.tolist())
+
+
+def all_of(runs: Sequence[tuple[Job, Choice]], given: Sequence[Any]) -> list[Measured]:
+    """On ranks that know no answer: each job for its choice, one after the other."""
+    return [_measured(job, choice, given) for job, choice in runs]
+
+
+def session(
+    choose: Any, job: Job, choices: list[Choice], given: Sequence[Any], told: Any, most: int
+) -> Any:
+    """On each rank: rank 0 asks the answer, and all run what it tries. What it chose; on the others, what was run."""
+    import torch.distributed as dist
+
+    if dist.get_rank():
+        return _asked(job, choices, given, most)
+    index = torch.zeros(1, dtype=torch.int64)
+
+    def run(at: int) -> Measured:
+        index.fill_(at)
+        dist.broadcast(index, 0)
+        return _measured(job, choices[at], given)
+
+    measure, _ = measuring(choices, most, run)
+    chosen = choose(measure, *told)
     index.fill_(-1)
     dist.broadcast(index, 0)
-    all_of(probe, probed, given)
-    return choice
+    return chosen
 
 
 def _asked(
-    job: Callable[..., Measured], choices: list[Choice], given: Any, most: int
-) -> tuple[list[tuple[int, Measured]], tuple[int, Measured] | None]:
-    """On a rank where no answer is called: (what is tried, what is chosen), each by its place, with what it measures.
+    job: Job, choices: list[Choice], given: Sequence[Any], most: int
+) -> list[tuple[int, Measured]]:
+    """On a rank where no answer is called: the places of what is tried, each with what it measures.
 
-    Rank 0 names a place to try, that and the number of choices for the one that it takes, and -1 at the end.
+    Rank 0 names a place to try, and -1 at the end.
     """
     import torch.distributed as dist
 
     tries: list[tuple[int, Measured]] = []
-    last: tuple[int, Measured] | None = None
     index = torch.zeros(1, dtype=torch.int64)
     while True:
         dist.broadcast(index, 0)
-        if index < 0:
-            return tries, last
-        taken, at = divmod(int(index), len(choices))
-        found = _measured(job, choices[at], given)
-        if not taken:
-            tries.append((at, found))
-        elif last is None:
-            last = at, found
-        else:
-            raise Refused("the answer has more than one choice run as its last")
+        at = int(index)
+        if at < 0:
+            return tries
+        tries.append((at, _measured(job, choices[at], given)))
         if len(tries) > most:
             raise Refused(f"the answer has more than {most} choices run")

@@ -55,50 +55,42 @@ class Case:
         probe: Callable[..., Measured] | None = None,
         probed: Sequence[Choice] = (),
     ) -> Tried:
-        """What an answer chooses. Raises CheckFailed as Answer.run does.
+        """What an answer chooses, and what that measures on ranks that know no answer. Raises CheckFailed as Answer.run
+        does.
 
-        probe, probed: a job that the same ranks run afterwards for each of these, with the same `given`: what a check
-                       needs to know of all choices, where a launch of the judge's own would cost more. It is measured
-                       as an answer's trials are, and who changes what measures is refused
+        probe, probed: a job that these ranks run, too, for each of these, with the same `given`: what a check needs to
+                       know of the best choice, or of all
         """
-        how = {"backend": "ring", "clock": "virtual", "timeout": 60.0} | self.cluster
-        what = (
-            self.job,
-            self.choices,
-            self.given,
-            self.told,
-            self.most,
-            probe or trial_ranks.nothing,
-            probed,
+        what = (self.job, self.choices, self.given, self.told, self.most)
+        run = answer.run(
+            trial_ranks.session, self.ranks, *what, **(self._how() | {"timeout": 60.0})
         )
-        run = answer.run(trial_ranks.session, self.ranks, *what, **how)
-        # The answer has rank 0 to itself. What was run there, the next one tells.
-        choice, (tries, last, each) = run[0], run[1]
-        measured = None
-        if last is not None:
-            choice, measured = self.choices[last[0]], tuple(last[1])
+        choice, tries = trial_ranks.named(self.choices, run[0]), run[1]
+        at = trial_ranks.place(self.choices, choice)
+        runs = [(probe or self.job, one) for one in probed]
+        if at is not None:
+            runs.append((self.job, self.choices[at]))
+        each = self._run(runs)
         seen = [(self.choices[at], tuple(found)) for at, found in tries]
-        return Tried(choice, measured, seen, list(map(tuple, each)))
+        return Tried(choice, None if at is None else each.pop(), seen, each)
 
     def search(self) -> dict[Choice, Measured]:
         """What each of the choices measures: all of them are run, by the judge's own ranks."""
+        return dict(
+            zip(self.choices, self._run([(self.job, one) for one in self.choices]), strict=True)
+        )
+
+    def _run(self, runs: list[tuple[Callable[..., Measured], Choice]]) -> list[Measured]:
+        """What the judge's own ranks measure in these."""
         from dtcourse import launch
 
-        how: dict[str, Any] = {
-            "backend": "ring",
-            "clock": "virtual",
-            "device": "cpu",
-            "timeout": 120.0,
-        }
-        run = launch(
-            trial_ranks.all_of,
-            self.ranks,
-            self.job,
-            self.choices,
-            self.given,
-            **(how | self.cluster),
-        )
-        return dict(zip(self.choices, run[0], strict=True))
+        if not runs:
+            return []
+        how = self._how() | {"device": "cpu", "timeout": 120.0}
+        return launch(trial_ranks.all_of, self.ranks, runs, self.given, **how)[0]
+
+    def _how(self) -> dict[str, Any]:
+        return {"backend": "ring", "clock": "virtual"} | self.cluster
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ import pytest
 from progress import Progress
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+LEAN = "-pdtcourse.course.without_grammars"
 WORST_LAST = ("passed", "skipped", "failed")
 LONGEST = 300  # characters of `why`
 OUTPUT = 4000  # of `output`: the last ones
@@ -173,7 +174,15 @@ def main() -> int:
     # pytest's own summary would print every failure a second time.
     return int(
         pytest.main(
-            ["-q", "--no-summary", "-o", "console_output_style=classic", *arguments[outputs:]],
+            # A plugin before nbval's.
+            [
+                "-q",
+                "--no-summary",
+                "-o",
+                "console_output_style=classic",
+                LEAN,
+                *arguments[outputs:],
+            ],
             plugins=[recorder, progress],
         )
     )

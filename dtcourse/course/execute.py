@@ -15,6 +15,7 @@ from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 
 from dtcourse.course import notebook as nbfile
+from dtcourse.course import without_grammars  # noqa: F401  # before nbformat
 from dtcourse.course.places import PACKAGE
 
 # Nothing in a saved notebook may depend on the terminal it was executed from.

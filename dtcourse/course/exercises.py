@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtcourse.course import notebook as nbfile
-from dtcourse.course import places
+from dtcourse.course import (
+    places,
+    without_grammars,  # noqa: F401  # before nbformat
+)
 from dtcourse.course.normalise import normalise
 
 STUB = "# YOUR CODE HERE\nraise NotImplementedError()"

@@ -1,5 +1,8 @@
 """exercises/ out of solutions/."""
 
+import subprocess
+import sys
+
 import pytest
 
 from dtcourse.course import authoring, exercises
@@ -101,3 +104,19 @@ def test_a_solution_out_of_form_is_a_sentence(solution, old, new, sentence):
     nbfile.write(authoring.build(TEXT.replace(old, new)), solution)
     with pytest.raises(ValueError, match=f"02-a.ipynb: .*{sentence}"):
         exercises.make(solution)
+
+
+def test_what_takes_longest_to_import_is_left_out():
+    """And nbformat still says what is wrong with a notebook."""
+    code = """
+import sys
+from dtcourse.course import execute
+import nbformat
+assert "nbformat.validator" in sys.modules and sys.modules["rfc3987_syntax"] is None
+try:
+    nbformat.validate({"cells": [], "metadata": {}, "nbformat": 4})
+except nbformat.ValidationError as error:
+    print("said:", error.message)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "said: 'nbformat_minor' is a required property" in done.stdout

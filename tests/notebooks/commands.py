@@ -31,6 +31,10 @@ def is_command(text: str) -> bool:
 
     `torchrun` alone, or `python -m torch.distributed.run`, is the name of a program.
     """
+    if not any(
+        name in text for name in _PROGRAMS.split()
+    ):  # splitting is slow, and most texts are no commands
+        return False
     try:
         words = shlex.split(text)
     except ValueError:

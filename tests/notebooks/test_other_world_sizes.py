@@ -8,6 +8,7 @@ build/executed/ for a look.
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -28,15 +29,13 @@ ONE_OF_TWO = (1, 2)
 
 def own_world_size(notebook: Path) -> int | None:
     """The WORLD_SIZE of the notebook's parameters cell; None where it has no such parameter."""
-    # Read here, not with papermill.inspect_notebook, which is slow and runs at each collection.
-    for cell in nbformat.read(notebook, as_version=4).cells:
-        if "parameters" in cell.metadata.get("tags", []):
-            names: dict[str, object] = {}
-            for line in cell.source.splitlines():
+    # Not with papermill.inspect_notebook or nbformat, which are slow, and this runs at each collection.
+    for cell in json.loads(notebook.read_text("utf-8"))["cells"]:
+        if "parameters" in cell["metadata"].get("tags", []):
+            for line in "".join(cell["source"]).splitlines():
                 name, sign, value = line.partition("=")
                 if sign and name.partition(":")[0].strip() == "WORLD_SIZE":
-                    names["WORLD_SIZE"] = int(value.partition("#")[0])
-            return names.get("WORLD_SIZE")
+                    return int(value.partition("#")[0])
     return None
 
 

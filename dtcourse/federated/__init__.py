@@ -6,6 +6,7 @@ In the order in which to read them:
     clients.py            many clients on few ranks; who takes part in a round
     vectors.py            a model as one vector
     client_work.py        the steps that a client takes on its own samples
+    rounds.py             the report of a round
     settings.py           what ranks that simulate one federation have to be told alike
     fedavg.py             FedAvg and FedProx: the mean of the clients' changes; compressed, if wanted
     scaffold.py           SCAFFOLD: control variates against drift
@@ -29,8 +30,9 @@ from dtcourse.federated.client_level import ClientLevelFedAvg
 from dtcourse.federated.client_work import ClientWork
 from dtcourse.federated.clients import Clients, poisson_sample
 from dtcourse.federated.clipping import clipped, per_sample_gradients
-from dtcourse.federated.fedavg import FedAvg, Round
+from dtcourse.federated.fedavg import FedAvg
 from dtcourse.federated.private_work import SampleLevelWork
+from dtcourse.federated.rounds import Round
 from dtcourse.federated.scaffold import Scaffold
 from dtcourse.federated.secure import FixedPoint, SecureClient, SecureServer, Stopped, secure_sum
 from dtcourse.federated.secure_fedavg import SecureFedAvg

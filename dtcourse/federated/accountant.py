@@ -16,11 +16,13 @@ order add up over the steps: that is all that composition takes. At the end the 
 
     epsilon = r + log(1 - 1/a) - (log delta + log a) / (a - 1)
 
-The unit is what is added to the data or taken away: a sample (private_work.py) or a client (client_level.py). The
-figures are bounds for a sampling that is Poisson's, and for noise that nobody else knows.
+The unit is a sample (private_work.py) or a client (client_level.py). Compared are data with it and data in which
+nothing stands in its place, so that their number, which is public, is the same (zero-out adjacency: Kairouz et al.,
+arXiv 2103.00039); where another one stands in its place, the sum changes by 2 C. The figures are bounds for a sampling
+that is Poisson's, and hold against who sees the models alone: not the noise, nor who was drawn.
 
 Source: Mironov, Talwar and Zhang (arXiv 1908.10530), sections 3.2 and 3.3; the conversion is proposition 12 of Canonne,
-Kamath and Steinke (arXiv 2004.00010), and with epsilon = 0 Bretagnolle and Huber's bound.
+Kamath and Steinke (arXiv 2004.00010); that epsilon is 0 is told by Bretagnolle and Huber's bound.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ class Accountant:
         _check_steps(steps, 0)
         key = rate, noise_multiplier
         if key not in self._one_step:
-            self._one_step[key] = [renyi_divergence(rate, noise_multiplier, a) for a in self.orders]
+            self._one_step[key] = [_divergence(rate, noise_multiplier, a) for a in self.orders]
         pairs = zip(self.divergences, self._one_step[key], strict=True)
         # no steps tell nothing, of noise 0 too
         return [before + steps * one if steps else before for before, one in pairs]
@@ -164,6 +166,18 @@ def renyi_divergence(rate: float, noise_multiplier: float, order: float) -> floa
     return log_moment / (a - 1)
 
 
+class _NoEnd(ValueError):
+    """A series whose terms do not vanish."""
+
+
+def _divergence(rate: float, noise_multiplier: float, order: float) -> float:
+    """As renyi_divergence; infinite, so that another order is chosen, where the series does not end."""
+    try:
+        return renyi_divergence(rate, noise_multiplier, order)
+    except _NoEnd:
+        return math.inf
+
+
 def _of_whole_order(q: float, z: float, a: int) -> float:
     k = torch.arange(a + 1, dtype=torch.float64)
     terms = _log_binomials(a, a + 1)[0] + k * math.log(q) + (a - k) * math.log1p(-q)
@@ -189,7 +203,7 @@ def _of_fraction(q: float, z: float, a: float) -> float:
             total = float(((terms - largest).exp() * torch.cat([signs, signs])).sum())
             return float(largest) + math.log(total)
         if num > 1 << 16:
-            raise ValueError(
+            raise _NoEnd(
                 f"the series of order {a} does not end at rate {q} and noise multiplier {z}: take whole orders"
             )
         num *= 2

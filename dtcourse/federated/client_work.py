@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dtcourse.federated.vectors import ModelVector
+from dtcourse.parameters.seeds import seed_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -29,7 +30,7 @@ class ClientWork:
     loss:       (outputs, targets) -> mean over the samples
     lr:         of the local steps
     steps:      K, of a round; or a function (round, client) -> K, where clients do not manage the same
-    batch_size: samples of a step, from epochs shuffled anew; None: all samples of the client
+    batch_size: samples of a step, from epochs shuffled anew, whose last batch may be smaller; None: all samples
     """
 
     loss: Loss
@@ -75,7 +76,7 @@ class ClientWork:
             return
         order = torch.empty(0, dtype=torch.int64)
         for _ in range(steps):
-            if len(order) < self.batch_size:
+            if not len(order):
                 order = torch.randperm(size, generator=draw)
             yield order[: self.batch_size]
             order = order[self.batch_size :]
@@ -102,13 +103,17 @@ class ClientWork:
         """
         inputs, targets = data
         y = x.clone()
-        for batch in self.batches(len(inputs), steps, draw):
-            vector.write(y)
-            g = self.gradient(vector, inputs[batch], targets[batch], len(inputs), draw)
-            if mu:
-                g = g + mu * (y - x)
-            if correction is not None:
-                g = g + correction
-            y = y - self.lr * g
+        cuda = [vector.device] if vector.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=cuda):
+            # what the model draws (dropout) is the client's too, not the rank's
+            torch.manual_seed(seed_of(draw.initial_seed(), ("model",)) % 2**63)
+            for batch in self.batches(len(inputs), steps, draw):
+                vector.write(y)
+                g = self.gradient(vector, inputs[batch], targets[batch], len(inputs), draw)
+                if mu:
+                    g = g + mu * (y - x)
+                if correction is not None:
+                    g = g + correction
+                y = y - self.lr * g
         vector.write(y)
         return y

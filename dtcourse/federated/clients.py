@@ -5,7 +5,7 @@
     clients.living_on(rank, world_size)           # client k lives on rank k mod p, so p need not divide the clients
 
 Whatever a client draws comes from seed, round and its own number, never from its rank. So a run on four ranks is the
-same run as on one.
+same run as on one, but for the order of the sums.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ def per_sample_gradients(
 ) -> Tensor:
     """(B, N): the gradient of each of B samples, at the parameters that the model has. Memory: B N numbers.
 
-    loss: (outputs, targets) -> mean over the samples
+    loss: (outputs, targets) -> plain mean over the samples; of one weighted by class, the weights would cancel
     """
     model = vector.model
     names = {p: name for name, p in model.named_parameters()}

@@ -13,7 +13,7 @@ differ drift apart: they walk to their own minima, and the mean of these is none
 
     mu > 0           FedProx: each step pulls back to x, so a client that takes many steps does not go far
     server=FedAdam() FedOpt: the mean change is the server's gradient
-    compress=...     each client's change travels compressed
+    compress=...     each client's change travels compressed; what is left out is not kept for later (no residual)
 
 Source: McMahan et al. (AISTATS 2017, arXiv 1602.05629), algorithm 1; Li et al. (MLSys 2020, arXiv 1812.06127) for
 FedProx, whose clients may do different numbers of steps (ClientWork.steps). Li et al. draw clients by their samples
@@ -28,8 +28,7 @@ rank: 4 N besides the model.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,44 +38,12 @@ from dtcourse.collectives import ring
 from dtcourse.federated import settings
 from dtcourse.federated.client_work import ClientWork
 from dtcourse.federated.clients import Clients, generator, place_in
+from dtcourse.federated.rounds import Round, UpdateCompressor, not_finite
 from dtcourse.federated.server_optimizers import ServerOptimizer, ServerSGD
 from dtcourse.federated.vectors import ModelVector
 from dtcourse.parameters.agreement import check_agreed
 from dtcourse.parameters.replicas import Group, broadcast_model
 from dtcourse.parameters.seeds import seed_of
-
-
-class UpdateCompressor(Protocol):
-    """What compression.Compressor is, as far as it is needed here: it is passed in."""
-
-    takes: torch.dtype
-
-    def compress(self, x: Tensor, /) -> Any:
-        """The payload of x; payload.wire are the tensors that travel."""
-
-    def decompress(self, payload: Any, /) -> Tensor:
-        """What is left of x."""
-
-
-@dataclass
-class Round:
-    """What happened in a round; the same on every rank.
-
-    number:     of the round, from 0
-    drawn:      the clients that the server asked
-    trained:    those of them that answered
-    skipped:    client -> the sentence that says why it did not
-    samples:    of those that answered
-    down_bytes, up_bytes: from the server to all clients asked, and back from those that answered
-    """
-
-    number: int
-    drawn: list[int]
-    trained: list[int] = field(default_factory=list)
-    skipped: dict[int, str] = field(default_factory=dict)
-    samples: int = 0
-    down_bytes: int = 0
-    up_bytes: int = 0
 
 
 class FedAvg:
@@ -92,8 +59,8 @@ class FedAvg:
     compress:    seed -> compressor for one client's change: `lambda seed: TopK(0.01)`, `lambda seed: QSGD(seed=seed)`.
         The seed is of the round and the client; what adds its rank to it (QSGD) draws apart on another number of ranks
 
-    A client that cannot take part (no data) is skipped with a sentence in the report, and the round goes on. Where
-    nobody is left, x stays as it is.
+    A client that cannot take part (no data), or whose change is not finite, is skipped with a sentence in the report,
+    and the round goes on. Where nobody is left, x stays as it is.
     """
 
     downs = ups = 1  # vectors to a client, and back
@@ -137,17 +104,23 @@ class FedAvg:
         report = Round(self.rounds, self.draw_clients(self.rounds))
         wanted = {k: self.work.steps_of(report.number, k) for k in report.drawn}
         if self.world_size > 1:
-            steps_of_all = {"work.steps": list(wanted.values()), "x": settings.number_of(self.x)}
-            spent = {"work's spent": self.work.spent(report.drawn)}
-            self._check_agreed(self.settings() | steps_of_all | spent)
+            now = {
+                "drawn": report.drawn,
+                "work.steps": list(wanted.values()),
+                "work's spent": self.work.spent(report.drawn),
+                "x": settings.number_of(self.x),
+            }
+            self._check_agreed(self.settings() | now)
         self.begin()
         steps = self._admit(report, wanted)
-        total, weight = self.collect(report, steps)
-        report.down_bytes += self.downs * self.vector.nbytes * len(report.drawn)
-        delta = self.mean(total, weight)
-        if delta is not None:
-            self.x = self.server.step(self.x, delta)
-        self.vector.write(self.x)
+        try:
+            total, weight = self.collect(report, steps)
+            report.down_bytes += self.downs * self.vector.nbytes * len(report.drawn)
+            delta = self.mean(total, weight)
+            if delta is not None:
+                self.x = self.server.step(self.x, delta)
+        finally:  # after an error, too, the model is no client's
+            self.vector.write(self.x)
         self.rounds += 1
         return report
 
@@ -172,18 +145,38 @@ class FedAvg:
 
         steps: of each client that takes part
         """
-        total, up_bytes = torch.zeros_like(self.x), 0
+        mine, up_bytes, bad = torch.zeros_like(self.x), 0, {}
         for client in self.clients.living_on(self.rank, self.world_size, report.trained):
             change, nbytes = self.sent(self.trained(client, steps[client]), client)
+            if sentence := not_finite(change, client):
+                bad[client] = sentence
+                continue
             up_bytes += nbytes
-            total += self.weight(client) * change
+            mine += self.weight(client) * change
+        # NaN tells the other ranks of a client that is left out
+        total = torch.full_like(mine, torch.nan) if bad else mine.clone()
         self.sum_over_ranks(total)
+        if not bool(total.isfinite().all()):
+            self.leave_out(report, bad)
+            self.sum_over_ranks(mine)
+            total = mine
         numbers = torch.tensor([up_bytes], device=total.device)
         self.sum_over_ranks(numbers)
         # what is beside the change (SCAFFOLD) is not compressed
         beside = (self.ups - 1) * self.vector.nbytes * len(report.trained)
         report.up_bytes = int(numbers.item()) + beside
         return total, sum(self.weight(client) for client in report.trained)
+
+    def leave_out(self, report: Round, bad: dict[int, str]) -> None:
+        """Takes clients, with a sentence each, from those that have answered. bad: those of this rank."""
+        came: list[Any] = [bad]
+        if self.world_size > 1:
+            came = [None] * self.world_size
+            dist.all_gather_object(came, bad, group=self.group)
+        everyone = {client: why for theirs in came for client, why in theirs.items()}
+        report.skipped |= dict(sorted(everyone.items()))
+        report.trained = [client for client in report.trained if client not in everyone]
+        report.samples = sum(len(self.clients.parts[client]) for client in report.trained)
 
     def trained(self, client: int, steps: int) -> Tensor:
         """change_of a client in this round."""

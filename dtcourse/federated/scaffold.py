@@ -29,7 +29,8 @@ from torch import Tensor, nn
 
 from dtcourse.federated.client_work import ClientWork
 from dtcourse.federated.clients import Clients
-from dtcourse.federated.fedavg import FedAvg, Round
+from dtcourse.federated.fedavg import FedAvg
+from dtcourse.federated.rounds import Round
 
 
 class Scaffold(FedAvg):
@@ -72,12 +73,22 @@ class Scaffold(FedAvg):
         before = self.own.get(client, torch.zeros_like(self.x))
         data = self.clients.of(client)
         y = self.work.train(self.vector, self.x, data, steps, draw, correction=self.c - before)
+        if not bool(y.isfinite().all()):
+            return y  # it is left out, and keeps its c_k
         after = before - self.c + (self.x - y) / (steps * self.work.lr)
         self.own[client] = after
         self._c_change += self.weight(client) * (after - before)
         return y - self.x
 
     def control_variates(self, among: Sequence[int]) -> Tensor:
-        """(len(among), N): c_k of clients that live here; zero where a client has not taken part yet."""
+        """(len(among), N): c_k of clients that live here; zero where a client has not taken part yet.
+
+        Raises ValueError where a client lives on another rank, which has its c_k.
+        """
+        for k in among:
+            if k % self.world_size != self.rank:
+                raise ValueError(
+                    f"client {k} lives on rank {k % self.world_size}, and this is rank {self.rank}: ask there"
+                )
         zero = torch.zeros_like(self.x)
         return torch.stack([self.own.get(client, zero) for client in among])

@@ -8,8 +8,9 @@ samples), a large alpha gives all clients the same, and math.inf exactly so. The
 change one and keep the other: even_sizes(n, clients) has no skew of quantity, alpha=math.inf none of labels.
 
 Source: Hsu, Qi and Brown (arXiv 1909.06335) for labels: each client draws its own shares of the labels, and then its
-samples by these, without replacement. What is left for the last clients is no longer theirs to choose, so the order of
-the clients is drawn too.
+samples by these, without replacement. Their alpha is C times ours, C the number of classes: ours is that of Yurochkin
+et al. (arXiv 1905.12022) where the classes are even. What is left for the last clients is no longer theirs to choose,
+so the order of the clients is drawn too.
 """
 
 from __future__ import annotations

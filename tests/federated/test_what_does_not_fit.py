@@ -106,6 +106,17 @@ def test_a_share_left_out_in_the_last_round_does_not_stop_it():
     assert "client 1 has sent no share of client 3" in found.lost[1]
 
 
+def test_a_key_that_agrees_with_nobody_leaves_its_owner_out():
+    class Small(SecureClient):
+        def advertise(self):
+            keys = super().advertise()
+            return dataclasses.replace(keys, mask=bytes(32)) if self.number == 2 else keys
+
+    assert "client 2 has advertised a key that agrees with none" in total_without(
+        2, make_client=Small
+    )
+
+
 # --- whole numbers ---------------------------------------------------------------------------------------------
 
 
@@ -149,6 +160,21 @@ def ranks_that_differ():
         with pytest.raises(ValueError) as refused:
             secure_sum(vectors, threshold, num, encoding)
         said.append(str(refused.value))
+
+    class Broken(SecureClient):
+        def masked(self, sealed):
+            if self.number == 1:
+                raise RuntimeError("out of memory")
+            return super().masked(sealed)
+
+    class BrokenServer(SecureServer):
+        def ask(self, came):
+            raise RuntimeError("out of memory")
+
+    for option in ({"make_client": Broken}, {"make_server": BrokenServer}):
+        with pytest.raises((ValueError, RuntimeError)) as refused:
+            secure_sum(mine, 3, 5, **option)
+        said.append(str(refused.value))
     return said
 
 
@@ -159,6 +185,8 @@ def test_ranks_that_differ_are_told_so():
         "encoding differs",
         "6 vectors are of 5 clients",
         "client 1: (4,), client 3: (4,), unlike 3 others, which are (5,)",
+        "out of memory",
+        "out of memory",
     )
     for said in launch(ranks_that_differ, 2, backend="ring", timeout=240):
         for sentence, right in zip(said, words, strict=True):

@@ -21,7 +21,7 @@ which a wrong share is known, and of the list whose masks are in y, so that no m
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -37,7 +37,15 @@ from dtcourse.federated.secure.keys import (
     signed_by,
     unseal,
 )
-from dtcourse.federated.secure.messages import Keys, Masked, Sealed, Shares, Signature
+from dtcourse.federated.secure.messages import (
+    Keys,
+    Masked,
+    Sealed,
+    Shares,
+    Signature,
+    check_threshold,
+    digest_of_list,
+)
 
 
 class Refused(ValueError):
@@ -229,21 +237,12 @@ class SecureClient:
                 f"client {self.number} cannot open the shares of client {v}: {error}"
             ) from None
         half = shamir.SHARE_BYTES
+        if len(plain) != 2 * half:
+            raise Refused(
+                f"client {self.number} was sent {len(plain)} bytes by client {v} for two shares, which have {2 * half}"
+            )
         return int.from_bytes(plain[:half]), int.from_bytes(plain[half:])
 
 
 def _context(sender: int, receiver: int) -> bytes:
     return f"{sender} to {receiver}".encode()
-
-
-def check_threshold(threshold: int) -> None:
-    """Raises ValueError where the threshold is below 2."""
-    if threshold < 2:
-        raise ValueError(
-            f"the threshold is 2 or more, since the sum of one client is what it has; got {threshold}"
-        )
-
-
-def digest_of_list(clients: Iterable[int]) -> bytes:
-    """Of their numbers, in whatever order."""
-    return digest(repr(sorted(clients)).encode())

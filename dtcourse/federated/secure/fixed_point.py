@@ -2,7 +2,7 @@
 
 A float plus a mask loses its digits, and a sum of floats depends on its order. So each client rounds its numbers once,
 to multiples of 2^-f, and from there on all is exact: masks cancel to the last bit, and the sum is the sum of what was
-rounded. It is right where it lies in [-2^(k-1), 2^(k-1)): so each of n clients may use a part in n of that, and a
+rounded. It is right where it lies in [-2^(k-1), 2^(k-1)): so each of n clients may use an n-th of that range, and a
 number that is larger is refused before anything is sent.
 
 int32 and int64 of torch wrap around, which is arithmetic modulo 2^32 and 2^64.
@@ -60,7 +60,7 @@ class FixedPoint:
                 f"bits and {self.fraction_bits} after the point each may send up to {self.largest(num_clients):.4g}. "
                 "Nothing was sent. Clip the numbers, or take fewer fraction_bits or bits=64"
             )
-        return scaled.to(self.dtype)
+        return scaled.to("cpu", self.dtype)  # where masks are made, and messages leave from
 
     def decode(self, total: Tensor) -> Tensor:
         """The sum as float64, of sums below 2^53 exactly."""

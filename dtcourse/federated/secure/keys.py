@@ -126,8 +126,9 @@ def mask(seed: bytes, n: int, dtype: torch.dtype) -> Tensor:
     lib = library()
     cipher = lib.Cipher(lib.algorithms.AES(seed), lib.modes.CTR(bytes(16))).encryptor()
     stream = cipher.update(bytes(n * dtype.itemsize))
-    numbers = np.frombuffer(stream, dtype={4: np.int32, 8: np.int64}[dtype.itemsize])
-    return torch.from_numpy(numbers.copy())
+    numbers = np.frombuffer(stream, dtype={4: "<i4", 8: "<i8"}[dtype.itemsize])
+    # the same numbers on a machine of the other byte order
+    return torch.from_numpy(numbers.astype(numbers.dtype.newbyteorder("=")))
 
 
 def digest(secret: bytes) -> bytes:

@@ -1,13 +1,13 @@
-"""What clients send in the rounds of secure aggregation, and how many bytes it has."""
+"""What clients send in the rounds of secure aggregation, how many bytes it has, and what both sides check it by."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from dtcourse.federated.secure.keys import DIGEST_BYTES, KEY_BYTES
+from dtcourse.federated.secure.keys import DIGEST_BYTES, KEY_BYTES, digest
 from dtcourse.federated.secure.shamir import SHARE_BYTES
 
 
@@ -67,3 +67,16 @@ class Shares:
     @property
     def nbytes(self) -> int:
         return SHARE_BYTES * (len(self.of_seed) + len(self.of_key))
+
+
+def check_threshold(threshold: int) -> None:
+    """Raises ValueError where the threshold is below 2."""
+    if threshold < 2:
+        raise ValueError(
+            f"the threshold is 2 or more, since the sum of one client is what it has; got {threshold}"
+        )
+
+
+def digest_of_list(clients: Iterable[int]) -> bytes:
+    """Of their numbers, in whatever order."""
+    return digest(repr(sorted(clients)).encode())

@@ -120,7 +120,7 @@ def secure_sum(
         "advertise", clients, lambda c: c.advertise(), server.pass_keys if server else None
     )
     sealed = wire.round(
-        "share", clients, lambda c: c.share(keys), server.pass_shares if server else None
+        "share", clients, lambda c: c.share(keys), server.pass_shares if server else None, keys
     )
     lists = wire.round(
         "masked",
@@ -130,24 +130,18 @@ def secure_sum(
         sealed,
     )
     signed = wire.round(
-        "consistency",
-        clients,
-        lambda c: c.consistency(*lists[c.number]),
-        server.pass_signatures if server else None,
-        lists,
-    )
+        "consistency", clients, lambda c: c.consistency(*lists[c.number]),
+        server.pass_signatures if server else None, lists,
+    )  # fmt: skip
     total = wire.round(
-        "unmask",
-        clients,
-        lambda c: c.unmask(signed[c.number]),
-        server.total if server else None,
+        "unmask", clients, lambda c: c.unmask(signed[c.number]), server.total if server else None,
         signed,
-    )
+    )  # fmt: skip
     misfits = wire.from_server(lambda: server.misfits if server else {})
     return SecureSum(
         encoding.decode(total),
         sorted(lists),
-        wire.lost | misfits,
+        misfits | wire.lost,
         wire.nbytes,
         server.view if server else None,
     )
@@ -197,9 +191,9 @@ class _Wire:
         asked: Mapping[int, Any] | None = None,
     ) -> T:
         """One round: those clients answer that have not dropped out, and the server takes what came."""
-        messages, lost = {}, {}
+        messages, lost, error = {}, {}, None
         for number, client in clients.items():
-            if number in self.lost or (asked is not None and number not in asked):
+            if error or number in self.lost or (asked is not None and number not in asked):
                 continue
             if self.dropouts.get(number) == name:
                 lost[number] = f"client {number} dropped out before the round {name!r}"
@@ -208,6 +202,11 @@ class _Wire:
                 messages[number] = answer(client)
             except Refused as refusal:
                 lost[number] = str(refusal)
+            except Exception as unexpected:  # raised when all ranks know of it, so that none waits
+                error = unexpected
+        if self.world_size > 1:
+            raise_on_all_ranks(lambda: _raise(error), self.group)
+        _raise(error)
         came: list[Any] = [(messages, lost)]
         if self.world_size > 1:
             came = [None] * self.world_size
@@ -220,7 +219,8 @@ class _Wire:
 
     def from_server(self, work: Callable[[], T]) -> T:
         """What rank 0's work gives, on all ranks. Raises Stopped on all of them where it stops there."""
-        answer: list[Any] = [None, None]
+        answer: list[Any] = [None, None, None]
+        error: Exception | None = None
         if self.rank == 0:
             try:
                 answer[0] = work()
@@ -229,8 +229,19 @@ class _Wire:
                 more = [f"and {len(reasons) - 3} more"] if len(reasons) > 3 else []
                 said = "; ".join(reasons[:3] + more)
                 answer[1] = f"{stopped}" + (f" ({said})" if said else "")
+            except Exception as unexpected:
+                error = unexpected
+                answer[2] = f"{type(error).__name__}: {error}"
         if self.world_size > 1:
             dist.broadcast_object_list(answer, group=self.group, group_src=0)
+        _raise(error)
+        if answer[2] is not None:
+            raise ValueError(f"the server on rank 0 could not go on: {answer[2]}")
         if answer[1] is not None:
             raise Stopped(answer[1])
         return answer[0]  # type: ignore[no-any-return]
+
+
+def _raise(error: Exception | None) -> None:
+    if error is not None:
+        raise error

@@ -18,9 +18,16 @@ import torch
 from torch import Tensor
 
 from dtcourse.federated.secure import shamir
-from dtcourse.federated.secure.client import check_threshold, digest_of_list
 from dtcourse.federated.secure.keys import SEALED_BYTES, KeyPair, digest, mask
-from dtcourse.federated.secure.messages import Keys, Masked, Sealed, Shares, Signature
+from dtcourse.federated.secure.messages import (
+    Keys,
+    Masked,
+    Sealed,
+    Shares,
+    Signature,
+    check_threshold,
+    digest_of_list,
+)
 
 Fits = Callable[[bytes], bool]
 
@@ -56,9 +63,18 @@ class SecureServer:
 
     def pass_keys(self, came: Mapping[int, Keys]) -> dict[int, Keys]:
         """Round 0: everybody's public keys, to everybody."""
-        self._need(came, "advertised their keys")
-        self.view.keys.update(came)
-        return dict(came)
+        whole, trial = {}, KeyPair.drawn()
+        for u, keys in came.items():
+            try:
+                trial.agree(keys.seal, b"trial"), trial.agree(keys.mask, b"trial")
+                whole[u] = keys
+            except ValueError as error:
+                self.misfits[u] = (
+                    f"client {u} has advertised a key that agrees with none, and is left out: {error}"
+                )
+        self._need(whole, "advertised their keys")
+        self.view.keys.update(whole)
+        return whole
 
     def pass_shares(self, came: Mapping[int, Sealed]) -> dict[int, dict[int, bytes]]:
         """Round 1: to each client that has sent shares, those that are for it."""
@@ -154,7 +170,7 @@ class SecureServer:
             ) from None
         for holder in wrong:
             self.misfits[holder] = (
-                f"the share of client {owner} that client {holder} has sent does not fit: it is left out, and the "
-                "round goes on with the others'"
+                f"the share of client {owner} that client {holder} has sent does not fit: it sends another one, or "
+                f"client {owner} gave it a wrong one. It is left out, and the round goes on with the others'"
             )
         return secret

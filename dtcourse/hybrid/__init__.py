@@ -8,6 +8,8 @@ In the order in which to read them:
     training.py      one step: tokens, loss, gradients' means, norm
     layout.py        who holds what
     volume.py        which axis talks how much
+    moving.py        a pipeline alone: stages that follow the ranks' measured speeds
+    moving_layers.py a layer on its way, with its optimizer's states
 
     from dtcourse import hybrid
     hybrid.parallelize(model, mesh, config)

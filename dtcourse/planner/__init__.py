@@ -9,23 +9,26 @@
 Read in this order:
 
 model.py       a Transformer's sizes, and its parameters
+measured.py    what somebody has measured, in place of the planner's own
 hardware.py    accelerators and wires, by name or by numbers
-layout.py      how the model is cut, and which equation fails where it cannot be
+layout.py      how the model is cut
+impossible.py  which equation fails where it cannot be
 software.py    attention, fusion, precision, recomputation
 ranges.py      what a source does not say
+setting.py     all of this in one object
 kernels.py     seconds of a kernel from its shape and its bytes
 block.py       the kernels of a block, of the embedding and of the head
 network.py     the ranks of an axis as a cluster; what a collective costs is the simulator's
 messages.py    what is sent while a micro-batch is computed
 sharding.py    what data parallelism sends, and how much of it is hidden
 segments.py    a stretch of work: the device's seconds, or the host's
+memory.py      bytes of a block, and of a stage's rank
 stage.py       a pipeline's stage
-memory.py      its bytes
 step.py        predict(): all stages, by the pipeline's schedule
 prediction.py  what it says
 runs.py        published runs that it is held against
 
-Nothing is fitted to a model; what was fitted, to what, and how well it does on what it was not fitted to, prints
+No constant is for one model. What was fitted, to which runs, and how well it does on what it was not fitted to, prints
 `python benchmarks/planner.py`.
 """
 
@@ -33,6 +36,7 @@ from __future__ import annotations
 
 from dtcourse.planner.hardware import Hardware
 from dtcourse.planner.layout import Batch, Layout
+from dtcourse.planner.measured import Measured
 from dtcourse.planner.model import Model
 from dtcourse.planner.prediction import Prediction
 from dtcourse.planner.ranges import Range
@@ -43,6 +47,7 @@ __all__ = [
     "Batch",
     "Hardware",
     "Layout",
+    "Measured",
     "Model",
     "Precision",
     "Prediction",

@@ -10,32 +10,21 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from dtcourse.planner.hardware import Hardware
 from dtcourse.planner.kernels import Kernel, flash, linear, moving, product
-from dtcourse.planner.layout import Layout
-from dtcourse.planner.model import Model
-from dtcourse.planner.software import Precision, Software
+from dtcourse.planner.setting import Setting
+from dtcourse.simulator.states import precision_named
 
 
 class Block:
     """The sizes of a block on one rank, and what they cost. experts: this block's MLP is experts'."""
 
-    def __init__(
-        self,
-        model: Model,
-        hardware: Hardware,
-        layout: Layout,
-        micro_batch: int,
-        precision: Precision,
-        software: Software,
-        experts: bool = False,
-    ) -> None:
-        self.model, self.hardware, self.layout = model, hardware, layout
-        self.precision, self.software, self.experts = precision, software, experts
-        self.sequences, self.length = micro_batch, model.sequence // layout.cp
-        self.tokens = self.sequences * self.length
-        self.rows = self.tokens // layout.tp if layout.sequence_parallel else self.tokens
-        self.b = precision.compute
+    def __init__(self, setting: Setting, experts: bool = False) -> None:
+        s = setting
+        self.setting, self.experts = s, experts
+        self.model, self.hardware, self.layout = s.model, s.hardware, s.layout
+        self.precision, self.software = s.precision, s.software
+        self.sequences, self.length = s.batch.micro_batch, s.length
+        self.tokens, self.rows, self.b = s.tokens, s.rows, s.element
 
     def kernels(self) -> list[Kernel]:
         """All of the block."""
@@ -54,12 +43,16 @@ class Block:
             # Eager: to float32, a product of complex numbers, and back; compiled: read and write.
             each = 2 * self.b if self.software.compiled or self.software.fused else 20
             found += self._pass(N * (queries + keys) * each, 1 if each < 20 else 6, back=1.0)
+        if self.layout.cp > 1 and self.layout.context != "ulysses":
+            # The results of each part of the keys, with their sums, become one: read both, write one, in float32.
+            merged = (self.layout.cp - 1) * N * queries * (2 * 4 + self.b)
+            found += self._pass(merged, 2 * (self.layout.cp - 1), back=1.0)
         return found + (self._unfused() if self.software.attention == "unfused" else self._flash())
 
     def _flash(self) -> list[Kernel]:
         m, s = self.model, self.software
         heads = m.heads // self.layout.tp
-        shares = s.flash_share(self.hardware.like)
+        shares = s.flash_share(self.hardware.like, m.head)
         # Parts of a sequence: each rank's queries see, in zig-zag order, as many keys as any other's.
         return flash(
             self.sequences, self.length, m.sequence, heads, m.head, self.hardware, shares, m.causal
@@ -72,6 +65,7 @@ class Block:
         scores, N = count * q * k, self.tokens
         wide = N * m.queries // self.layout.tp
         options: dict[str, Any] = {"hardware": hw, "count": count, "element": b, "core": True}
+        options["tf32"] = self.precision.tf32
         found = [
             product(q, k, m.head, **options),
             product(q, m.head, k, **options),
@@ -95,15 +89,19 @@ class Block:
         m, N, tp = self.model, self.tokens, self.layout.tp
         if not self.experts:
             return self._mlp(N, m.wide // tp, 1)
-        found = self._linear(N, m.experts, m.hidden)
-        # As many rows as before, for tokens come from others as they go to them; evenly, over this rank's experts.
-        local = m.experts // self.layout.ep
-        each = math.ceil(N * m.top_k / local)
-        found += self._mlp(each, m.expert // tp, local)
+        # The gate is multiplied in the activations' dtype also where other layers are in 8 bits.
+        found = self._linear(
+            self.rows if self.layout.etp < tp else N, m.experts, m.hidden, eight=False
+        )
+        # As many rows as it sends, for tokens come from others as they go to them; evenly over this rank's experts, but
+        # for the fullest rank, which all wait for.
+        sent, local = self.setting.dispatched, self.setting.experts_on_rank
+        each = math.ceil(sent * self.software.imbalance / local)
+        found += self._mlp(each, m.expert // self.layout.etp, local)
         if m.shared:
             found += self._mlp(N, m.shared * m.expert // tp, 1)
         # To the experts' order and back: the rows, and what they are weighted by.
-        return found + self._pass(2 * N * m.top_k * m.hidden * 3 * self.b, 8, back=1.0)
+        return found + self._pass(2 * sent * m.hidden * 3 * self.b, 8, back=1.0)
 
     def _mlp(self, rows: int, width: int, count: int) -> list[Kernel]:
         m, b, s = self.model, self.b, self.software
@@ -121,7 +119,9 @@ class Block:
         """Norms, residual sums and dropouts; gradients added to those of earlier micro-batches."""
         m, b, s = self.model, self.b, self.software
         one = self.rows * m.hidden * b
-        norm, launches = (2 * one, 1) if s.fused or s.compiled or m.biases else (7 * one, 5)
+        norm, launches = (
+            (2 * one, 1) if s.fused or s.compiled or m.norm == "layer" else (7 * one, 5)
+        )
         found = self._pass(2 * norm, 2 * launches, back=2.0)
         # Residual sum: two read, one written; backward, the sum of both gradients.
         if m.dropout and not s.fused:
@@ -130,6 +130,8 @@ class Block:
         found += self._pass(2 * 3 * one + mask, 2, back=1.0)
         tensors = 4 * (2 if m.biases else 1) + (4 if m.biases else 2)
         found.append(moving(self.accumulated(), self.hardware, launches=tensors, part="weight"))
+        if self.cast():
+            found.append(moving(self.cast(), self.hardware, launches=tensors))
         if m.biases:  # sums over tokens, of what the products have just written
             wide = 3 * m.queries + m.wide
             found.append(
@@ -143,20 +145,41 @@ class Block:
         return found
 
     def accumulated(self) -> float:
-        """Bytes of adding this micro-batch's gradients of the block to what is there: two read, one written."""
-        return self.parameters() * (self.b + 2 * self.precision.accumulate)
+        """Bytes of adding this micro-batch's gradients of the block to what is there: two read, one written.
+
+        Of a single micro-batch there is nothing to add to; where gradients are scattered after each, they are copied
+        into what is sent.
+        """
+        s = self.setting
+        if s.layout.stage >= 2 and s.layout.shared > 1 and not s.layout.once:
+            return self.parameters() * (self.b + s.reduce)
+        return self.parameters() * (self.b + 2 * s.accumulate) if s.micro_batches > 1 else 0.0
+
+    def cast(self) -> float:
+        """Bytes of casting the block's weights for this micro-batch: torch.autocast does, full sharding has."""
+        casts = precision_named(self.precision.states).casts and self.layout.stage < 3
+        return 6.0 * self.parameters() if casts else 0.0
 
     def parameters(self) -> float:
         """Numbers of the block's weights that this rank computes with."""
         m, tp = self.model, self.layout.tp
-        if self.experts:
-            local = m.experts // self.layout.ep
-            return (m.attention_parameters + m.expert_parameters(local)) / tp
-        return (m.attention_parameters + m.mlp_parameters(m.wide)) / tp
+        if not self.experts:
+            return (m.attention_parameters + m.mlp_parameters(m.wide)) / tp
+        # The gate is whole on each rank.
+        rest = (m.attention_parameters + m.shared * m.mlp_parameters(m.expert)) / tp
+        return rest + m.hidden * m.experts + self.expert_parameters()
 
-    def _linear(self, rows: int, out: int, into: int, count: int = 1) -> list[Kernel]:
-        eight = self.precision.eight_bit and bool(self.hardware.peak_8bit)
-        found = linear(rows, out, into, self.hardware, element=self.b, eight=eight, count=count)
+    def expert_parameters(self) -> float:
+        """Of these, the experts'."""
+        each = self.model.mlp_parameters(self.model.expert) / self.layout.etp
+        return self.setting.experts_on_rank * each
+
+    def _linear(
+        self, rows: int, out: int, into: int, count: int = 1, eight: bool = True
+    ) -> list[Kernel]:
+        eight = eight and self.precision.eight_bit
+        options: dict[str, Any] = {"element": self.b, "eight": eight, "tf32": self.precision.tf32}
+        found = linear(rows, out, into, self.hardware, count=count, **options)
         if not eight:
             return found
         # What is multiplied is read for its largest number, read again, and written in 8 bits.
@@ -177,52 +200,40 @@ class Block:
         ]
 
 
-def head(
-    model: Model,
-    hardware: Hardware,
-    layout: Layout,
-    micro_batch: int,
-    precision: Precision,
-    software: Software,
-) -> list[Kernel]:
+def head(setting: Setting) -> list[Kernel]:
     """The last norm, the output layer and the loss of one micro-batch."""
-    N = micro_batch * model.sequence // layout.cp
-    columns = math.ceil(model.vocabulary / layout.tp)
-    logits = N * columns
-    found = linear(N, columns, model.hidden, hardware, element=precision.compute)
+    s, model, hardware, software = setting, setting.model, setting.hardware, setting.software
+    N, b = s.tokens, s.element
+    columns = math.ceil(model.vocabulary / s.layout.tp)
+    logits = s.logits
+    found = linear(N, columns, model.hidden, hardware, element=b, tf32=s.precision.tf32)
     # Bytes per logit, forward and backward: to float32, logarithms of probabilities, their gradient, and back.
-    b = precision.compute
     forward, backward, launches = {
         "eager": (b + 4 + 8, 12 + 4 + b, 3),
+        "loss_parallel": (b + 4 + 8, 12 + 4 + b, 9),
         "vocab_parallel": (b + 4 + 4 + 8 + 8 + 4 + 8, 8 + 4 + b, 9),
         "fused": (b + 4, b + b + 4, 1),
-    }[software.loss]
+    }[s.loss]
     if software.compiled:
         forward, backward = min(forward, b + 8), min(backward, b + 8)
     found.append(moving(logits * forward, hardware, launches=launches))
     found.append(moving(logits * backward, hardware, launches=launches, part="input"))
-    weight = columns * model.hidden * (b + 2 * precision.accumulate)
+    weight = columns * model.hidden * (b + 2 * s.accumulate)
     found.append(moving(weight, hardware, part="weight"))
-    norm = N * model.hidden * b
+    norm = s.rows * model.hidden * b
     found += [moving(2 * norm, hardware), moving(4 * norm, hardware, launches=2, part="input")]
     return found
 
 
-def embedding(
-    model: Model,
-    hardware: Hardware,
-    layout: Layout,
-    micro_batch: int,
-    precision: Precision,
-    software: Software,
-) -> list[Kernel]:
+def embedding(setting: Setting) -> list[Kernel]:
     """The tables' rows of one micro-batch, and a dropout."""
-    N, b = micro_batch * model.sequence // layout.cp, precision.compute
+    s, model, hardware = setting, setting.model, setting.hardware
     passes = 2 + 3 * (model.positions == "learned") + 2 * model.dropout
-    numbers = N * model.hidden
-    weight = math.ceil(model.vocabulary / layout.tp) * model.hidden * (b + 2 * precision.accumulate)
+    nbytes = s.tokens * model.hidden * passes * s.element
+    rows = math.ceil(model.vocabulary / s.layout.tp)
+    weight = rows * model.hidden * (s.element + 2 * s.accumulate)
     return [
-        moving(numbers * passes * b, hardware, launches=passes // 2 + 1),
-        moving(numbers * passes * b, hardware, launches=passes // 2 + 1, part="input"),
+        moving(nbytes, hardware, launches=passes // 2 + 1),
+        moving(nbytes, hardware, launches=passes // 2 + 1, part="input"),
         moving(weight, hardware, launches=2, part="weight"),
     ]

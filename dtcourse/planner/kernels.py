@@ -1,10 +1,10 @@
 """How long one kernel takes on one device: a matrix product from its shape, anything else from its bytes.
 
-A product is cut into tiles, and the tiles are given out to the multiprocessors in waves: what is left over in the last
-wave waits for nothing, and the card with it (wave quantisation; NVIDIA, "Matrix multiplication background"). Each tile
-starts by filling its pipeline, which a short inner dim does not pay back. Beneath both lies the roofline: bytes that
-must come from memory. The rate in a full wave is the most that was ever measured on the card (`reached`), so nothing
-here is fitted to a model.
+A product is cut into tiles, and the tiles are given out to the multiprocessors in waves. In the last wave some of these
+have no tile, and all wait for it (wave quantisation; NVIDIA, "Matrix multiplication background"). Each tile starts by
+filling its pipeline and ends by storing, which a short inner dim does not pay back (`fill`). No product is faster than
+its bytes come from memory (the roofline). The rate in a full wave is the most that was ever measured on the card
+(`reached`), times what is left of it in a long run (`sustained`, which is fitted).
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ TILES = (
     (64, 64, 0.65),
 )
 SPLITS = (1, 2, 4, 8)  # parts of the inner dim, whose sums are added afterwards (split-K)
-FILL = 128  # inner numbers' worth of time in which a tile starts and ends
-LEAST = 2e-6  # seconds: no kernel is shorter on the device
 
 
 @dataclass(frozen=True)
@@ -54,20 +52,24 @@ class Kernel:
 
 @lru_cache(maxsize=100_000)
 def product_seconds(
-    m: int, n: int, k: int, count: int, hardware: Hardware, element: int = 2, eight: bool = False
+    m: int,
+    n: int,
+    k: int,
+    count: int,
+    hardware: Hardware,
+    element: int = 2,
+    eight: bool = False,
+    tf32: bool = False,
 ) -> float:
     """Of `count` products (m, k) x (k, n) in one launch. element: bytes of a number; eight: 8-bit floats."""
-    rate = (
-        hardware.clock
-        * hardware.sustained
-        * (
-            hardware.peak_8bit * hardware.reached_8bit
-            if eight and hardware.peak_8bit
-            else hardware.peak * hardware.reached
-        )
-    )
+    if hardware.measured and (m, n, k, count) in hardware.measured.products:
+        return hardware.measured.products[m, n, k, count]
+    rate = hardware.clock * hardware.sustained
+    rate *= hardware.rate(8 if eight else 8 * element, tf32)
+    rate *= hardware.reached_8bit if eight else hardware.reached
+    inputs = 1 if eight else element
     bandwidth = hardware.hbm * hardware.hbm_share
-    moved = count * element * (m * k + k * n + m * n) / bandwidth
+    moved = count * (inputs * (m * k + k * n) + element * m * n) / bandwidth
     best = math.inf
     for rows, columns, speed in TILES:
         tiles = count * math.ceil(m / rows) * math.ceil(n / columns)
@@ -77,13 +79,13 @@ def product_seconds(
             for tile, size in ((rows, m), (columns, n))
         )
         for split in SPLITS:
-            if split > 1 and k // split < 4 * FILL:
+            if split > 1 and k // split < 4 * hardware.fill:
                 break
             waves = math.ceil(tiles * split / hardware.sms)
-            each = 2 * high * wide * (k / split + FILL) * hardware.sms / (rate * speed)
+            each = 2 * high * wide * (k / split + hardware.fill) * hardware.sms / (rate * speed)
             added = 8 * (split > 1) * split * m * n * count / bandwidth
             best = min(best, waves * each + added)
-    return max(best, moved, LEAST)
+    return max(best, moved, hardware.least)
 
 
 def product(
@@ -95,11 +97,12 @@ def product(
     count: int = 1,
     element: int = 2,
     eight: bool = False,
+    tf32: bool = False,
     part: str = "forward",
     core: bool = False,
 ) -> Kernel:
     """(m, k) x (k, n), `count` times in one launch."""
-    seconds = product_seconds(m, n, k, count, hardware, element, eight)
+    seconds = product_seconds(m, n, k, count, hardware, element, eight, tf32)
     return Kernel("products", seconds, 1, 2.0 * m * n * k * count, part, core)
 
 
@@ -111,6 +114,7 @@ def linear(
     *,
     element: int,
     eight: bool = False,
+    tf32: bool = False,
     count: int = 1,
 ) -> list[Kernel]:
     """A linear layer: its product, and the two of its backward pass."""
@@ -118,6 +122,7 @@ def linear(
         "hardware": hardware,
         "element": element,
         "eight": eight,
+        "tf32": tf32,
         "count": count,
     }
     return [
@@ -137,7 +142,7 @@ def moving(
 ) -> Kernel:
     """A kernel that only reads and writes: so many bytes in all."""
     seconds = nbytes / (hardware.hbm * hardware.hbm_share)
-    return Kernel("memory", max(seconds, LEAST * launches), launches, 0.0, part, core)
+    return Kernel("memory", max(seconds, hardware.least * launches), launches, 0.0, part, core)
 
 
 def flash(
@@ -158,7 +163,7 @@ def flash(
     if causal:
         pairs = pairs / 2 + queries * min(128, keys) / 2
     flops = 4.0 * sequences * heads * width * pairs
-    rate = hardware.peak * hardware.clock
+    rate = hardware.peak * hardware.clock * hardware.sustained
     # A block of 128 queries of a head is a multiprocessor's: with few of them some have none.
     blocks = sequences * heads * math.ceil(queries / 128)
     waves = (
@@ -170,6 +175,6 @@ def flash(
         flops * work * waves / (rate * part) for work, part in zip((1, 2.5), share, strict=True)
     )
     return [
-        Kernel("attention", max(forward, LEAST), 1, flops, "forward", True),
-        Kernel("attention", max(backward, 3 * LEAST), 3, 2.5 * flops, "input", True),
+        Kernel("attention", max(forward, hardware.least), 1, flops, "forward", True),
+        Kernel("attention", max(backward, 3 * hardware.least), 3, 2.5 * flops, "input", True),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from dtcourse.pipeline_parallel import (
     Schedule,
@@ -17,24 +18,29 @@ from dtcourse.pipeline_parallel import (
     zb_v,
 )
 from dtcourse.planner.model import Model
+from dtcourse.planner.ranges import ends
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # hybrid's order: the outermost first
 CONTEXTS = ("ring", "all_gather", "ulysses")
 Maker = Callable[[int, int], Schedule]
-_SCHEDULES: dict[str, tuple[Maker, bool]] = {  # and whether it wants chunks
-    "1f1b": (one_f_one_b, False),
-    "gpipe": (gpipe, False),
-    "zb_h1": (zb_h1, False),
-    "zb_v": (zb_v, False),
-    "dualpipe_v": (dualpipe_v, False),
+_SCHEDULES: dict[str, tuple[Maker, int]] = {  # and stages of a rank
+    "1f1b": (one_f_one_b, 1),
+    "gpipe": (gpipe, 1),
+    "zb_h1": (zb_h1, 1),
+    "zb_v": (zb_v, 2),
+    "dualpipe_v": (dualpipe_v, 2),
 }
+_CHUNKED = {"interleaved": interleaved_1f1b, "breadth_first": breadth_first}
 
 
 @dataclass(frozen=True)
 class Layout:
     """Degrees, as in hybrid's configuration.
 
-    dp_replicate, dp_shard, pp, cp, tp, ep: degrees; ep divides dp_shard x cp
+    dp_replicate, dp_shard, pp, cp, tp, ep: degrees; ep divides dp_shard x cp, or with expert_tp more than that
+    expert_tp: ranks over which an expert's matrices are cut; None: tp, as all others'. Where it is less (Megatron's
+               expert tensor parallelism, usually 1), tp's other ranks hold other experts: ep x expert_tp divides
+               dp_shard x cp x tp
     stage:     ZeRO's over dp_shard: 0 (DDP) to 3 (FSDP)
     reshard_after_forward: with stage 3, parameters are gathered again for the backward pass
     reduce_once: gradients are averaged once a step, and not after each micro-batch; None: as is usual, which is once
@@ -47,7 +53,9 @@ class Layout:
     layers:    blocks of each stage, in order; None: as even as they can be
     axes:      order, the outermost first: what is last is inside a node first
     overlap_data: sharding's and averaging's messages go while something is computed
+    overlap_transfer: a stage computes while its messages to the next one go (False: Megatron's plain 1F1B)
     overlap_tensor: the part of tp's messages that is hidden behind products (asynchronous tp: 0.5 or more)
+    overlap_backward: without sequence_parallel, backward sums go behind the gradients of weights (Megatron's default)
     bucket:    bytes of a bucket of gradients
     """
 
@@ -57,6 +65,7 @@ class Layout:
     cp: int = 1
     tp: int = 1
     ep: int = 1
+    expert_tp: int | None = None
     stage: int = 0
     reshard_after_forward: bool = True
     reduce_once: bool | None = None
@@ -67,7 +76,9 @@ class Layout:
     layers: tuple[int, ...] | None = None
     axes: tuple[str, ...] = AXES
     overlap_data: bool = True
-    overlap_tensor: float = 0.0
+    overlap_transfer: bool = True
+    overlap_tensor: Any = 0.0
+    overlap_backward: bool = True
     bucket: float = 25e6
 
     def __post_init__(self) -> None:
@@ -80,10 +91,49 @@ class Layout:
             raise ValueError(f"axes has each of {', '.join(AXES)} once; got {self.axes}")
         if self.context not in CONTEXTS:
             raise ValueError(f"context is one of {', '.join(CONTEXTS)}; got {self.context!r}")
-        if self.dp_shard * self.cp % self.ep:
+        wide = [axis for axis in self.axes if getattr(self, axis) > 1]
+        together = ("dp_shard", "cp") if self.stage else ("dp_replicate", "dp_shard", "cp")
+        places = [i for i, axis in enumerate(wide) if axis in together]
+        if places and places[-1] - places[0] >= len(places):
+            raise ValueError(
+                f"{', '.join(together)} are one group here: neighbours in axes (those above 1); got {' x '.join(wide)}"
+            )
+        if not callable(self.schedule):
+            self._known_schedule()
+        if self.tp % self.etp:
+            raise ValueError(f"tp({self.tp}) is no multiple of expert_tp({self.expert_tp})")
+        if self.etp == self.tp and self.shared % self.ep:
             raise ValueError(
                 f"ep divides dp_shard x cp: dp_shard({self.dp_shard}) x cp({self.cp}) = "
-                f"{self.dp_shard * self.cp} is no multiple of ep({self.ep})"
+                f"{self.shared} is no multiple of ep({self.ep})"
+            )
+        if self.shared * self.tp % (self.ep * self.etp):
+            raise ValueError(
+                f"ep x expert_tp divides dp_shard x cp x tp: {self.shared} x tp({self.tp}) = {self.shared * self.tp} "
+                f"is no multiple of ep({self.ep}) x expert_tp({self.etp})"
+            )
+        if self.etp < self.tp and not self.sequence_parallel:
+            raise ValueError(
+                f"with expert_tp({self.etp}) below tp({self.tp}) each tp rank sends tokens of its own to the experts: "
+                "sequence_parallel=True"
+            )
+        if self.stage and self.shared == 1 and self.dp_replicate > 1:
+            raise ValueError(
+                f"stage({self.stage}) shares states over dp_shard(1) x cp(1) = 1 rank; dp_replicate are whole "
+                f"copies: say dp_shard={self.dp_replicate} for dp_replicate, or stage=0"
+            )
+        if not self.bucket > 0:
+            raise ValueError(f"bucket is above 0 bytes; got {self.bucket}")
+        for value in ends(self.overlap_tensor):
+            if not 0 <= value <= 1:
+                raise ValueError(f"overlap_tensor is between 0 and 1; got {value}")
+        if self.chunks > 1 and self.schedule not in _CHUNKED:
+            raise ValueError(
+                f"chunks({self.chunks}) are of {' and '.join(_CHUNKED)}; got {self.schedule!r}"
+            )
+        if self.layers is not None and min(self.layers) < 1:
+            raise ValueError(
+                f"each stage has at least 1 layer; got {' + '.join(map(str, self.layers))}"
             )
         if self.sequence_parallel and self.tp == 1:
             raise ValueError("sequence_parallel cuts tokens over the tp ranks, and tp is 1")
@@ -94,6 +144,21 @@ class Layout:
         return math.prod(getattr(self, axis) for axis in AXES)
 
     @property
+    def shared(self) -> int:
+        """Ranks that share a copy's states out: those of dp_shard and of cp."""
+        return self.dp_shard * self.cp
+
+    @property
+    def etp(self) -> int:
+        """Ranks over which an expert's matrices are cut."""
+        return self.tp if self.expert_tp is None else self.expert_tp
+
+    @property
+    def expert_copies(self) -> int:
+        """Ranks of dp_shard, cp and tp that hold the same part of the same experts, and share their states out."""
+        return self.shared * self.tp // (self.ep * self.etp)
+
+    @property
     def data(self) -> int:
         """Ranks with samples of their own."""
         return self.dp_replicate * self.dp_shard
@@ -101,7 +166,21 @@ class Layout:
     @property
     def stages(self) -> int:
         """Of the pipeline, over all ranks."""
-        return self.pp * (self.schedule_of(self.pp).num_chunks if self.pp > 1 else 1)
+        if self.pp == 1:
+            return 1
+        if callable(self.schedule):
+            return self.schedule(self.pp, 2 * self.pp).num_stages
+        if self.schedule in _CHUNKED:
+            return self.pp * self.chunks
+        return self.pp * _SCHEDULES[self.schedule][1]
+
+    @property
+    def ends_apart(self) -> bool:
+        """Whether the first and the last stage are different ranks'."""
+        if self.pp == 1:
+            return False
+        rank_of = self.schedule_of(2 * self.pp).rank_of
+        return rank_of[0] != rank_of[-1]
 
     @property
     def once(self) -> bool:
@@ -114,14 +193,14 @@ class Layout:
         """The pipeline's."""
         if callable(self.schedule):
             return self.schedule(self.pp, micro_batches)
-        if self.schedule == "interleaved":
-            return interleaved_1f1b(self.pp, micro_batches, self.chunks)
-        if self.schedule == "breadth_first":
-            return breadth_first(self.pp, micro_batches, self.chunks)
-        if self.schedule not in _SCHEDULES:
-            known = ", ".join([*_SCHEDULES, "interleaved", "breadth_first"])
-            raise ValueError(f"no schedule {self.schedule!r}; there are {known}, or a function")
+        if self.schedule in _CHUNKED:
+            return _CHUNKED[self.schedule](self.pp, micro_batches, self.chunks)
         return _SCHEDULES[self.schedule][0](self.pp, micro_batches)
+
+    def _known_schedule(self) -> None:
+        if self.schedule not in (*_SCHEDULES, *_CHUNKED):
+            known = ", ".join([*_SCHEDULES, *_CHUNKED])
+            raise ValueError(f"no schedule {self.schedule!r}; there are {known}, or a function")
 
     def equation(self) -> str:
         """The degrees and their product."""
@@ -135,48 +214,10 @@ class Batch:
     sequences: int
     micro_batch: int = 1
 
-
-def check(model: Model, layout: Layout, batch: Batch, devices: int | None = None) -> None:
-    """Raises ValueError with the equation that fails: devices, heads, layers, tokens, sequences or experts."""
-    if devices is not None and devices != layout.world:
-        raise ValueError(f"{layout.equation()}, and there are {devices} devices")
-    for what, size in (
-        ("heads", model.heads),
-        ("ffn", model.wide),
-        ("vocabulary", model.vocabulary),
-    ):
-        if size % layout.tp and what != "vocabulary":  # a vocabulary is padded
-            raise ValueError(f"{what}({size}) is no multiple of tp({layout.tp})")
-    ulysses = layout.tp * layout.cp if layout.context == "ulysses" else 1
-    if model.heads % ulysses:
-        raise ValueError(
-            f"ulysses gives heads out: heads({model.heads}) is no multiple of tp({layout.tp}) x cp({layout.cp})"
-        )
-    tokens = layout.cp * (layout.tp if layout.sequence_parallel else 1)
-    if model.sequence % tokens:
-        raise ValueError(
-            f"sequence({model.sequence}) is no multiple of cp({layout.cp})"
-            + (f" x tp({layout.tp})" if layout.sequence_parallel else "")
-        )
-    if layout.ep > 1 and (not model.experts or model.experts % layout.ep):
-        raise ValueError(f"experts({model.experts}) is no multiple of ep({layout.ep})")
-    each = layout.data * batch.micro_batch
-    if batch.micro_batch < 1 or batch.sequences < 1 or batch.sequences % each:
-        raise ValueError(
-            f"sequences({batch.sequences}) is no multiple of dp_replicate({layout.dp_replicate}) x "
-            f"dp_shard({layout.dp_shard}) x micro_batch({batch.micro_batch}) = {each}"
-        )
-    if model.layers < layout.stages:
-        raise ValueError(
-            f"layers({model.layers}) are fewer than pp({layout.pp}) x chunks = {layout.stages} stages"
-        )
-    if layout.layers is not None and (
-        len(layout.layers) != layout.stages or sum(layout.layers) != model.layers
-    ):
-        raise ValueError(
-            f"layers says how many of {model.layers} each of {layout.stages} stages has; got "
-            f"{' + '.join(map(str, layout.layers))} = {sum(layout.layers)}"
-        )
+    def __post_init__(self) -> None:
+        for name in ("sequences", "micro_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1; got {getattr(self, name)}")
 
 
 def layers_of(model: Model, layout: Layout) -> list[int]:
@@ -189,4 +230,4 @@ def layers_of(model: Model, layout: Layout) -> list[int]:
     return [each + (i in longer) for i in range(stages)]
 
 
-__all__ = ["AXES", "Batch", "Layout", "check", "layers_of"]
+__all__ = ["AXES", "Batch", "Layout", "layers_of"]

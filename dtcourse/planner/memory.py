@@ -11,12 +11,14 @@ from typing import Any
 
 from dtcourse import device
 from dtcourse.planner.model import Model
+from dtcourse.planner.setting import Setting
 from dtcourse.planner.sharding import Weights
-from dtcourse.planner.stage import Setting
 from dtcourse.simulator import activations
 from dtcourse.simulator.states import model_states, precision_named
 
-KINDS = ("parameters", "gradients", "optimizer", "activations", "temporary", "gathered")
+KINDS = (
+    "parameters", "gradients", "optimizer", "activations", "temporary", "gathered", "fragments", "context",
+)  # fmt: skip
 # Rows of simulator.activations.block that tensor parallelism leaves whole.
 WHOLE = (
     "input of the block (norm 1's input)",
@@ -27,8 +29,16 @@ WHOLE = (
     "input of the MLP",
     "two dropout masks",
 )
+# Rows that are as wide as all heads together, and rows with a number for each pair of a query and a key.
+BY_QUERIES = ("queries", "input of the output layer")
+BY_KEYS = ("causal mask", "attention probabilities", "attention probabilities, cast")
 
-LOSS = {"eager": 12, "vocab_parallel": 8, "fused": 2}  # bytes of a logit, besides itself
+LOSS = {
+    "eager": 12,
+    "loss_parallel": 12,
+    "vocab_parallel": 8,
+    "fused": 2,
+}  # bytes of a logit, besides itself
 
 
 @dataclass(frozen=True)
@@ -45,12 +55,13 @@ class Shape:
     dropout: float
 
     @classmethod
-    def of(cls, model: Model, experts: bool = False) -> Shape:
-        """experts: of a layer with experts, all that a token goes through as one MLP."""
+    def of(cls, model: Model, experts: bool = False, eager: bool = False) -> Shape:
+        """experts: of a layer with experts, all that a token goes through as one MLP; eager: nothing is fused."""
         width = model.expert * (model.top_k + model.shared) if experts else model.wide
-        # The simulator keeps an activation's input and output, F each; a gate has two inputs.
+        # The simulator keeps an activation's input and output, F each; a gate has two inputs, and where
+        # silu and product are not one kernel, what is between them.
         if model.gated:
-            width = width * 3 // 2
+            width = width * (4 if eager else 3) // 2
         return cls(
             model.vocabulary, model.hidden, model.layers, model.heads, model.head, model.grouped,
             width, 0.1 * model.dropout,
@@ -59,72 +70,138 @@ class Shape:
 
 def block_bytes(setting: Setting, experts: bool = False, recompute: str | None = None) -> float:
     """What one block of one micro-batch keeps on a rank."""
-    s, layout = setting, setting.layout
+    s, layout, m = setting, setting.layout, setting.model
     kind = s.software.recompute if recompute is None else recompute
-    if kind == "ops":  # about half of the products' results are kept
-        return (block_bytes(s, experts, "none") + block_bytes(s, experts, "full")) / 2
+    if kind == "full" and s.software.recompute_every > 1 and recompute is None:
+        again = s.software.again  # the mean of those that keep all, and of those that do not
+        return again * block_bytes(s, experts, "full") + (1 - again) * block_bytes(
+            s, experts, "none"
+        )
+    if kind == "ops":
+        return _ops_bytes(s, experts)
     rows = activations.block(
-        Shape.of(s.model, experts),
+        Shape.of(m, experts, not (s.software.fused or s.software.compiled)),
         s.batch.micro_batch,
-        s.model.sequence // layout.cp,
+        s.length,
         **_options(s, kind),
     )
-    whole = layout.tp if layout.sequence_parallel else 1
-    return sum(each.bytes / (whole if each.name in WHOLE else layout.tp) for each in rows)
+    total = 0.0
+    for each in rows:
+        wide = m.queries / m.hidden if each.name in BY_QUERIES else 1.0
+        keys = layout.cp if each.name in BY_KEYS else 1  # of a rank's queries with the keys of all
+        total += each.bytes * wide * keys / (s.cut if each.name in WHOLE else layout.tp)
+    if kind == "none" and m.dropout and s.software.attention == "unfused":
+        # Of the probabilities: a mask, and what it has left (2205.05198, equation 1).
+        total += _scores(s) * (1 + s.element)
+    if (
+        experts and kind != "full"
+    ):  # copies of the rows in the experts' order, and what comes back before it is summed
+        total += 2 * s.dispatched * m.hidden * s.element
+        total += 2 * 4 * s.tokens * m.experts  # the gate's scores and probabilities, float32
+    return total
+
+
+def _ops_bytes(s: Setting, experts: bool) -> float:
+    """torchtitan's selective recomputation: the block's input, and the results of attention's core and of every second
+    product: queries, values, one of the MLP's inner layer, the block's output.
+    """
+    m, tp = s.model, s.layout.tp
+    inner = s.dispatched * m.expert / s.layout.etp if experts else s.tokens * m.wide / tp
+    kept = 2 * s.rows * m.hidden + s.tokens * (2 * m.queries + m.keys) / tp + inner
+    return kept * s.element + 4 * s.tokens * m.heads / tp
+
+
+def _scores(s: Setting) -> float:
+    return s.batch.micro_batch * s.model.heads / s.layout.tp * s.length * s.model.sequence
+
+
+def working_bytes(setting: Setting, experts: bool = False) -> float:
+    """What the backward pass of a block needs beside what is kept: all of it that is computed again, and gradients of
+    the MLP's inner layer or of attention's (simulator.activations.working_bytes, cut by the layout).
+    """
+    s, m, tp = setting, setting.model, setting.layout.tp
+    again = max(0.0, block_bytes(s, experts, "none") - block_bytes(s, experts))
+    ff, stream = Shape.of(m, experts).ff * s.tokens / tp, s.rows * m.hidden
+    mlp = again + (ff + 2 * stream) * s.element
+    if s.software.attention != "unfused":
+        return mlp
+    freed = min(again, (2 * ff + stream) * s.element)
+    return max(mlp, again - freed + (2 * _scores(s) + 4 * s.tokens * m.queries / tp) * s.element)
 
 
 def stage_bytes(
     setting: Setting, weights: Weights, blocks: int, first: bool, last: bool, in_flight: float
 ) -> dict[str, float]:
     """By kind. blocks: of the rank; in_flight: micro-batches that it keeps at once."""
-    s, layout, p = setting, setting.layout, precision_named(setting.precision.states)
-    shared = layout.dp_shard * layout.cp
-    states: dict[str, float] = {}
-    for numbers, ranks in ((weights.dense, shared), (weights.experts, max(1, shared // layout.ep))):
+    s, layout = setting, setting.layout
+    states = _states(s, weights)
+    kinds = _kinds(s)
+    each = sum(share * block_bytes(s, experts) for experts, share in kinds)
+    kept = each * blocks * in_flight
+    acts = min(kept, 2 * each) if s.software.offload else kept  # one is computed, one is on its way
+    temporary = max(working_bytes(s, experts) for experts, _ in kinds) if blocks else 0.0
+    if last:
+        around = activations.around(
+            Shape.of(s.model), s.batch.micro_batch, s.length, **_only_precision(s)
+        )
+        # The head's input is cut along the tokens until it is gathered.
+        acts += sum(row.bytes for row in around if "logarithms" not in row.name) / s.cut
+        # Logits, and in float32: the same, logarithms of probabilities, their gradient (as the loss keeps them).
+        temporary = max(temporary, s.logits * (s.element + LOSS[s.loss]))
+    gathered = 0.0
+    shared = layout.shared > 1 or (weights.experts and layout.expert_copies > 1)
+    # The largest unit: a block without experts that are gathered by nobody, the embedding's table or the head's.
+    spread = weights.dense + (weights.experts if layout.expert_copies > 1 else 0.0)
+    ends = [s.model.embedding_parameters] * first + [s.model.head_parameters] * last
+    block = (spread - sum(ends) / layout.tp) / max(1, blocks)
+    one = max(block, *(each / layout.tp for each in ends), 0.0)
+    if layout.stage == 3 and shared:
+        # Two neighbouring units at once; or all, from their first forward on, where they are not given back.
+        gathered += s.gather * (one + block if layout.reshard_after_forward else spread)
+    if layout.stage >= 2 and shared:
+        # Gradients of a unit until they are scattered; of all until the step's end, where they are averaged once.
+        gathered += weights.all * s.accumulate if layout.once else one * s.reduce
+    if (
+        not s.software.optimizer_fused
+    ):  # a number for each of the optimizer's, when activations are gone
+        temporary = max(temporary, states["optimizer states"] / 3 - acts)
+    loose = s.software.fragmentation * (acts + temporary + gathered)
+    found = (
+        states["parameters"], states["gradients"], states["optimizer states"], acts, temporary, gathered,
+        loose, float(s.hardware.context),
+    )  # fmt: skip
+    return dict(zip(KINDS, found, strict=True))
+
+
+def host_bytes(setting: Setting, blocks: int, in_flight: float) -> float:
+    """In the host's memory, of one device: activations that are offloaded."""
+    if not setting.software.offload:
+        return 0.0
+    each = sum(share * block_bytes(setting, experts) for experts, share in _kinds(setting))
+    return max(0.0, each * (blocks * in_flight - 2))
+
+
+def _kinds(s: Setting) -> list[tuple[bool, float]]:
+    """(whether a layer has experts, the share of layers that are so)."""
+    experts = s.model.expert_layers / s.model.layers
+    return [(kind, share) for kind, share in ((False, 1 - experts), (True, experts)) if share]
+
+
+def _states(s: Setting, weights: Weights) -> dict[str, float]:
+    layout = s.layout
+    states = {"parameters": 0.0, "gradients": 0.0, "optimizer states": 0.0}
+    for numbers, ranks in ((weights.dense, layout.shared), (weights.experts, layout.expert_copies)):
         if numbers:
             found = model_states(
                 round(numbers), precision=s.precision.states, optimizer=s.precision.optimizer,
                 stage=layout.stage, ranks=ranks,
             )  # fmt: skip
             for kind, nbytes in found.items():
-                states[kind] = states.get(kind, 0.0) + nbytes
-    experts = s.model.expert_layers / s.model.layers
-    each = (1 - experts) * block_bytes(s) + (experts * block_bytes(s, True) if experts else 0)
-    kept = each
-    if s.software.recompute == "full" and s.software.recompute_every > 1:
-        whole = block_bytes(s, recompute="none")
-        kept = each * s.software.again + whole * (1 - s.software.again)
-    sequence, N = s.model.sequence // layout.cp, s.batch.micro_batch * s.model.sequence // layout.cp
-    logits = N * s.model.vocabulary / layout.tp
-    acts = 0.0 if s.software.offload else kept * blocks * in_flight
-    temporary = max(0.0, block_bytes(s, recompute="none") - each)
-    if last:
-        around = activations.around(
-            Shape.of(s.model), s.batch.micro_batch, sequence, **_only_precision(s)
-        )
-        acts += sum(row.bytes for row in around if "logarithms" not in row.name)
-        # Logits, and in float32: the same, logarithms of probabilities, their gradient (as the loss keeps them).
-        temporary = max(temporary, logits * (p.products + LOSS[s.software.loss]))
-    gathered = 0.0
-    if layout.stage == 3 and layout.once and shared > 1:
-        # All through the step: parameters where they are not given back, and gradients until they are averaged.
-        kept_whole = 0 if layout.reshard_after_forward else s.precision.gather
-        gathered = weights.all * (kept_whole + s.precision.accumulate)
-    elif layout.stage >= 2 and shared > 1 and blocks:
-        one = weights.all / (blocks + (first or last))
-        gathered = one * s.precision.reduce + (
-            2 * one * s.precision.gather if layout.stage == 3 else 0
-        )
-    return dict(
-        zip(
-            KINDS,
-            (
-                states["parameters"], states["gradients"], states["optimizer states"],
-                acts, temporary, gathered,
-            ),
-            strict=True,
-        )
-    )  # fmt: skip
+                states[kind] += nbytes
+    # Gradients that micro-batches are added to may be wider than those that backward makes (Megatron's main gradients).
+    wider = s.accumulate / precision_named(s.precision.states).gradients
+    states["gradients"] *= max(1.0, wider)
+    return states
 
 
 def _options(setting: Setting, recompute: str) -> dict[str, Any]:
@@ -137,9 +214,11 @@ def _options(setting: Setting, recompute: str) -> dict[str, Any]:
 
 
 def _only_precision(setting: Setting) -> dict[str, Any]:
-    # Sharded weights are gathered in the compute dtype: nothing is cast layer by layer.
-    name = "bf16 + master" if setting.precision.compute == 2 else "fp32"
+    name = "bf16 + master" if setting.element == 2 else "fp32"
+    # Sharded weights are gathered in the compute dtype: nothing is cast layer by layer, as autocast does.
+    if precision_named(setting.precision.states).casts and setting.layout.stage < 3:
+        name = setting.precision.states
     return {"precision": name, "on": device.GPU}
 
 
-__all__ = ["KINDS", "Shape", "block_bytes", "stage_bytes"]
+__all__ = ["KINDS", "Shape", "block_bytes", "host_bytes", "stage_bytes", "working_bytes"]

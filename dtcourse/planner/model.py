@@ -8,6 +8,9 @@ Nothing is built, and no package of models is needed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from dtcourse.planner.ranges import ends
 
 
 @dataclass(frozen=True)
@@ -21,10 +24,13 @@ class Model:
     gated:        three matrices in the MLP and not two (SwiGLU)
     tied:         the output layer is the embedding's table
     biases:       linear layers and norms have them
+    norm:         "layer" (one kernel), or "rms" (Llama's: several, where nothing fuses them)
     positions:    "learned" (a table of `sequence` rows), "rotary" or "none"
     vocabulary, sequence: tokens known, tokens of a sample
     dropout:      there are dropout layers, each with a mask
     causal:       a token sees those before it
+    causal_flops: "whole": the convention for MFU counts attention as if every token saw all; "half": as a causal kernel
+                  computes it
     experts:      MLPs of a layer with a gate; 0: one MLP for all tokens
     top_k, shared: experts that a token goes through, and those beside them that all tokens do
     expert_ffn:   width of an expert; None: ffn
@@ -40,11 +46,13 @@ class Model:
     gated: bool = False
     tied: bool = True
     biases: bool = True
+    norm: str = "layer"
     positions: str = "learned"
-    vocabulary: int = 50257
-    sequence: int = 2048
+    vocabulary: Any = 50257
+    sequence: Any = 2048
     dropout: bool = False
     causal: bool = True
+    causal_flops: str = "whole"
     experts: int = 0
     top_k: int = 2
     shared: int = 0
@@ -53,8 +61,24 @@ class Model:
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "vocabulary", "sequence", "moe_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1; got {getattr(self, name)}")
+            for value in ends(getattr(self, name)):
+                if value < 1:
+                    raise ValueError(f"{name} is at least 1; got {value}")
+        for name in ("kv_heads", "head_dim", "ffn", "expert_ffn"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is at least 1, or None; got {value}")
+        for name in ("experts", "shared"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is 0 or more; got {getattr(self, name)}")
+        if self.norm not in ("layer", "rms"):
+            raise ValueError(f"norm is 'layer' or 'rms'; got {self.norm!r}")
+        if self.experts and self.moe_every > self.layers:
+            raise ValueError(
+                f"moe_every({self.moe_every}) leaves no layer of {self.layers} with experts"
+            )
+        if self.causal_flops not in ("whole", "half"):
+            raise ValueError(f"causal_flops is 'whole' or 'half'; got {self.causal_flops!r}")
         if self.head_dim is None and self.hidden % self.heads:
             raise ValueError(
                 f"hidden({self.hidden}) is no multiple of heads({self.heads}): say head_dim"
@@ -154,10 +178,22 @@ class Model:
         layers = round(self.layers * self.layer_parameters(self.top_k))
         return layers + self.embedding_parameters + self.head_parameters
 
+    @property
+    def attention_flops(self) -> float:
+        """Of all layers' scores and their product with the values, forward, per token, by `causal_flops`."""
+        whole = 4.0 * self.layers * self.queries * self.sequence
+        return whole / 2 if self.causal and self.causal_flops == "half" else whole
+
     def flops_per_token(self, recomputed: float = 0.0) -> float:
-        """6 N + 12 L h s: the field's convention (PaLM 2204.02311, appendix B), attention counted whole though causal.
+        """6 N + 12 L h s, the field's convention (PaLM 2204.02311, appendix B); half of the second, by causal_flops.
 
         recomputed: the part of the forward pass that is run twice; 1 for full recomputation. N are active parameters.
         """
-        forward = 2 * self.active_parameters + 4 * self.layers * self.queries * self.sequence
-        return forward * (3 + recomputed)
+        return (2 * self.active_parameters + self.attention_flops) * (3 + recomputed)
+
+    def recomputed_flops(self, products: float, attention: float) -> float:
+        """Per token, of these parts of the blocks' products and of attention run once more (all active parameters of
+        blocks twice, and attention as above): what HFU counts beside MFU's.
+        """
+        blocks = self.layers * self.layer_parameters(self.top_k if self.experts else None)
+        return products * 2 * blocks + attention * self.attention_flops

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-CONVENTION = (
-    "6 N + 12 L h s operations a token (N: parameters that a token goes through; attention counted whole), "
-    "of the compute dtype's dense peak"
-)
 # What each part of a step is, and what to change first where it is the largest that is not plain work.
 ADVICE = {
     "products": "matrix products: it computes. Fewer operations (less recomputation), lower precision, or more devices",
@@ -22,9 +18,12 @@ ADVICE = {
     "(dp_replicate), or no resharding after the forward pass",
     "averaging": "averaging gradients: overlap it, more micro-batches between, or fewer bytes",
     "contention": "messages that take multiprocessors from what is computed: fewer of them",
+    "measured": "what was measured of its kernels: it computes. Measure another shape, or use more devices",
+    "offload": "activations on their way to the host and back: offload fewer layers, or recompute them",
     "bubble": "the pipeline's bubble: more micro-batches, interleaved stages, or fewer stages",
     "optimizer": "the optimizer: a fused one, or sharded over data-parallel ranks",
-    "transfer": "messages between stages",
+    "transfer": "messages between stages: send while the next one is computed (overlap_transfer), fewer stages, or all "
+    "of them in a node",
 }
 
 
@@ -34,8 +33,11 @@ class Prediction:
     parts:       seconds of the rank with most to do, by kind; they add up to `seconds`
     tokens_per_second: of all devices together
     mfu, hfu:    parts of the peak, by `convention`; hfu counts what is computed twice as well
-    memory:      of each stage's rank, bytes by kind
-    fits:        whether the largest stage is below the device's memory
+    memory:      of each stage's rank, bytes by kind. The reserve is "fragments" (held by the allocator, used by no
+                 tensor) and "context" (CUDA's, of libraries and of NCCL)
+    bytes_interval: (least, most) of the largest stage, over what is only known as a range
+    host_bytes:  in the host's memory, of one device, where activations are offloaded
+    fits:        whether the largest stage with its reserve is below the device's memory
     why:         what limits it, and what to change first
     flops:       operations that one device performs in a step, counted kernel by kernel
     """
@@ -47,21 +49,29 @@ class Prediction:
     mfu: float
     hfu: float
     memory: list[dict[str, float]]
+    bytes_interval: tuple[float, float]
+    host_bytes: float
     fits: bool
     why: str
     flops: float
-    convention: str = field(default=CONVENTION, repr=False)
+    convention: str = field(repr=False)
 
     @property
     def peak_bytes(self) -> float:
-        """Of the stage that needs most."""
+        """Of the stage that needs most, its reserve included: what nvidia-smi shows."""
         return max(sum(stage.values()) for stage in self.memory)
+
+    @property
+    def reserved_bytes(self) -> float:
+        """The same as PyTorch's allocator counts it (max_memory_reserved): without the context."""
+        return max(sum(stage.values()) - stage["context"] for stage in self.memory)
 
     def __str__(self) -> str:
         low, high = self.interval
+        least, most = (each / 2**30 for each in self.bytes_interval)
         lines = [
             f"{self.seconds:.4g} s a step ({low:.4g} to {high:.4g}), {self.tokens_per_second:,.0f} tokens/s, "
-            f"MFU {self.mfu:.1%}, HFU {self.hfu:.1%}, {self.peak_bytes / 2**30:.1f} GiB"
+            f"MFU {self.mfu:.1%}, HFU {self.hfu:.1%}, {self.peak_bytes / 2**30:.1f} GiB ({least:.1f} to {most:.1f})"
             + ("" if self.fits else " (does not fit)"),
             *(
                 f"  {name:<12}{seconds:10.4g} s {seconds / self.seconds:6.1%}"
@@ -70,6 +80,15 @@ class Prediction:
             self.why,
         ]
         return "\n".join(lines)
+
+
+def convention(peak: float, dtype: str, causal: str) -> str:
+    """Of MFU and HFU, in words."""
+    return (
+        f"MFU: 6 N + 12 L h s operations per token (N: parameters that a token goes through; attention counted "
+        f"{causal}) of {peak / 1e12:g} TFLOP/s, the dense {dtype} peak. HFU: and forward passes of blocks that are run "
+        "twice"
+    )
 
 
 def why(parts: dict[str, float], fits: bool, largest: dict[str, float]) -> str:

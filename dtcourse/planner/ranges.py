@@ -1,6 +1,6 @@
 """What a source does not say is a range, and what is predicted from it an interval.
 
-    Hardware.of("A100 SXM", share=Range(0.7, 0.85, 0.95))
+    Hardware.of("A100 SXM", sustained=Range(0.7, 0.85, 0.95))
     predict(...).interval                                  # (fastest, slowest)
 
 Any number of the planner's dataclasses may be one.
@@ -13,7 +13,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-CORNERS = 5  # with more ranges than this, each is moved alone, and not all combinations
+MOST = 6  # ranges of which nobody knows which end is the faster: all combinations of them are tried
+# Of a larger number of these a step takes less (or no more), of a smaller one of the others. They move together.
+FASTER = (
+    "peak", "peak_32", "peak_tf32", "peak_8bit", "hbm", "inside", "reached", "reached_8bit", "hbm_share",
+    "sustained", "clock", "card", "achieved", "overlap_tensor", "offload", "attention_achieved",
+)  # fmt: skip
+SLOWER = (
+    "launch", "latency_inside", "latency_between", "oversubscription", "fill", "least", "collective_launches",
+    "compiled_launches", "imbalance", "context", "fragmentation", "vocabulary",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,13 @@ class Range:
             raise ValueError(
                 f"a range is low <= likely <= high; got {self.low}, {self.likely}, {self.high}"
             )
+
+
+def ends(value: Any) -> tuple[Any, ...]:
+    """A number alone, both ends of a range, nothing of what is neither."""
+    if isinstance(value, Range):
+        return (value.low, value.high)
+    return (value,) if isinstance(value, (int, float)) else ()
 
 
 def ranges(given: tuple[Any, ...]) -> list[tuple[int, str]]:
@@ -48,19 +64,30 @@ def likely(given: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def corners(given: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """The same with each range at one of its ends: all combinations of up to five, of more each alone."""
+    """The same with each range at one of its ends, as many as can be the fastest or the slowest.
+
+    Rates move together, all at the faster end or all at the slower one. Of the others all combinations are made.
+
+    Raises ValueError for more than MOST of these.
+    """
     found = ranges(given)
-    if len(found) <= CORNERS:
-        for ends in itertools.product(("low", "high"), repeat=len(found)):
-            yield _with(given, dict(zip(found, ends, strict=True)))
+    if not found:
         return
-    for where in found:
-        for end in ("low", "high"):
-            yield _with(given, {each: end if each == where else "likely" for each in found})
+    known = [each for each in found if each[1] in FASTER + SLOWER]
+    others = [each for each in found if each not in known]
+    if len(others) > MOST:
+        names = ", ".join(name for _, name in others)
+        raise ValueError(f"at most {MOST} ranges beside rates; got {len(others)}: {names}")
+    for fast in (True, False):
+        tied = {each: "high" if (each[1] in FASTER) == fast else "low" for each in known}
+        for chosen in itertools.product(("low", "high"), repeat=len(others)):
+            yield _with(given, tied | dict(zip(others, chosen, strict=True)))
 
 
 def _with(given: tuple[Any, ...], ends: dict[tuple[int, str], str]) -> tuple[Any, ...]:
-    made = list(given)
+    changes: dict[int, dict[str, Any]] = {}
     for (i, name), end in ends.items():
-        made[i] = replace(made[i], **{name: getattr(getattr(given[i], name), end)})
-    return tuple(made)
+        changes.setdefault(i, {})[name] = getattr(getattr(given[i], name), end)
+    return tuple(
+        replace(each, **changes[i]) if i in changes else each for i, each in enumerate(given)
+    )

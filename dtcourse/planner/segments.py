@@ -1,7 +1,9 @@
-"""A stretch of a micro-batch between two places where the host waits: a block, the embedding, the head.
+"""A stretch of a micro-batch: a block, the embedding, the head. What the device does in it, and what the host launches.
 
-The device works off what the host launches. So a stretch takes as long as the longer of both; what the host takes more
-is the part "host": the device waits for work, as it does where layers are small.
+The device works off what the host launches, and the host runs ahead of it, over blocks and from the forward into the
+backward pass. So a micro-batch takes as long as the longer of both does in all; what the host takes more is the part
+"host": the device waits for work, as it does where layers are small. (That the host may be 1,024 launches ahead at
+most, CUDA's queue, is left out.)
 """
 
 from __future__ import annotations
@@ -10,25 +12,23 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dtcourse.planner.hardware import Hardware
 from dtcourse.planner.kernels import Kernel
 from dtcourse.planner.messages import FORWARD, INPUT, Messages
+from dtcourse.planner.setting import Setting
 from dtcourse.planner.software import Software
 
 WEIGHT = "weight"
 PHASES = (FORWARD, INPUT, WEIGHT)
 Parts = dict[str, float]
-COMPILED = (
-    0.5  # launches that are left where element-wise kernels are fused by a compiler (an estimate)
-)
 
 
 @dataclass(frozen=True)
 class Segment:
-    """parts: by phase, what its seconds are made of; flops: by phase, operations performed."""
+    """parts: by phase, what its seconds are made of; flops, host: by phase, operations, and the host's seconds."""
 
     parts: dict[str, Parts]
     flops: dict[str, float]
+    host: Parts
 
     def seconds(self, *phases: str) -> float:
         """Of these phases, of one micro-batch."""
@@ -42,36 +42,58 @@ def add(total: Parts, more: Mapping[str, float], times: float = 1.0) -> None:
 
 
 def segment(
-    kernels: Sequence[Kernel],
-    messages: Messages,
-    hardware: Hardware,
-    software: Software,
-    again: bool,
+    name: str, kernels: Sequence[Kernel], messages: Messages, setting: Setting, again: bool
 ) -> Segment:
-    """again: it is a block, of which the program may compute something twice."""
+    """name: of Measured's stretches; again: it is a block, of which the program may compute something twice."""
+    hardware, software = setting.hardware, setting.software
     parts: dict[str, Parts] = {phase: defaultdict(float) for phase in PHASES}
     launches: Parts = defaultdict(float)
     flops: Parts = defaultdict(float)
+    known = hardware.measured.stretches.get(name) if hardware.measured else None
     for kernel in kernels:
+        # A compiler fuses what only moves bytes; products and attention are launched as ever.
+        left = software.compiled_launches if software.compiled and kernel.kind == "memory" else 1.0
         for phase, share in _phases(kernel, software, again):
-            parts[phase][kernel.kind] += share * kernel.seconds
-            launches[phase] += share * kernel.launches
             flops[phase] += share * kernel.flops
+            if known is None:
+                parts[phase][kernel.kind] += share * kernel.seconds
+                launches[phase] += share * kernel.launches * left
+    for phase, seconds in zip(PHASES, known or (), strict=False):
+        parts[phase]["measured"] = seconds
     sent = software.collective_launches
     for phase in (FORWARD, INPUT):
         add(parts[phase], messages.seconds[phase])
         launches[phase] += sent * messages.count[phase]
-    if again and software.again:
-        add(parts[INPUT], messages.seconds[FORWARD], software.again)
-        launches[INPUT] += software.again * sent * messages.count[FORWARD]
-    few = COMPILED if software.compiled else 1.0
-    # Gradients of inputs and of weights are launched in turns: the host's time is that of both.
-    forward = few * launches[FORWARD] * hardware.launch - sum(parts[FORWARD].values())
-    backward = few * (launches[INPUT] + launches[WEIGHT]) * hardware.launch
-    backward -= sum(parts[INPUT].values()) + sum(parts[WEIGHT].values())
-    parts[FORWARD]["host"] += max(0.0, forward)
-    parts[INPUT]["host"] += max(0.0, backward)
-    return Segment({phase: dict(found) for phase, found in parts.items()}, dict(flops))
+    for kind, share in _again(setting).items() if again else ():
+        add(parts[INPUT], {kind: messages.seconds[FORWARD][kind]}, share)
+        launches[INPUT] += share * sent * messages.count[FORWARD] / 3
+    host = {} if known else {phase: n * hardware.launch for phase, n in launches.items()}
+    return Segment({phase: dict(found) for phase, found in parts.items()}, dict(flops), host)
+
+
+def wait_for_host(parts: dict[str, Parts], host: Parts) -> None:
+    """Adds what the host takes longer than the device, over a micro-batch, where it does."""
+    device = {phase: sum(parts[phase].values()) for phase in PHASES}
+    longer = sum(host.values()) - sum(device.values())
+    if longer <= 0:
+        return
+    # Gradients of inputs and of weights are launched in turns: what is waited for in both counts to the first.
+    backward = host.get(INPUT, 0.0) + host.get(WEIGHT, 0.0) - device[INPUT] - device[WEIGHT]
+    forward = min(longer, max(0.0, longer - max(0.0, backward)))
+    add(parts[FORWARD], {"host": forward})
+    add(parts[INPUT], {"host": longer - forward})
+
+
+def _again(setting: Setting) -> dict[str, float]:
+    """The part of a block's forward messages of each kind that is sent once more where it is computed again."""
+    software = setting.software
+    if software.recompute == "selective":
+        return {"context": 1.0}
+    if not software.again:
+        return {}
+    # Of a block's last sum nobody asks again, where it is not recomputed to its end.
+    left = (0.75 if setting.layout.sequence_parallel else 0.5) if software.early_stop else 1.0
+    return {"tensor": software.again * left, "context": software.again, "experts": software.again}
 
 
 def _phases(kernel: Kernel, software: Software, again: bool) -> list[tuple[str, float]]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from dtcourse.planner.hardware import Hardware
 from dtcourse.planner.layout import Layout
-from dtcourse.planner.network import Group, group
-from dtcourse.planner.software import Precision
+from dtcourse.planner.network import Group, experts_group, group
+from dtcourse.planner.setting import Setting
 
 
 @dataclass(frozen=True)
@@ -43,24 +43,22 @@ class Exchange:
     reduce: float
 
 
-def exchange(
-    weights: Weights, hardware: Hardware, layout: Layout, precision: Precision
-) -> Exchange:
+def exchange(weights: Weights, setting: Setting) -> Exchange:
     """Parameters gathered over the ranks that share them, and gradients averaged over all that have them."""
     gather = reduce = 0.0
-    size = 1 if precision.gather_8bit else precision.gather
+    hardware, layout = setting.hardware, setting.layout
     for numbers, shard, copies in _groups(weights, layout):
         if not numbers:
             continue
         if layout.stage:
-            gather += shard.seconds(hardware, "all_gather", size * numbers)
-            reduce += shard.seconds(hardware, "reduce_scatter", precision.reduce * numbers)
-            held = precision.reduce * numbers / shard.ranks
+            gather += shard.seconds(hardware, "all_gather", setting.gather * numbers)
+            reduce += shard.seconds(hardware, "reduce_scatter", setting.reduce * numbers)
+            held = setting.reduce * numbers / shard.ranks
             reduce += copies.seconds(hardware, "all_reduce", held)
         else:
             both = Group(shard.ranks * copies.ranks, shard.stride)
-            pieces = max(1, math.ceil(precision.reduce * numbers / max(layout.bucket, 1)))
-            one = precision.reduce * numbers / pieces
+            pieces = max(1, math.ceil(setting.reduce * numbers / max(layout.bucket, 1)))
+            one = setting.reduce * numbers / pieces
             reduce += pieces * both.seconds(hardware, "all_reduce", one)
     return Exchange(gather, reduce)
 
@@ -68,7 +66,8 @@ def exchange(
 def _groups(weights: Weights, layout: Layout) -> list[tuple[float, Group, Group]]:
     """(numbers, the ranks that share them, the copies of those): of dense weights and of experts'."""
     shard, copies = group(layout, "dp_shard", "cp"), group(layout, "dp_replicate")
-    few = Group(shard.ranks // layout.ep, shard.stride * layout.ep)
+    # Beside an expert's own ranks: those that have the same part of it.
+    few = Group(layout.expert_copies, experts_group(layout).stride * layout.ep)
     return [(weights.dense, shard, copies), (weights.experts, few, copies)]
 
 

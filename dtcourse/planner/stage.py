@@ -7,32 +7,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dtcourse.planner import block, messages, sharding
-from dtcourse.planner.hardware import Hardware
+from dtcourse.planner import block, memory, messages, sharding
 from dtcourse.planner.kernels import moving
-from dtcourse.planner.layout import Batch, Layout
-from dtcourse.planner.model import Model
-from dtcourse.planner.segments import FORWARD, INPUT, PHASES, WEIGHT, Parts, Segment, add, segment
+from dtcourse.planner.network import ends_group
+from dtcourse.planner.segments import (
+    FORWARD,
+    INPUT,
+    PHASES,
+    WEIGHT,
+    Parts,
+    Segment,
+    add,
+    segment,
+    wait_for_host,
+)
+from dtcourse.planner.setting import Setting
 from dtcourse.planner.sharding import Weights
-from dtcourse.planner.software import Precision, Software
+from dtcourse.planner.software import UNFUSED_OPTIMIZER
 from dtcourse.simulator.states import optimizer_bytes, precision_named
-
-
-@dataclass(frozen=True)
-class Setting:
-    """All that a prediction is made from, each number known."""
-
-    model: Model
-    hardware: Hardware
-    layout: Layout
-    batch: Batch
-    precision: Precision
-    software: Software
-
-    @property
-    def micro_batches(self) -> int:
-        """Of a step, in each copy of the model."""
-        return self.batch.sequences // (self.layout.data * self.batch.micro_batch)
 
 
 @dataclass(frozen=True)
@@ -56,34 +48,25 @@ class Stages:
     """Makes stages; blocks that are alike are costed once."""
 
     def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        s = setting
+        self.setting = s = setting
         self.blocks = {experts: self._block(experts) for experts in {False, bool(s.model.experts)}}
-        arguments = (s.model, s.hardware, s.layout, s.batch.micro_batch)
-        first, last = messages.of_ends(*arguments, s.precision.compute)
-        rest = (s.precision, s.software)
-        self.first = segment(
-            block.embedding(*arguments, *rest), first, s.hardware, s.software, False
-        )
-        self.last = segment(block.head(*arguments, *rest), last, s.hardware, s.software, False)
+        first, last = messages.of_ends(s)
+        self.first = segment("embedding", block.embedding(s), first, s, False)
+        self.last = segment("head", block.head(s), last, s, False)
 
     def _block(self, experts: bool) -> tuple[Segment, Weights]:
         s = self.setting
-        made = block.Block(
-            s.model, s.hardware, s.layout, s.batch.micro_batch, s.precision, s.software, experts
-        )
+        made = block.Block(s, experts)
         kernels = made.kernels()
         core = sum(each.seconds for each in kernels if each.core and each.part == FORWARD)
-        sent = messages.of_block(
-            s.model, s.hardware, s.layout, s.batch.micro_batch, s.precision.compute, experts, core
-        )
-        tp = s.layout.tp
-        if not experts:
-            weights = Weights(made.parameters())
-        else:
-            local = (s.model.experts // s.layout.ep) * s.model.mlp_parameters(s.model.expert) / tp
-            weights = Weights(made.parameters() - local, local)
-        return segment(kernels, sent, s.hardware, s.software, True), weights
+        if s.hardware.measured and s.hardware.measured.core is not None:
+            core = s.hardware.measured.core
+        rest = sum(each.seconds for each in kernels if each.part == WEIGHT)
+        sent = messages.of_block(s, experts, core, rest)
+        local = made.expert_parameters() if experts else 0.0
+        name = "experts" if experts else "block"
+        weights = Weights(made.parameters() - local, local)
+        return segment(name, kernels, sent, s, True), weights
 
     def make(self, first_block: int, blocks: int, first: bool, last: bool) -> Stage:
         """The stage of these blocks; `first` has the embedding, `last` the head."""
@@ -99,20 +82,42 @@ class Stages:
             (s.model.embedding_parameters * first + s.model.head_parameters * last) / s.layout.tp
         )
         if (
-            last and not first and s.model.tied
+            last and s.model.tied and s.layout.ends_apart
         ):  # a copy of the table, where the head is another rank's
             outside += Weights(s.model.vocabulary * s.model.hidden / s.layout.tp)
         parts: dict[str, Parts] = {phase: {} for phase in PHASES}
         flops: Parts = {}
+        host: Parts = {}
         for each in [*(one for one, _ in found), *ends]:
             for phase in PHASES:
                 add(parts[phase], each.parts[phase])
             add(flops, each.flops)
+            add(host, each.host)
+        wait_for_host(parts, host)
+        if s.software.offload:
+            self._offloaded(parts, kinds)
         if s.layout.stage == 3:
-            self._gathered(parts, found, outside)
+            # Before the embedding nothing is computed, and behind its backward pass; a tied head is one with it.
+            edge = Weights(s.model.embedding_parameters / s.layout.tp if first else 0.0)
+            self._gathered(parts, found, edge if s.layout.overlap_data else outside)
         weights = sum((each for _, each in found), outside)
         once = self._once(weights, found, sum(parts[INPUT].values()) + sum(parts[WEIGHT].values()))
+        if s.model.tied and first != last:  # both ends have the table: its gradients are added up
+            table = s.reduce * s.model.vocabulary * s.model.hidden / s.layout.tp
+            once["averaging"] += ends_group(s.layout).seconds(s.hardware, "all_reduce", table)
         return Stage(parts, once, weights, flops)
+
+    def _offloaded(self, parts: dict[str, Parts], kinds: list[bool]) -> None:
+        """What a block has kept goes to the host while the next one is computed, and comes back before its backward."""
+        s = self.setting
+        for experts in kinds:
+            moved = memory.block_bytes(s, experts) / s.software.offload
+            made, _ = self.blocks[experts]
+            for phase, work in (
+                (FORWARD, made.seconds(FORWARD)),
+                (INPUT, made.seconds(INPUT, WEIGHT)),
+            ):
+                add(parts[phase], {"offload": max(0.0, moved - work)})
 
     def _gathered(
         self, parts: dict[str, Parts], found: list[tuple[Segment, Weights]], outside: Weights
@@ -132,7 +137,7 @@ class Stages:
             ):
                 seen, slower = sharding.hidden(sent, work, s.hardware, overlap)
                 add(parts[phase], {"sharding": seen, "contention": slower})
-        ends = self._exchange(outside)
+        ends = self._exchange(outside)  # of what nothing is computed before, or behind
         edge = costs[found[0][1]] if found and overlap else sharding.Exchange(0.0, 0.0)
         share = 1 if every else 1 / s.micro_batches
         add(parts[FORWARD], {"sharding": share * (ends.gather + edge.gather)})
@@ -140,7 +145,7 @@ class Stages:
 
     def _exchange(self, weights: Weights) -> sharding.Exchange:
         s = self.setting
-        return sharding.exchange(weights, s.hardware, s.layout, s.precision)
+        return sharding.exchange(weights, s)
 
     def _once(
         self, weights: Weights, found: list[tuple[Segment, Weights]], backward: float
@@ -165,11 +170,14 @@ class Stages:
     def _optimizer(self, weights: Weights) -> float:
         """States read and written, parameters written, gradients read for their norm and again."""
         s = self.setting
+        if s.hardware.measured and s.hardware.measured.optimizer is not None:
+            return s.hardware.measured.optimizer
         states = precision_named(s.precision.states)
-        shared = s.layout.dp_shard * s.layout.cp if s.layout.stage else 1
-        mine = weights.dense / shared + weights.experts / max(1, shared // s.layout.ep)
+        shared, few = (s.layout.shared, s.layout.expert_copies) if s.layout.stage else (1, 1)
+        mine = weights.dense / shared + weights.experts / few
         kept = optimizer_bytes(s.precision.states, s.precision.optimizer)
         updated = 2 * kept if states.master else 2 * kept + 2 * states.parameters
-        each = updated + states.parameters * bool(states.master) + 2 * states.gradients
-        passes = 1.0 if s.software.optimizer_fused else 2.5
+        gradients = max(states.gradients, s.accumulate)
+        each = updated + states.parameters * bool(states.master) + 2 * gradients
+        passes = 1.0 if s.software.optimizer_fused else UNFUSED_OPTIMIZER
         return moving(mine * each * passes, s.hardware).seconds

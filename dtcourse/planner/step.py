@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dtcourse.pipeline_parallel.simulate import Simulation, Times, simulate
 from dtcourse.planner import memory, prediction
 from dtcourse.planner.hardware import Hardware
-from dtcourse.planner.layout import Batch, Layout, check, layers_of
+from dtcourse.planner.impossible import check
+from dtcourse.planner.layout import Batch, Layout, layers_of
 from dtcourse.planner.model import Model
 from dtcourse.planner.network import neighbour
 from dtcourse.planner.prediction import Prediction
 from dtcourse.planner.ranges import corners, likely
 from dtcourse.planner.segments import FORWARD, INPUT, PHASES, WEIGHT, Parts, add
+from dtcourse.planner.setting import Setting
+from dtcourse.planner.sharding import Weights
 from dtcourse.planner.software import Precision, Software
-from dtcourse.planner.stage import Setting, Stage, Stages
+from dtcourse.planner.stage import Stage, Stages
 
 
 def predict(
@@ -34,41 +38,48 @@ def predict(
     Raises ValueError for a layout that is not possible (with the equation that fails), and unknown hardware.
     """
     card = Hardware.of(hardware) if isinstance(hardware, str) else hardware
-    check(model, layout, batch, devices)
     given = (model, card, layout, batch, precision or Precision(), software or Software())
-    found = _predict(Setting(*likely(given)))
-    ends = [_predict(Setting(*each)).seconds for each in corners(given)]
-    interval = (min([found.seconds, *ends]), max([found.seconds, *ends]))
-    return Prediction(**{**vars(found), "interval": interval})
+    found = _predict(Setting(*likely(given)), devices)
+    ends = [found, *(_predict(Setting(*each), devices) for each in corners(given))]
+    seconds, nbytes = ([each.seconds for each in ends], [each.peak_bytes for each in ends])
+    return replace(
+        found, interval=(min(seconds), max(seconds)), bytes_interval=(min(nbytes), max(nbytes))
+    )
 
 
-def _predict(setting: Setting) -> Prediction:
+def _predict(setting: Setting, devices: int | None) -> Prediction:
     s = setting
+    check(s.model, s.layout, s.batch, devices)
+    s.check()
     stages = _stages(s)
     seconds, parts, simulation = _timed(s, stages)
-    held = _memory(s, stages)
+    held, host = _memory(s, stages)
     largest = max(held, key=lambda each: sum(each.values()))
-    fits = sum(largest.values()) <= s.hardware.memory
+    nbytes = sum(largest.values())
     tokens = s.batch.sequences * s.model.sequence
-    peak = s.hardware.peak * s.layout.world
-    rate = tokens / seconds
-    again = s.software.again if s.software.recompute == "full" else 0.0
+    peak = s.peak * s.layout.world
+    model_flops = s.model.flops_per_token()
+    twice = s.model.recomputed_flops(*s.software.twice)
     performed = [sum(each.flops.values()) * s.micro_batches for each in stages]
     ranks = simulation.schedule.rank_of if simulation else [0]
     by_rank = dict.fromkeys(ranks, 0.0)
     for stage, flops in enumerate(performed):
         by_rank[ranks[stage]] += flops
+    fits = nbytes <= s.hardware.memory
     return Prediction(
         seconds=seconds,
         interval=(seconds, seconds),
         parts=parts,
-        tokens_per_second=rate,
-        mfu=rate * s.model.flops_per_token() / peak,
-        hfu=rate * s.model.flops_per_token(again) / peak,
+        tokens_per_second=tokens / seconds,
+        mfu=tokens * model_flops / seconds / peak,
+        hfu=tokens * (model_flops + twice) / seconds / peak,
         memory=held,
+        bytes_interval=(nbytes, nbytes),
+        host_bytes=host,
         fits=fits,
         why=prediction.why(parts, fits, largest),
         flops=max(by_rank.values()),
+        convention=prediction.convention(s.peak, s.dtype, s.model.causal_flops),
     )
 
 
@@ -92,15 +103,8 @@ def _timed(s: Setting, stages: list[Stage]) -> tuple[float, dict[str, float], Si
     if s.layout.pp == 1:
         parts = _total(stages, s.micro_batches)
         return sum(parts.values()), parts, None
-    transfer = _transfer(s)
-    fewer, more = _lengths(s.micro_batches, s.layout.pp)
-    simulation = _simulated(s, stages, fewer, transfer)
-    makespan = simulation.makespan
-    if (
-        fewer < s.micro_batches
-    ):  # in the middle of a long step each round takes as long as the one before
-        longer = _simulated(s, stages, more, transfer).makespan
-        makespan += (longer - makespan) * (s.micro_batches - fewer) / (more - fewer)
+    makespan, simulation = _makespan(s, stages, _transfer(s))
+    without, _ = _makespan(s, stages, 0.0)
     by_rank: dict[int, list[Stage]] = {}
     for number, stage in enumerate(stages):
         by_rank.setdefault(simulation.schedule.rank_of[number], []).append(stage)
@@ -108,15 +112,33 @@ def _timed(s: Setting, stages: list[Stage]) -> tuple[float, dict[str, float], Si
     after = max(sum(v for each in own for v in each.once.values()) for own in by_rank.values())
     parts = max(totals, key=lambda each: sum(each.values()))
     seconds = max(makespan + after, sum(parts.values()))
-    parts["bubble"] = seconds - sum(parts.values())
+    waits = seconds - sum(parts.values())
+    parts["transfer"] = min(waits, max(0.0, makespan - without))
+    parts["bubble"] = waits - parts["transfer"]
     return seconds, parts, simulation
 
 
-def _lengths(micro_batches: int, pp: int) -> tuple[int, int]:
+def _makespan(s: Setting, stages: list[Stage], transfer: float) -> tuple[float, Simulation]:
+    """Seconds until the last backward, and the simulation they are from."""
+    fewer, more = _lengths(s)
+    simulation = _simulated(s, stages, fewer, transfer)
+    makespan = simulation.makespan
+    if (
+        fewer < s.micro_batches
+    ):  # in the middle of a long step each round takes as long as the one before
+        longer = _simulated(s, stages, more, transfer).makespan
+        makespan += (longer - makespan) * (s.micro_batches - fewer) / (more - fewer)
+    return makespan, simulation
+
+
+def _lengths(s: Setting) -> tuple[int, int]:
     """Numbers of micro-batches to simulate: one, or two from which the whole follows."""
-    if micro_batches <= 8 * pp:
-        return micro_batches, micro_batches
-    fewer = 4 * pp + micro_batches % pp
+    m, pp = s.micro_batches, s.layout.pp
+    # Of a schedule that is not known, or has rounds of another length than pp, the whole is simulated.
+    uneven = s.layout.schedule == "interleaved" and m % pp
+    if m <= 8 * pp or uneven or callable(s.layout.schedule):
+        return m, m
+    fewer = 4 * pp + m % pp
     return fewer, fewer + pp
 
 
@@ -130,14 +152,13 @@ def _simulated(s: Setting, stages: list[Stage], micro_batches: int, transfer: fl
             ("backward_weight", WEIGHT),
         )
     }
-    return simulate(schedule, Times(**times, transfer=transfer))
+    return simulate(
+        schedule, Times(**times, transfer=transfer, sender_waits=not s.layout.overlap_transfer)
+    )
 
 
 def _transfer(s: Setting) -> float:
-    cut = s.layout.tp if s.layout.sequence_parallel else 1
-    tokens = s.batch.micro_batch * s.model.sequence // s.layout.cp
-    nbytes = tokens * s.model.hidden * s.precision.compute / cut
-    return neighbour(s.layout, s.hardware, nbytes)
+    return neighbour(s.layout, s.hardware, s.rows * s.model.hidden * s.element)
 
 
 def _total(stages: list[Stage], micro_batches: int) -> dict[str, float]:
@@ -150,23 +171,18 @@ def _total(stages: list[Stage], micro_batches: int) -> dict[str, float]:
     return {kind: seconds for kind, seconds in total.items() if seconds}
 
 
-def _memory(s: Setting, stages: list[Stage]) -> list[dict[str, float]]:
-    """By rank of the pipeline."""
+def _memory(s: Setting, stages: list[Stage]) -> tuple[list[dict[str, float]], float]:
+    """By rank of the pipeline; and the most that one of them has in its host's memory."""
     lengths, pp = layers_of(s.model, s.layout), s.layout.pp
-    if pp == 1:
-        return [memory.stage_bytes(s, stages[0].weights, lengths[0], True, True, 1)]
-    fewer, _ = _lengths(s.micro_batches, pp)
-    schedule = s.layout.schedule_of(fewer)
-    found = []
+    # By the step's own schedule: of some the memory grows with each micro-batch (gpipe, breadth-first).
+    schedule = s.layout.schedule_of(s.micro_batches) if pp > 1 else None
+    found, host = [], 0.0
     for rank in range(pp):
-        mine = [i for i, owner in enumerate(schedule.rank_of) if owner == rank]
-        weights = stages[mine[0]].weights
-        for i in mine[1:]:
-            weights += stages[i].weights
-        found.append(
-            memory.stage_bytes(
-                s, weights, sum(lengths[i] for i in mine), 0 in mine, len(stages) - 1 in mine,
-                schedule.memory_bound[rank],
-            )
-        )  # fmt: skip
-    return found
+        mine = schedule.stages_of(rank) if schedule else [0]
+        in_flight = schedule.memory_bound[rank] if schedule else 1
+        weights = sum((stages[i].weights for i in mine), Weights(0.0))
+        blocks = sum(lengths[i] for i in mine)
+        ends = (0 in mine, len(stages) - 1 in mine)
+        found.append(memory.stage_bytes(s, weights, blocks, *ends, in_flight))
+        host = max(host, memory.host_bytes(s, blocks, in_flight))
+    return found, host

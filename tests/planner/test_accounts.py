@@ -6,26 +6,27 @@ import pytest
 
 from dtcourse.models import Transformer, TransformerConfig
 from dtcourse.models.counting import transformer_parameters
-from dtcourse.planner import Batch, Hardware, Layout, Model, Precision, Software, predict
+from dtcourse.planner import Batch, Layout, Measured, Model, Precision, Software, predict
 from dtcourse.planner.memory import Shape
 from dtcourse.planner.network import Group, group
 from dtcourse.simulator import activations
 from dtcourse.simulator.cluster import Cluster
 from dtcourse.simulator.cluster_collectives import predict as collective
 from dtcourse.simulator.states import model_states
+from tests.planner.conftest import known
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_collectives_are_the_simulators(kind, nodes):
-    card = Hardware.of("H100 SXM")
+    card = known("H100 SXM")
     for nbytes in (1e4, 1e7, 1e9):
         expected = collective(Cluster.of("H100", nodes=nodes), kind, nbytes).seconds
         assert Group(8 * nodes).seconds(card, kind, nbytes) == expected > 0
 
 
 def test_groups_share_a_nodes_cards_and_inner_axes_are_in_a_node():
-    card = Hardware.of("H100 SXM")
+    card = known("H100 SXM")
     layout = Layout(pp=2, dp_shard=4, tp=8)
     tp, shard, pp = (group(layout, name) for name in ("tp", "dp_shard", "pp"))
     assert (tp, shard, pp) == (Group(8, 1), Group(4, 8), Group(2, 32))
@@ -35,7 +36,7 @@ def test_groups_share_a_nodes_cards_and_inner_axes_are_in_a_node():
     assert Group(16, 4).cluster(card).cards == 2
     turned = Layout(tp=2, dp_shard=8, axes=("pp", "dp_replicate", "tp", "cp", "dp_shard"))
     assert group(turned, "tp").cluster(card).nodes == 2
-    above = Hardware.of("H100 SXM", pod=16, oversubscription=4)
+    above = known("H100 SXM", pod=16, oversubscription=4)
     assert Group(64).seconds(above, "all_gather", 1e9) > 3 * Group(64).seconds(
         card, "all_gather", 1e9
     )
@@ -73,9 +74,27 @@ def test_activations_are_the_simulators_and_tensor_parallelism_cuts_them_as_the_
     )
     one = gpt.layers * sum(each.bytes for each in blocks)
     assert kept() == one + ends
-    assert kept(tp=8, sequence_parallel=True) == pytest.approx(one / 8 + ends, rel=1e-6)
+    assert kept(tp=8, sequence_parallel=True) == pytest.approx((one + ends) / 8, rel=1e-6)
     if recompute == "none":
         assert one / 8 + ends < kept(tp=8) < one + ends
+
+
+@pytest.mark.parametrize(("stage", "volume"), [(0, 2), (1, 2), (2, 2), (3, 3)])
+def test_zero_sends_what_its_paper_says(gpt, stage, volume):
+    """1910.02054, section 7: 2 Psi numbers up to stage 2, 3 Psi with stage 3, of which each rank sends (N - 1) / N."""
+    sent = []
+
+    def collective(ranks, stride, kind, nbytes):
+        sent.append((2 if kind == "all_reduce" else 1) * (ranks - 1) / ranks * nbytes)
+        return sent[-1]
+
+    card = known("H100 SXM", measured=Measured(collective=collective))
+    layout = Layout(dp_shard=8, stage=stage, overlap_data=False, bucket=1e18)
+    found = predict(gpt, card, layout, Batch(8)).parts
+    seconds = found.get("sharding", 0.0) + found.get("averaging", 0.0)
+    # The tables, which are one unit with the head, are gathered once and not given back between.
+    once = gpt.embedding_parameters if stage == 3 else 0
+    assert seconds == pytest.approx(7 / 8 * 2 * (volume * gpt.parameters - once), rel=1e-3)
 
 
 SHAPES = [

@@ -9,8 +9,9 @@ import pytest
 from dtcourse.planner import runs
 from dtcourse.simulator.hardware import published
 
-# Median and 90th percentile of the error of a step's seconds: a little over what benchmarks/planner.py prints.
-BOUNDS = {"mpt": (139, 0.04, 0.10), "vtrain": (240, 0.09, 0.22), "torchtitan": (26, 0.08, 0.27)}
+# Median and 90th percentile of the error of a step's seconds, with what was fitted to these runs: a little over what
+# benchmarks/planner.py prints as "as it is". Errors on what nothing was fitted to are printed there.
+BOUNDS = {"mpt": (139, 0.045, 0.16), "vtrain": (240, 0.075, 0.23), "torchtitan": (30, 0.06, 0.28)}
 
 
 @pytest.mark.parametrize("source", BOUNDS)
@@ -27,7 +28,9 @@ def test_errors_stay_below_what_they_were(source):
 
 def test_memory_stays_as_close_to_what_was_measured():
     errors = [
-        abs(run.predict().peak_bytes / 2**30 / run.gib - 1) for run in runs.torchtitan() if run.gib
+        abs(run.predict().reserved_bytes / 2**30 / run.gib - 1)
+        for run in runs.torchtitan()
+        if run.gib
     ]
     assert len(errors) == 18 and statistics.median(errors) < 0.1
 

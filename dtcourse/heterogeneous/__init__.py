@@ -15,6 +15,7 @@ In the order in which to read them:
     weighted.py    the gradient of the whole batch, though ranks have other numbers of samples
     capability.py  seconds per sample, measured, and known to all ranks
     balance.py     shares that follow it, and do not flap
+    task_board.py  what ranks write of their tasks, which outlives them
     task_queue.py  tasks that any rank may do, though some die
 """
 
@@ -27,7 +28,8 @@ from dtcourse.heterogeneous.shares import (
     samples_that_fit,
     step_seconds,
 )
-from dtcourse.heterogeneous.task_queue import Done, TaskFailed, TaskLost, do_tasks
+from dtcourse.heterogeneous.task_board import TaskLost
+from dtcourse.heterogeneous.task_queue import Done, TaskFailed, do_tasks
 from dtcourse.heterogeneous.weighted import WeightedDataParallel
 
 __all__ = [

@@ -70,8 +70,9 @@ class Balance:
     least:     what each rank gets at least. A rank with 0 samples is not measured any more, and its last figure stays
     threshold, patience: as Hysteresis's
     window:    as Meter's;  settle: measurements of the same shares before they may change
+    speeds:    of all ranks, where they are known before the first step: those of `measured`
 
-    shares: by rank; at first equal, within the limits
+    shares: by rank; at first equal, or by `speeds`, within the limits
     moved:  in which steps they changed, from 0 on
 
     Raises ValueError as proportional_shares does.
@@ -86,12 +87,13 @@ class Balance:
         patience: int = 2,
         window: int = 7,
         settle: int = 3,
+        speeds: Sequence[float] | None = None,
         group: Group = None,
     ) -> None:
         self.total, self.least, self.group = total, least, group
         self.limits = None if limits is None else list(limits)
-        size = dist.get_world_size(group)
-        self.shares = proportional_shares(total, [1.0] * size, self.limits, least)
+        speeds = [1.0] * dist.get_world_size(group) if speeds is None else list(speeds)
+        self.shares = proportional_shares(total, speeds, self.limits, least)
         self.hysteresis = Hysteresis(threshold, patience)
         self.meter, self.settle = Meter(window), settle
         self.steps, self.moved = 0, list[int]()

@@ -25,11 +25,12 @@ from dtcourse.verify.programs import Program, Truth, in_one_process
 from tests.fuzz.fitting import refusal_of
 from tests.fuzz.mistakes import MISTAKES
 from tests.fuzz.techniques import FLAT, TALKING_LESS, TECHNIQUES
+from tests.fuzz.unequal import UNEQUAL
 
 Example = tuple[str, Program]
 Outcome = Steps | str  # what a training left behind, or what it raised
 
-EVERYTHING = TECHNIQUES | FLAT | TALKING_LESS | MISTAKES
+EVERYTHING = TECHNIQUES | FLAT | TALKING_LESS | UNEQUAL | MISTAKES
 TOLERANCE = 1e-9
 # With a technique that deadlocks, and with one that no time limit of gloo's ends.
 # A busy machine takes its time for all.

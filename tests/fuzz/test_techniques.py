@@ -31,6 +31,7 @@ from tests.fuzz.reducing import reduced
 from tests.fuzz.running import complaints, tried
 from tests.fuzz.strategies import programs
 from tests.fuzz.techniques import FLAT, TALKING_LESS, TECHNIQUES
+from tests.fuzz.unequal import UNEQUAL
 from tests.fuzz.written import shown
 from tests.turns import taking_turns
 
@@ -44,7 +45,9 @@ AT_ONCE = 40
 @pytest.mark.timeout(0)  # each launch has a limit of its own
 @pytest.mark.parametrize("ranks", [3, *taking_turns(2, about="tests/fuzz/")])
 @pytest.mark.parametrize(
-    "family", [TECHNIQUES, FLAT, TALKING_LESS], ids=["", "flat", "talking-less"]
+    "family",
+    [TECHNIQUES, FLAT, TALKING_LESS, UNEQUAL],
+    ids=["", "flat", "talking-less", "unequal"],
 )
 def test_each_technique_is_one_process(family, ranks):
     names = [name for name in family if ONLY in name]

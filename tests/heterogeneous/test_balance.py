@@ -226,6 +226,8 @@ def _mistakes():
             act()
         except ValueError as error:
             said.append(str(error))
+    assert Balance(12, speeds=[2.0, 1.0]).shares == [8, 4]
+    assert Balance(12, [6, 12], speeds=[2.0, 1.0]).shares == [6, 6]
     balance = Balance(2, least=0)
     return said, balance.after(1.0)
 

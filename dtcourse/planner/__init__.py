@@ -27,6 +27,8 @@ stage.py       a pipeline's stage
 step.py        predict(): all stages, by the pipeline's schedule
 prediction.py  what it says
 runs.py        published runs that it is held against
+unequal_work.py  layers' costs and bytes, and a plan for ranks that are not alike
+unequal.py     choose(): layouts by what each rank was measured to do, and what its memory holds
 
 No constant is for one model. What was fitted, to which runs, and how well it does on what it was not fitted to, prints
 `python benchmarks/planner.py`.

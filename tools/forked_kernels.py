@@ -12,6 +12,7 @@ fourth with each tree, and those that set what PyTorch or Python reads when it i
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import zlib
@@ -26,7 +27,7 @@ from tools import nursery
 OWN = 4  # one of so many notebooks has a kernel of its own
 # A variable of a cell's own process, given a value.
 SETS = re.compile(
-    r"(?:%(?:set_)?env |os\.environ\[['\"]|os\.putenv\(['\"])"
+    r"(?:%(?:set_)?env |os\.environ\[['\"]|os\.(?:putenv|environ\.setdefault)\(['\"])"
     rf"(?:{'|'.join(nursery.READ_ONCE)})\w*(?:['\"](?:\] *=[^=]|,)|[ =])"
 )
 running = Path()  # the notebook whose cells run now
@@ -59,14 +60,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
 
 
 def begins_as_usual(notebook: Path) -> bool:
-    """Whether this notebook has a kernel of its own."""
-    by_turns = (zlib.crc32(notebook.name.encode()) + int(rotation.draw()[:8], 16)) % OWN == 0
+    """Whether this notebook has a kernel of its own. What is no notebook starts several, with parameters."""
+    if notebook.suffix != ".ipynb":
+        return True
+    drawn = (
+        "0" if os.environ.get(rotation.TRIED) == "fixed" else rotation.draw()
+    )  # `make test`: always the same ones
+    by_turns = (zlib.crc32(notebook.name.encode()) + int(drawn[:8], 16)) % OWN == 0
     return by_turns or sets_what_is_read_once(notebook)
 
 
 def sets_what_is_read_once(notebook: Path) -> bool:
     """Whether a cell sets a variable of its own process that has had its effect when a kernel is split off."""
-    if notebook.suffix != ".ipynb" or not notebook.is_file():
+    if not notebook.is_file():
         return False
     cells = json.loads(notebook.read_text("utf-8"))["cells"]
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODULE = "ipykernel_launcher"
 # Read by libraries when they are loaded, or by Python when it starts.
 READ_ONCE = (
-    *("ATEN_", "DNNL_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "MPL", "OMP_", "ONEDNN_", "OPENBLAS_"),
+    *("ATEN_", "DNNL_", "GOMP_", "KINETO_", "KMP_", "LD_", "MALLOC_", "MKL_", "MPL", "OMP_", "ONEDNN_", "OPENBLAS_"),
     *("PYTHON", "TORCH"),
 )  # fmt: skip
 INLINE = "module://matplotlib_inline.backend_inline"  # what a kernel sets where nothing is set

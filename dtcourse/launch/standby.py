@@ -70,6 +70,22 @@ def keeping() -> Iterator[None]:
             discard_kept()
 
 
+@contextmanager
+def aside() -> Iterator[None]:
+    """Launches in this block have ranks of their own: those that are kept wait meanwhile."""
+    global _keeping
+    with _lock:
+        before, waiting = _keeping, _kept[:]
+        _keeping = 0
+        _kept.clear()
+    try:
+        yield
+    finally:
+        with _lock:
+            _keeping = before
+            _kept[:0] = waiting
+
+
 def keeps() -> bool:
     """Whether the ranks of a launch stay."""
     return bool(_keeping) and template.POSSIBLE

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext, suppress
 from functools import cache
 
 import pytest
+import torch
 
-from dtcourse.course.judging import trials
+from dtcourse.course.judging import trial_ranks, trials
 from dtcourse.course.judging.framework import CheckFailed
 from dtcourse.course.judging.requirements import Refused
 from dtcourse.course.judging.runs import InKernel
 from dtcourse.emulation import EmulatedDevice
+from dtcourse.launch import standby
 
 pytestmark = pytest.mark.slow
 CHOICES = [(1, True), (2, True), (2, False)]
@@ -72,7 +75,7 @@ def test_so_many_choices_may_be_measured_and_one_of_them_again():
 def test_what_is_no_choice_is_not_run():
     with pytest.raises(CheckFailed, match="no possible choice"):
         tried(lambda measure, told: measure(1, 1))
-    for wrong in (None, (3, True), (1, 1), (1, True, 0)):
+    for wrong in (None, (3, True), (1, 1), (1, True, 0), (torch.tensor([1, 2]), True)):
         found = tried(lambda measure, told, wrong=wrong: wrong)
         assert found.measured is None
         with pytest.raises(CheckFailed, match="Here: "):
@@ -106,15 +109,20 @@ def test_an_answer_that_changes_the_job_is_refused():
         tried(answer)
 
 
-def test_an_answer_that_changes_the_probe_is_refused():
+def probe(choice, scale):
+    return (float(choice[0]),)
+
+
+def test_an_answer_that_changes_the_probe_changes_nothing():
     def answer(measure, told):
         import sys
 
-        sys.modules[job.__module__].job = lambda choice, scale: (9.0,)
+        sys.modules[job.__module__].probe = lambda choice, scale: (0.0,)
         return 1, True
 
-    with pytest.raises(Refused, match="changes what measures it"):
-        case().tried(InKernel({"choose": answer}), job, CHOICES)
+    with suppress(Refused):
+        found = case().tried(InKernel({"choose": answer}), probe, CHOICES)
+        assert found.probed == [(1.0,), (2.0,), (2.0,)]
 
 
 def cells(measure):
@@ -152,10 +160,40 @@ class Forges:
         return 2, True
 
 
-def test_an_answer_that_changes_all_ranks_changes_nothing_of_what_counts():
-    found = case().tried(InKernel({"choose": Forges()}), job, CHOICES)
+@pytest.mark.parametrize("around", [nullcontext, standby.keeping])
+def test_an_answer_that_changes_all_ranks_changes_nothing_of_what_counts(around):
+    with around():
+        found = case().tried(InKernel({"choose": Forges()}), job, CHOICES)
     assert found.measured == pytest.approx((2.0,))
     assert dict(zip(CHOICES, found.probed, strict=True)) == case().search()
+
+
+class Speaks(Forges):
+    """An answer that has rank 1 tell what was never run."""
+
+    def __setstate__(self, state):
+        def told(*given):
+            import torch.distributed as dist
+
+            dist.broadcast(torch.zeros(1, dtype=torch.int64), 0)
+            return [(7, (0.0,))]
+
+        trial_ranks._asked = told
+
+
+def test_what_was_tried_is_looked_at():
+    with pytest.raises(Refused, match=r"speaks for the rank that tells what was run|what measures"):
+        case().tried(InKernel({"choose": Speaks()}))
+
+
+def test_ranks_of_the_judges_own_that_fail_are_no_fault_of_the_answer(monkeypatch):
+    monkeypatch.setattr(trial_ranks, "all_of", fails)
+    with pytest.raises(CheckFailed, match=r"no fault of your answer.*RankFailure"):
+        tried(lambda measure, told: (2, True))
+
+
+def fails(runs, given):
+    raise OSError("no room")
 
 
 def test_so_many_choices_may_be_run_in_whichever_way():

@@ -32,8 +32,6 @@ import json, multiprocessing.process, os, random, signal, sys, time
 import matplotlib, numpy
 from dtcourse import launch
 from dtcourse.launch import template
-from tools import forked_kernels
-from tools.nursery import Nursery
 
 def own():
     return {
@@ -95,7 +93,7 @@ def run(folder, draw, names, *plugin):
     ]
     command += [str(folder / f"{name}.ipynb") for name in names]
     environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
-    environment[forked_kernels.rotation.DRAW] = draw
+    environment |= {forked_kernels.rotation.DRAW: draw, forked_kernels.rotation.TRIED: "drawn"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
@@ -186,6 +184,7 @@ def test_a_variable_that_is_read_once_asks_for_a_new_one(monkeypatch):
 
 def test_some_notebooks_have_a_kernel_of_their_own(monkeypatch):
     """One in four with each draw, all of them with four in a row; and those that set what a library reads once."""
+    monkeypatch.setenv(forked_kernels.rotation.TRIED, "drawn")
     names = [Path(f"{number}.ipynb") for number in range(400)]
     seen = []
     for turn in range(4):
@@ -202,4 +201,4 @@ def test_notebooks_that_set_what_is_read_once_are_known():
         for path in sorted((ROOT / folder).glob("*.ipynb"))
         if forked_kernels.sets_what_is_read_once(path)
     ]
-    assert own == ["02", "24", "24b"]
+    assert own == ["02", "23", "23b", "24", "24b"]

@@ -63,7 +63,10 @@ class Sandbox:
         private: Iterable[Path] = (),
         imports: list[str] | None = None,
     ) -> None:
-        self.ends = time.monotonic() + limits.patience(limit)
+        self._heard = (
+            time.monotonic()
+        )  # when it last replied: what the judge computes meanwhile is not its time
+        self.ends = self._heard + limits.patience(limit)
         self.memory = limits.memory() if memory is None else memory
         self.modules = MODULES if modules is None else modules
         self.confined = confined
@@ -196,7 +199,9 @@ class Sandbox:
                 shutil.copy2(path, target)
 
     def _ask(self, request: dict[str, Any], patience: float) -> dict[str, Any]:
-        until = min(time.monotonic() + patience, self.ends)
+        now = time.monotonic()
+        self.ends += now - self._heard
+        until = min(now + patience, self.ends)
         if self.process is None:
             raise Stopped("The answer's process was stopped, so there is nothing more to check.")
         reply: dict[str, Any] = {}
@@ -212,6 +217,8 @@ class Sandbox:
             if too_much or not reply:
                 self.close()
             raise too_much or error from None
+        finally:
+            self._heard = time.monotonic()
         return reply
 
     def _failure(self, reply: dict[str, Any]) -> CheckFailed:

@@ -42,6 +42,8 @@ class Simulated:
         got, seen = answer.call(_session, *what, timeout=60.0)
         choice = named(self.choices, got)
         at = place(self.choices, choice)
+        if at is not None:
+            choice = self.choices[at]
         measured = None if at is None else self.measured(choice)
         return Tried(choice, measured, [(tuple(a), tuple(b)) for a, b in seen])
 

@@ -1,7 +1,7 @@
 """The ranks of a decision that is run (trials.py): rank 0 has the answer, and the others tell what was run.
 
-An answer reaches all that lies in its own processes. So these ranks are believed in what the answer names, and what
-that is worth is measured by ranks that know no answer.
+An answer reaches all that lies in its own processes. So these ranks are believed in what the answer names and has
+tried; what its choice is worth is measured by ranks that know no answer.
 """
 
 from __future__ import annotations
@@ -27,10 +27,23 @@ def named(choices: Sequence[Choice], got: Any) -> Any:
 
 def place(choices: Sequence[Choice], choice: Any) -> int | None:
     """Where a choice is among them; None where it is not. True is 1 in Python, and here it is not."""
+    if not isinstance(choice, tuple):
+        return None
     for at, one in enumerate(choices):
-        if one == choice and list(map(type, one)) == list(map(type, choice)):
+        if list(map(type, one)) == list(map(type, choice)) and one == choice:
             return at
     return None
+
+
+def told_by(tries: Any, choices: Sequence[Choice], most: int) -> list[tuple[Choice, Measured]]:
+    """What was tried, by the rank that has run it and has no answer. Raises Refused where it is nothing of the kind."""
+    try:
+        found = [(choices[range(len(choices))[at]], tuple(map(float, told))) for at, told in tries]
+    except (TypeError, ValueError, IndexError):
+        found = [((), ())] * (most + 1)
+    if len(found) > most:
+        raise Refused("the answer speaks for the rank that tells what was run")
+    return found
 
 
 def measuring(

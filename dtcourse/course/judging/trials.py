@@ -2,8 +2,9 @@
 
 A job is a function of a check: job(choice, *given) does a step on all ranks, under emulation, and returns what it
 measured, in numbers. The answer is called on rank 0 with `measure`, which runs the job for one choice on all ranks and
-returns the same numbers, each the largest of all ranks. The best choice is found by running them all. So neither the
-text nor the check holds a formula. A choice is a tuple; an answer may name one of a single word by that word.
+returns the same numbers, each the largest of all ranks. What it chose, and the best choice, are measured by a second
+launch, of ranks that know no answer. So neither the text nor the check holds a formula. A choice is a tuple; an answer
+may name one of a single word by that word.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Any
 
 import torch
 
-from dtcourse.course.judging import trial_ranks
+from dtcourse.course.judging import limits, trial_ranks
 from dtcourse.course.judging.asking import Answer
-from dtcourse.course.judging.requirements import require
+from dtcourse.course.judging.requirements import CheckFailed, require
 from dtcourse.course.judging.trial_ranks import Choice, Measured
 from dtcourse.course.judging.verdicts import require_near_best
+
+HOW: dict[str, Any] = {"backend": "ring", "clock": "virtual"}  # of both launches
 
 
 @dataclass(frozen=True)
@@ -62,17 +65,20 @@ class Case:
                        know of the best choice, or of all
         """
         what = (self.job, self.choices, self.given, self.told, self.most)
-        run = answer.run(
-            trial_ranks.session, self.ranks, *what, **(self._how() | {"timeout": 60.0})
-        )
-        choice, tries = trial_ranks.named(self.choices, run[0]), run[1]
+        how = HOW | {"timeout": 60.0} | self.cluster
+        run = answer.run(trial_ranks.session, self.ranks, *what, **how)
+        choice = trial_ranks.named(self.choices, run[0])
+        seen = trial_ranks.told_by(run[1], self.choices, self.most)
         at = trial_ranks.place(self.choices, choice)
         runs = [(probe or self.job, one) for one in probed]
-        if at is not None:
-            runs.append((self.job, self.choices[at]))
-        each = self._run(runs)
-        seen = [(self.choices[at], tuple(found)) for at, found in tries]
-        return Tried(choice, None if at is None else each.pop(), seen, each)
+        if at is None:
+            return Tried(choice, None, seen, self._run(runs))
+        choice = self.choices[at]
+        if (self.job, choice) in runs:
+            each = self._run(runs)
+            return Tried(choice, each[runs.index((self.job, choice))], seen, each)
+        *each, measured = self._run([*runs, (self.job, choice)])
+        return Tried(choice, measured, seen, each)
 
     def search(self) -> dict[Choice, Measured]:
         """What each of the choices measures: all of them are run, by the judge's own ranks."""
@@ -81,16 +87,22 @@ class Case:
         )
 
     def _run(self, runs: list[tuple[Callable[..., Measured], Choice]]) -> list[Measured]:
-        """What the judge's own ranks measure in these."""
-        from dtcourse import launch
+        """What ranks of the judge's own measure in these: on this machine, and none that has had an answer."""
+        from dtcourse.launch import RankFailure, deadlock, launch, standby
 
         if not runs:
             return []
-        how = self._how() | {"device": "cpu", "timeout": 120.0}
-        return launch(trial_ranks.all_of, self.ranks, runs, self.given, **how)[0]
-
-    def _how(self) -> dict[str, Any]:
-        return {"backend": "ring", "clock": "virtual"} | self.cluster
+        how = HOW | {"device": "cpu", "timeout": limits.patience(120.0)} | self.cluster
+        what = (trial_ranks.all_of, self.ranks, runs, self.given)
+        try:
+            with standby.aside(), deadlock.found_early():
+                return launch(*what, **how, cluster="here")[0]
+        except (RankFailure, OSError) as error:
+            raise CheckFailed(
+                "This could not be judged, which is no fault of your answer: the ranks that measure its choice ended "
+                f"with {type(error).__name__} ({' '.join(str(error).split())[:200]}). Check it once more; if it stays "
+                "so, tell whoever keeps the course."
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -153,7 +165,7 @@ def require_possible(where: str, tried: Tried, example: Choice, why: str) -> Mea
 def require_near_best_of(
     best: Sequence[Choice], answer: Answer, case: Case, where: str, why: str, hint: str
 ) -> None:
-    """That an answer's choice takes nearly as few seconds as the quickest of `best`, which the same ranks run after it.
+    """That an answer's choice takes nearly as few seconds as the quickest of `best`, which the judge's own ranks run.
 
     case: its job measures seconds and nothing else
     where, why: see require_possible

@@ -24,6 +24,7 @@ CHOOSE = Exercise(
     target="on 3 clusters a choice that reaches the loss in at most 1.1 times the best one's time; at most 8 of 21 "
     "choices tried",
     forbidden=("dtcourse.course.checks", "dtcourse.course.judging"),
+    launches=True,
 )
 
 RANKS, MICRO, LR = 2, 2, 0.7

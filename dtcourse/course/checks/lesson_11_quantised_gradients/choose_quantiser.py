@@ -15,6 +15,7 @@ CHOOSE = Exercise(
     title="Choose bits, block and way",
     takes=("choose_quantiser",),
     target="on 6 clusters at most 1.01 times the best choice's time, within the error; at most 16 of 25 choices tried",
+    launches=True,
 )
 
 NUMBERS = 12288

@@ -19,6 +19,7 @@ CHOOSE = Exercise(
     target="on 4 clusters at most the error that is allowed, in at most 1.01 times the best choice's time; at most 12 "
     "of 125 choices measured",
     forbidden=("dtcourse.compression", "torch.distributed.algorithms"),
+    launches=True,
 )
 
 RANKS, WARM = 2, 4  # processes; steps before the one that is measured

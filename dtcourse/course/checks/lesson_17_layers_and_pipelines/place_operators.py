@@ -18,6 +18,7 @@ PLACE = Exercise(
     takes=("place_operators",),
     target="a step forward and backward, measured, in at most 1.01 times the time of the best placement; at most 8 of "
     "128 placements tried",
+    launches=True,
 )
 
 MOST = 8  # placements that an answer may try

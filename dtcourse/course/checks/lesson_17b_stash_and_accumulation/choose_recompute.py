@@ -24,6 +24,7 @@ RECOMPUTE = Exercise(
     target="a step, measured, in at most 1.01 times the time of the best choice that fits; at most 4 of 24 choices "
     "tried",
     forbidden=("dtcourse.pipeline_parallel", "dtcourse.simulator"),
+    launches=True,
 )
 
 MOST = 4  # choices that an answer may try

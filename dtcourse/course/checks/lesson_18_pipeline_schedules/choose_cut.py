@@ -27,6 +27,7 @@ CUT = Exercise(
     target="a step, measured, in at most 1.01 times the time of the best choice that fits; at most 4 of 32 choices "
     "tried",
     forbidden=("dtcourse.pipeline_parallel.balance",),
+    launches=True,
 )
 
 MOST = 4  # choices that an answer may try

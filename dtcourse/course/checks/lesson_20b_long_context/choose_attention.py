@@ -17,6 +17,7 @@ CHOOSE = Exercise(
     takes=("choose_attention",),
     target="on 5 clusters of 4 ranks, a forward and backward in at most 1.01 times the best one's time; at most 2 of "
     "5 choices tried",
+    launches=True,
 )
 
 RANKS, DIM = 4, 8

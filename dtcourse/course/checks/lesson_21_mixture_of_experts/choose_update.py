@@ -11,6 +11,7 @@ CHOOSE = Exercise(
     title="Choose how a bias moves",
     takes=("choose_update",),
     target="on 4 streams of tokens a load at most 1.01 times the best choice's; at most 7 of 12 choices measured",
+    launches=True,
 )
 
 MOST = 7  # choices that an answer may try

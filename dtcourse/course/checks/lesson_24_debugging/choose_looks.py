@@ -15,6 +15,7 @@ CHOOSE = Exercise(
     target="in 3 jobs, run on the emulated clock, at most 1.07 times the time of the best of 8 choices; at most 4 of "
     "them tried",
     forbidden=("dtcourse.debugging", "dtcourse.emulation"),
+    launches=True,
 )
 
 RANKS, STEPS, STEP, MOST, NEAR = 2, 144, 1.0, 4, 1.07

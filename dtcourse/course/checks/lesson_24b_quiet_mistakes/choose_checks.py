@@ -21,6 +21,7 @@ CHECKS = Exercise(
     target="in 3 jobs, run on the emulated clock, at most 1.1 times the time of the best of 27 choices; at most 4 of "
     "them tried",
     forbidden=("dtcourse.debugging", "dtcourse.emulation"),
+    launches=True,
 )
 
 RANKS, STEPS, STEP, MOST, NEAR = 2, 96, 1.0, 4, 1.1

@@ -20,6 +20,8 @@ from dtcourse.compression import CompressionState, Identity, TopK, compression_h
 from dtcourse.data_parallel import SyncBatchNorm
 from dtcourse.heterogeneous import WeightedDataParallel, places
 from dtcourse.memory import GradScaler
+from dtcourse.pipeline_parallel import Pipeline, one_f_one_b, split
+from dtcourse.sharding import fully_shard
 from dtcourse.verify import CASES, compare
 
 # Of 12 samples: one rank has little, one has nothing, one has nearly all; and another one in the next step.
@@ -149,6 +151,15 @@ def refusals():
     tried("frozen", lambda: WeightedDataParallel(case.build(0).requires_grad_(False)))
     fresh.register_comm_hook(None, default_hooks.allreduce_hook)
     tried("second hook", lambda: fresh.register_comm_hook(None, default_hooks.allreduce_hook))
+    # with other techniques
+    sharded = nn.Linear(6, 3)
+    fully_shard(sharded)
+    tried("full sharding", lambda: WeightedDataParallel(sharded))
+    stages = split([nn.Linear(6, 6) for _ in range(3)], places([1, 1, 1]), one_f_one_b(3, 3), rank)
+    pipeline = Pipeline(stages, one_f_one_b(3, 3), lambda y, target: y.sum())
+    tried("a pipeline", lambda: WeightedDataParallel(pipeline.module))
+    twice = WeightedDataParallel(model.module)
+    tried("another wrapper", lambda: step(twice, 3))
     with torch.no_grad():
         said["evaluated"] = tuple(fresh(batch_of(case, 0)[0]).shape)
     return said
@@ -244,6 +255,12 @@ def test_a_step_sends_the_gradients_once_and_a_number(run):
         ("weighed outside", r"call it in `with model.step\(samples\):`"),
         ("forward outside", "a forward for training is part of a step"),
         ("frozen", "none of the module's parameters needs a gradient"),
+        ("full sharding", "WeightedDataParallel.*shard|shard.*WeightedDataParallel"),
+        ("a pipeline", "this is a pipeline's, of which each rank has stages of its own"),
+        (
+            "another wrapper",
+            "has another wrapper already, and its gradient would be averaged twice",
+        ),
         ("second hook", "a model has one communication hook"),
     ],
 )

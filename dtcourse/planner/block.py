@@ -147,12 +147,12 @@ class Block:
     def accumulated(self) -> float:
         """Bytes of adding this micro-batch's gradients of the block to what is there: two read, one written.
 
-        Of a single micro-batch there is nothing to add to; where gradients are scattered after each, they are copied
-        into what is sent.
+        Of a single micro-batch there is nothing to add to; where gradients are scattered after each, sharding.py
+        has it.
         """
         s = self.setting
         if s.layout.stage >= 2 and s.layout.shared > 1 and not s.layout.once:
-            return self.parameters() * (self.b + s.reduce)
+            return 0.0
         return self.parameters() * (self.b + 2 * s.accumulate) if s.micro_batches > 1 else 0.0
 
     def cast(self) -> float:

@@ -62,7 +62,7 @@ def _sequences(layout: Layout, batch: Batch) -> None:
 
 
 def _stages(model: Model, layout: Layout, batch: Batch) -> None:
-    if model.layers < layout.stages:
+    if layout.layers is None and model.layers < layout.stages:
         raise ValueError(
             f"layers({model.layers}) are fewer than pp({layout.pp}) x chunks = {layout.stages} stages"
         )

@@ -50,9 +50,12 @@ class Layout:
     schedule:  "1f1b", "interleaved", "gpipe", "breadth_first", "zb_h1", "zb_v", "dualpipe_v", or a function of
                pp and micro-batches that makes one
     chunks:    stages of a rank, where the schedule is interleaved or breadth-first
-    layers:    blocks of each stage, in order; None: as even as they can be
+    layers:    blocks of each stage, in order (the first has the embedding besides, the last the head); None: as even as
+               they can be
     axes:      order, the outermost first: what is last is inside a node first
     overlap_data: sharding's and averaging's messages go while something is computed
+    copied:    gathered parameters are copied to where they are used, and gradients to what is sent (fully_shard,
+               buckets of DDP). Flat parameters and contiguous gradients (FSDP1, Megatron, DeepSpeed) are not
     overlap_transfer: a stage computes while its messages to the next one go (False: Megatron's plain 1F1B)
     overlap_tensor: the part of tp's messages that is hidden behind products (asynchronous tp: 0.5 or more)
     overlap_backward: without sequence_parallel, backward sums go behind the gradients of weights (Megatron's default)
@@ -76,6 +79,7 @@ class Layout:
     layers: tuple[int, ...] | None = None
     axes: tuple[str, ...] = AXES
     overlap_data: bool = True
+    copied: bool = True
     overlap_transfer: bool = True
     overlap_tensor: Any = 0.0
     overlap_backward: bool = True
@@ -131,9 +135,13 @@ class Layout:
             raise ValueError(
                 f"chunks({self.chunks}) are of {' and '.join(_CHUNKED)}; got {self.schedule!r}"
             )
-        if self.layers is not None and min(self.layers) < 1:
+        if (
+            self.layers is not None
+            and min(0, *self.layers, *(n - 1 for n in self.layers[1:-1])) < 0
+        ):
             raise ValueError(
-                f"each stage has at least 1 layer; got {' + '.join(map(str, self.layers))}"
+                "each stage but the first and the last has at least 1 layer, and these 0; got "
+                f"{' + '.join(map(str, self.layers))}"
             )
         if self.sequence_parallel and self.tp == 1:
             raise ValueError("sequence_parallel cuts tokens over the tp ranks, and tp is 1")

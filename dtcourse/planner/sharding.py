@@ -63,6 +63,27 @@ def exchange(weights: Weights, setting: Setting) -> Exchange:
     return Exchange(gather, reduce)
 
 
+def copies(weights: Weights, setting: Setting) -> Exchange:
+    """What the device moves for one gather and for one reduction, beside the messages: parameters copied out of what
+    has come, gradients into what is sent, and what comes back added to what this rank keeps.
+    """
+    s, layout = setting, setting.layout
+    if not layout.copied:
+        return Exchange(0.0, 0.0)
+    gather = reduce = 0.0
+    for numbers, shard, others in _groups(weights, layout):
+        ranks = shard.ranks if layout.stage else shard.ranks * others.ranks
+        if ranks * others.ranks == 1 or not numbers:
+            continue
+        gather += 2 * s.gather * numbers
+        back = s.reduce + 2 * s.accumulate if layout.stage else s.reduce + s.accumulate
+        reduce += numbers * (s.accumulate + s.reduce) + back * numbers / (
+            ranks if layout.stage else 1
+        )
+    rate = s.hardware.hbm * s.hardware.hbm_share
+    return Exchange(gather / rate, reduce / rate)
+
+
 def _groups(weights: Weights, layout: Layout) -> list[tuple[float, Group, Group]]:
     """(numbers, the ranks that share them, the copies of those): of dense weights and of experts'."""
     shard, copies = group(layout, "dp_shard", "cp"), group(layout, "dp_replicate")

@@ -56,15 +56,17 @@ class Stages:
 
     def _block(self, experts: bool) -> tuple[Segment, Weights]:
         s = self.setting
+        name = "experts" if experts else "block"
         made = block.Block(s, experts)
         kernels = made.kernels()
         core = sum(each.seconds for each in kernels if each.core and each.part == FORWARD)
         if s.hardware.measured and s.hardware.measured.core is not None:
             core = s.hardware.measured.core
         rest = sum(each.seconds for each in kernels if each.part == WEIGHT)
+        if s.hardware.measured and name in s.hardware.measured.stretches:
+            rest = s.hardware.measured.stretches[name][2]
         sent = messages.of_block(s, experts, core, rest)
         local = made.expert_parameters() if experts else 0.0
-        name = "experts" if experts else "block"
         weights = Weights(made.parameters() - local, local)
         return segment(name, kernels, sent, s, True), weights
 
@@ -100,6 +102,7 @@ class Stages:
             # Before the embedding nothing is computed, and behind its backward pass; a tied head is one with it.
             edge = Weights(s.model.embedding_parameters / s.layout.tp if first else 0.0)
             self._gathered(parts, found, edge if s.layout.overlap_data else outside)
+            self._copied(parts, sum((each for _, each in found), outside))
         weights = sum((each for _, each in found), outside)
         once = self._once(weights, found, sum(parts[INPUT].values()) + sum(parts[WEIGHT].values()))
         if s.model.tied and first != last:  # both ends have the table: its gradients are added up
@@ -143,6 +146,15 @@ class Stages:
         add(parts[FORWARD], {"sharding": share * (ends.gather + edge.gather)})
         add(parts[INPUT], {"sharding": (ends.reduce + edge.reduce) * reduces})
 
+    def _copied(self, parts: dict[str, Parts], weights: Weights) -> None:
+        """What gathers and reductions of one micro-batch copy, on the device itself."""
+        s, moved = self.setting, sharding.copies(weights, self.setting)
+        every = s.layout.pp == 1 or s.layout.reshard_after_forward
+        share = 1 if every else 1 / s.micro_batches
+        again = s.layout.reshard_after_forward and every
+        add(parts[FORWARD], {"memory": share * moved.gather})
+        add(parts[INPUT], {"memory": again * moved.gather + (not s.layout.once) * moved.reduce})
+
     def _exchange(self, weights: Weights) -> sharding.Exchange:
         s = self.setting
         return sharding.exchange(weights, s)
@@ -161,7 +173,7 @@ class Stages:
                 cost.reduce, backward * (1 - 1 / pieces), s.hardware, layout.overlap_data
             )
             edge = cost.reduce / pieces if layout.overlap_data else 0.0
-            once["averaging"] += times * max(seen, edge)
+            once["averaging"] += times * (max(seen, edge) + sharding.copies(weights, s).reduce)
             once["contention"] += times * slower
         if layout.stage in (1, 2):
             once["averaging"] += cost.gather

@@ -114,9 +114,24 @@ def test_measured_products_and_blocks_take_the_place_of_computed_ones(gpt, a100)
     assert found.parts["measured"] == pytest.approx(found.seconds - 0.5)
     by_hand = replace(whole, measured=replace(whole.measured, collective=lambda *_: 0.01))
     four = predict(
-        gpt, by_hand, Layout(dp_replicate=4, overlap_data=False, bucket=1e18), Batch(8, 2)
+        gpt,
+        by_hand,
+        Layout(dp_replicate=4, overlap_data=False, bucket=1e18, copied=False),
+        Batch(8, 2),
     )
     assert four.seconds == pytest.approx(gpt.layers * 0.6 + 3.0 + 0.5 + 0.01)
+
+
+def test_copies_of_what_is_gathered_and_sent_take_the_devices_time(gpt, a100):
+    """fully_shard: parameters copied out twice, gradients into what is sent, and a part of them added to."""
+    layout, batch = Layout(dp_shard=8, stage=3), Batch(32, 1)  # four micro-batches
+    copied, flat = (
+        predict(gpt, a100, replace(layout, copied=kind), batch).parts["memory"]
+        for kind in (True, False)
+    )
+    each = 2 * 2 * 2 + (2 + 2) + (2 + 2 * 2) / 8  # bytes of a parameter for one micro-batch
+    seconds = 4 * each * gpt.parameters / (a100.hbm * a100.hbm_share)
+    assert copied - flat == pytest.approx(seconds, rel=1e-6)
 
 
 @pytest.mark.parametrize(

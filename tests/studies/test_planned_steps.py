@@ -40,19 +40,21 @@ def test_no_layout_is_left_out(planned, results):
     ]  # fmt: skip
     assert len(plain) == 15 and len(found) == 30 and len(planned.layouts(True)) == 27
     assert {config.shape for config in found} == {config.shape for config in plain}
-    assert {"dense | 1", "dense | 2"} <= {*results["runs"]}
+    assert {*results["runs"]} == {f"{model} | {n}" for model in planned.EXPERTS for n in (1, 2)}
     for name, run in results["runs"].items():
         wanted = planned.layouts(name.startswith("experts"))
         assert [*run["steps"]] == [planned.name(config) for config in wanted]
 
 
 def test_predictions_are_the_committed_ones_and_within_their_bounds(planned, results):
-    errors = []
+    errors = {False: [], True: []}
     for settings, config, sequences, took, said, apart in cases(planned, results):
         again = planned.predicted(settings, config, sequences, apart).seconds
         assert again == pytest.approx(said, rel=1e-9), planned.name(config)
-        errors.append(abs(again / took - 1))
-    assert statistics.median(errors) < 0.03 and max(errors) < 0.10
+        errors[settings.experts > 0].append(abs(again / took - 1))
+    assert statistics.median(errors[False]) < 0.03 and max(errors[False]) < 0.10
+    # Tokens are drawn, and the fullest rank is waited for; the prediction has them evenly over the experts.
+    assert statistics.median(errors[True]) < 0.05 and max(errors[True]) < 0.12
 
 
 def test_a_layout_takes_as_long_again(planned, results):

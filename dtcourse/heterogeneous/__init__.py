@@ -5,7 +5,8 @@
     for x, y in batches:                                # the whole batch; a rank reads its own samples alone
         mine = balance.mine
         with model.step(len(mine)):
-            model.weigh(loss(model(x[mine]), y[mine])).backward()
+            if mine:                                    # with least=0 there may be nothing to do
+                model.weigh(loss(model(x[mine]), y[mine])).backward()
         optimizer.step()
         balance.after(model.seconds)                    # shares follow measured speed
 

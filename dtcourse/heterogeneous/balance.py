@@ -21,12 +21,14 @@ moves all the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch.distributed as dist
 
 from dtcourse.heterogeneous.capability import Capability, Meter, of_all_ranks
 from dtcourse.heterogeneous.shares import places, proportional_shares, step_seconds
+from dtcourse.parameters.agreement import check_agreed
 from dtcourse.parameters.replicas import Group
 from dtcourse.plural import plural
 
@@ -75,7 +77,7 @@ class Balance:
     shares: by rank; at first equal, or by `speeds`, within the limits
     moved:  in which steps they changed, from 0 on
 
-    Raises ValueError as proportional_shares does.
+    Raises ValueError as proportional_shares does, and on all ranks where one has other settings.
     """
 
     def __init__(
@@ -90,6 +92,15 @@ class Balance:
         speeds: Sequence[float] | None = None,
         group: Group = None,
     ) -> None:
+        settings: dict[str, object] = {
+            "total": total,
+            "limits": limits,
+            "least": least,
+            "threshold": threshold,
+        }
+        settings |= {"patience": patience, "window": window, "settle": settle, "speeds": speeds}
+        advice = "Each rank would cut other shares: give all of them every rank's limits and speeds, alike"
+        check_agreed(settings, group, advice)
         self.total, self.least, self.group = total, least, group
         self.limits = None if limits is None else list(limits)
         speeds = [1.0] * dist.get_world_size(group) if speeds is None else list(speeds)
@@ -112,7 +123,7 @@ class Balance:
         Raises ValueError on all ranks where one had samples, and no time was measured.
         """
         if self.mine:
-            measured = seconds is not None and seconds > 0
+            measured = seconds is not None and 0 < seconds < math.inf
             if seconds is not None and measured:
                 self.meter.add(seconds, len(self.mine))
             self._last = self.meter.capability() if measured else UNMEASURED

@@ -11,6 +11,7 @@ Bytes: 24 from each rank for each look.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from statistics import median
@@ -61,8 +62,8 @@ class Meter:
         self.each: deque[float] = deque(maxlen=window)
 
     def add(self, seconds: float, work: float) -> None:
-        """So much work took so long. Raises ValueError where either is not above 0."""
-        if not seconds > 0 or not work > 0:
+        """So much work took so long. Raises ValueError where either is not above 0, or not finite."""
+        if not 0 < seconds < math.inf or not 0 < work < math.inf:
             raise ValueError(
                 f"a measurement is of some work that takes some time; got {work!r} in {seconds!r} s"
             )

@@ -2,7 +2,8 @@
 
     model = WeightedDataParallel(model)
     with model.step(len(x)):                              # all ranks say how many samples they have in this step
-        model.weigh(loss(model(x), y)).backward()         # the mean loss of this rank's samples
+        if len(x):
+            model.weigh(loss(model(x), y)).backward()     # the mean loss of this rank's samples
     optimizer.step()
 
 The mean over ranks of each rank's mean counts a rank's samples the more, the fewer it has: with 12 samples on one and 4
@@ -12,7 +13,7 @@ on another, one of the four counts three times as much as one of the twelve. So 
 
 and then the mean over ranks is the mean over samples. The loss is weighed, not the gradient: so whatever a hook of the
 Reducer does with a bucket (compression, half precision) it does with the gradients of the weighted loss, and several
-backwards may add up before they travel. w_r is about 1, so nothing overflows that would not otherwise.
+backwards may add up before they travel. w_r is between 0 and p.
 
 A rank without samples has no forward and no backward. It sends zeros when the step ends.
 
@@ -103,8 +104,7 @@ class WeightedDataParallel(Wrapper):
         Raises ValueError on all ranks for a number that cannot be, where no rank has a sample, and where a rank has
         none and batch statistics are taken over all of them; at the end on a rank that has weighed fewer than it said.
         """
-        self.begin(samples)
-        self._scale = scale
+        self.begin(samples, scale)
         try:
             yield
         finally:
@@ -112,7 +112,10 @@ class WeightedDataParallel(Wrapper):
         if samples == 0:
             if scale:  # a scaler asks each rank whether it has scaled a loss
                 scale(torch.zeros((), device=device.current()))
-            self.reducer.reduce_local()
+            if self.require_backward_grad_sync:  # else no rank sends anything
+                # Gradients of steps before, which were not set to None, add up here as on the other ranks.
+                self.reducer.local |= {p for p in self.reducer.parameters if p.grad is not None}
+                self.reducer.reduce_local()
         elif self._weighed != samples:
             raise ValueError(
                 f"this rank has weighed losses of {plural(self._weighed, 'sample')} and said that it had {samples}, so "
@@ -120,7 +123,9 @@ class WeightedDataParallel(Wrapper):
                 "over"
             )
 
-    def begin(self, samples: int) -> None:
+    def begin(
+        self, samples: int, scale: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> None:
         """A step begins; all ranks say how many samples they have in it. `step` calls it."""
         where = device_of_messages(self.group)
         valid = isinstance(samples, int) and not isinstance(samples, bool) and samples >= 0
@@ -142,7 +147,7 @@ class WeightedDataParallel(Wrapper):
                 "normalisation: give every rank one at least (Balance(least=1))"
             )
         self.reducer.rebuild()
-        self._open, self._weighed = True, 0
+        self._open, self._weighed, self._scale = True, 0, scale
         self._began, self.reducer.ended = Moment(device.current()), None
 
     def weigh(self, loss: torch.Tensor, samples: int | None = None) -> torch.Tensor:
@@ -151,8 +156,12 @@ class WeightedDataParallel(Wrapper):
         loss:    the mean over some of this rank's samples
         samples: how many; default: all of the step. Where a loss is a mean over tokens, say tokens in `step` too
 
-        Raises ValueError outside of a step, or where more is weighed than the step has.
+        Raises ValueError outside of a step, where more is weighed than the step has, and for more losses than one.
         """
+        if loss.numel() != 1:
+            raise ValueError(
+                f"weigh() takes the mean over samples, one number; got a loss of shape {tuple(loss.shape)}"
+            )
         if not self._open:
             raise ValueError(
                 "weigh() needs to know all ranks' samples: call it in `with model.step(samples):`"

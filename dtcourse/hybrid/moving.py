@@ -195,6 +195,22 @@ class MovingStages:
                 f"{names} are one parameter, which layers on two ranks would hold copies of: stages move where no two "
                 "layers share weights. Untie them, or use Pipeline with cuts that stay (balance with speeds)"
             )
+        for i, layer in enumerate(self.layers):
+            for kind in ("parameters", "buffers"):
+                named = list(getattr(layer, f"named_{kind}")(remove_duplicate=False))
+                if twice := [n for n, one in named if sum(one is other for _, other in named) > 1]:
+                    raise ValueError(
+                        f"layer {i} has one tensor under the names {' and '.join(twice)}, and they would be two where "
+                        "it arrives: untie them, or use Pipeline with cuts that stay"
+                    )
+        held: dict[int, int] = {}
+        for i, layer in enumerate(self.layers):
+            for shared in [*layer.modules(), *layer.buffers()]:
+                if held.setdefault(id(shared), i) != i:
+                    raise ValueError(
+                        f"layers {held[id(shared)]} and {i} have a {type(shared).__name__} in common, of which two "
+                        "ranks would hold copies: give each its own, or use Pipeline with cuts that stay"
+                    )
         named = [(n, p) for layer in self.layers for n, p in layer.named_parameters()]
         why = "a slice of a layer does not move by itself"
         require_whole(named, "MovingStages", why, "Use Pipeline with cuts that stay")

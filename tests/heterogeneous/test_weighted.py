@@ -117,6 +117,23 @@ def sent_in_a_step():
     return sent.bytes_sent(), sum(p.numel() * 8 for p in model.parameters())
 
 
+def added_up(first, second, synchronised):
+    """What two steps without zero_grad are off one process's two. Whether the first one averages: synchronised."""
+    case, rank = CASES["mlp"], dist.get_rank()
+    whole = case.build(0).double()
+    model = WeightedDataParallel(case.build(0).double(), bucket_cap_mb=1e-6)
+    for step, shares in enumerate((first, second)):
+        x, y = batch_of(case, step)
+        case.loss(whole(x), y).backward()
+        part = list(places(shares)[rank])
+        model.require_backward_grad_sync = synchronised or step == 1
+        with model.step(len(part)):
+            if part:
+                model.weigh(case.loss(model(x[part]), y[part])).backward()
+    pairs = zip(model.module.parameters(), whole.parameters(), strict=True)
+    return max(float((a.grad - b.grad).abs().max()) for a, b in pairs)
+
+
 def refusals():
     said = {}
     rank = dist.get_rank()
@@ -146,6 +163,7 @@ def refusals():
     tried("too few weighed", lambda: step(model, 3, 2))
     tried("too many weighed", lambda: model.begin(3) or model.weigh(torch.ones(()), 4))
     fresh = WeightedDataParallel(case.build(0).double())
+    tried("a loss per sample", lambda: fresh.weigh(torch.ones(3)))
     tried("weighed outside", lambda: fresh.weigh(torch.ones(())))
     tried("forward outside", lambda: fresh(batch_of(case, 0)[0]))
     tried("frozen", lambda: WeightedDataParallel(case.build(0).requires_grad_(False)))
@@ -194,6 +212,11 @@ def everything():
     found["synchronised"] = train(mlp, WeightedDataParallel, NO_ZERO, build=build)
     found["torch"] = torchs(mlp, NO_ZERO), torchs(mlp, [(4, 4, 4)] * 3)
     found["bytes"] = sent_in_a_step()
+    found["added up"] = {
+        (shares, synchronised): added_up(*shares, synchronised)
+        for shares in [((4, 4, 4), (0, 0, 12)), ((0, 6, 6), (4, 4, 4)), ((6, 6, 0), (0, 12, 0))]
+        for synchronised in (True, False)
+    }
     found["refusals"] = refusals()
     return found
 
@@ -227,6 +250,12 @@ def test_batch_statistics_over_all_samples_are_those_of_one_process(run):
         compare(found["synchronised"], right, 1e-10, "parameter")
 
 
+def test_gradients_of_several_steps_add_up_though_a_rank_has_no_samples(run):
+    for found in run:
+        for which, error in found["added up"].items():
+            assert error < 1e-12, which
+
+
 def test_torch_s_ddp_is_wrong_with_uneven_shares_and_right_with_even_ones(run):
     right = parameters_of(one_process(CASES["mlp"], 3))
     uneven, even = run[0]["torch"]
@@ -252,6 +281,7 @@ def test_a_step_sends_the_gradients_once_and_a_number(run):
         ("none at all", "no rank has a sample in this step"),
         ("too few weighed", "weighed losses of 2 samples and said that it had 3"),
         ("too many weighed", "3 samples in this step, 0 of them weighed already; got a loss of 4"),
+        ("a loss per sample", r"mean over samples, one number; got a loss of shape \(3,\)"),
         ("weighed outside", r"call it in `with model.step\(samples\):`"),
         ("forward outside", "a forward for training is part of a step"),
         ("frozen", "none of the module's parameters needs a gradient"),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dtcourse import device
 from dtcourse.federated.vectors import ModelVector
 from dtcourse.parameters.seeds import seed_of
 
@@ -103,8 +104,8 @@ class ClientWork:
         """
         inputs, targets = data
         y = x.clone()
-        cuda = [vector.device] if vector.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=cuda):
+        before = device.random_state()
+        try:
             # what the model draws (dropout) is the client's too, not the rank's
             torch.manual_seed(seed_of(draw.initial_seed(), ("model",)) % 2**63)
             for batch in self.batches(len(inputs), steps, draw):
@@ -115,5 +116,7 @@ class ClientWork:
                 if correction is not None:
                     g = g + correction
                 y = y - self.lr * g
+        finally:
+            device.set_random_state(before)
         vector.write(y)
         return y

@@ -1,9 +1,0 @@
-"""The checks of lesson 28: a round in one sum, SCAFFOLD's variates, a diagnosis, a choice."""
-
-# In the order of the notebook.
-EXERCISES = (
-    "round_in_one",
-    "one_up",
-    "diagnose_server",
-    "choose_method",
-)

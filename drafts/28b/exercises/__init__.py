@@ -1,6 +1,0 @@
-"""The checks of lesson 28b: masks among neighbours, shares of which some are wrong, a private gradient over ranks,
-and a diagnosis of what a server asked for.
-"""
-
-# In the order of the notebook.
-EXERCISES = ("masked_sum", "joined", "private_gradient", "diagnose_rounds")

@@ -60,7 +60,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
 
 
 def begins_as_usual(notebook: Path) -> bool:
-    """Whether this notebook has a kernel of its own. What is no notebook starts several, with parameters."""
+    """Whether this notebook has a kernel of its own; a test that executes notebooks itself has it always."""
     if notebook.suffix != ".ipynb":
         return True
     drawn = (

@@ -94,11 +94,14 @@ class Balance:
     ) -> None:
         settings: dict[str, object] = {
             "total": total,
-            "limits": limits,
+            "limits": limits and [float(one) for one in limits],
             "least": least,
             "threshold": threshold,
+            "patience": patience,
+            "window": window,
+            "settle": settle,
+            "speeds": speeds and [float(one) for one in speeds],
         }
-        settings |= {"patience": patience, "window": window, "settle": settle, "speeds": speeds}
         advice = "Each rank would cut other shares: give all of them every rank's limits and speeds, alike"
         check_agreed(settings, group, advice)
         self.total, self.least, self.group = total, least, group

@@ -21,6 +21,7 @@ times the layer's bytes. Source: PipeDream's balance (Narayanan et al. 2019), ma
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,8 +57,8 @@ class TimedPipeline(Pipeline):
 class MovingStages:
     """A Pipeline whose cuts follow the ranks' measured speeds.
 
-    layers:    of the whole model, on every rank; no two share a parameter. Their state is in parameters, buffers and
-               get_extra_state: other attributes stay behind
+    layers:    of the whole model, on every rank; no two share a parameter or a buffer. Their state is in
+               parameters, buffers and get_extra_state: other attributes stay behind
     schedule, loss, group, weigh, recompute: as Pipeline's
     costs:     of each layer, in any unit (layer_costs; FLOPs); default: all alike
     ranges:    the first cuts; default: for ranks that are alike
@@ -67,8 +68,8 @@ class MovingStages:
     ranges:    the layers of each stage
     moved:     after which steps layers moved, from 0 on
 
-    Raises ValueError for tied weights, which would have to be tied anew, for layers that another technique has cut, for
-    costs that are not above 0, and as `split` and Pipeline do.
+    Raises ValueError for tied weights and shared buffers, which would have to be tied anew, for layers that another
+    technique has cut, for costs that are not above 0, and as `split` and Pipeline do.
     """
 
     def __init__(
@@ -196,20 +197,24 @@ class MovingStages:
                 "layers share weights. Untie them, or use Pipeline with cuts that stay (balance with speeds)"
             )
         for i, layer in enumerate(self.layers):
-            for kind in ("parameters", "buffers"):
-                named = list(getattr(layer, f"named_{kind}")(remove_duplicate=False))
-                if twice := [n for n, one in named if sum(one is other for _, other in named) > 1]:
-                    raise ValueError(
-                        f"layer {i} has one tensor under the names {' and '.join(twice)}, and they would be two where "
-                        "it arrives: untie them, or use Pipeline with cuts that stay"
-                    )
-        held: dict[int, int] = {}
+            places = Counter(
+                id(one)
+                for module in layer.modules()
+                for named in (module.named_parameters, module.named_buffers)
+                for _, one in named(recurse=False, remove_duplicate=False)
+            )
+            if places and max(places.values()) > 1:
+                raise ValueError(
+                    f"layer {i} has one tensor in two places, and they would be two where it arrives: untie them, or "
+                    "use Pipeline with cuts that stay"
+                )
+        first: dict[int, int] = {}
         for i, layer in enumerate(self.layers):
-            for shared in [*layer.modules(), *layer.buffers()]:
-                if held.setdefault(id(shared), i) != i:
+            for one in layer.buffers():
+                if first.setdefault(id(one), i) != i:
                     raise ValueError(
-                        f"layers {held[id(shared)]} and {i} have a {type(shared).__name__} in common, of which two "
-                        "ranks would hold copies: give each its own, or use Pipeline with cuts that stay"
+                        f"layers {first[id(one)]} and {i} have a buffer in common, of which two ranks would hold "
+                        "copies: give each its own, or use Pipeline with cuts that stay"
                     )
         named = [(n, p) for layer in self.layers for n, p in layer.named_parameters()]
         why = "a slice of a layer does not move by itself"

@@ -221,13 +221,15 @@ def _mistakes():
         lambda: Balance(2).after(0.0 if rank == 1 else 1.0),
         lambda: measured(lambda: emulation.sleep(rank * 0.0), 4),
         lambda: Balance(1),
+        lambda: Balance(12, speeds=[2.0, 1.0 + rank]),
     ):
         try:
             act()
         except ValueError as error:
             said.append(str(error))
     assert Balance(12, speeds=[2.0, 1.0]).shares == [8, 4]
-    assert Balance(12, [6, 12], speeds=[2.0, 1.0]).shares == [6, 6]
+    limits = (6, 12) if rank else [6, 12]
+    assert Balance(12, limits, speeds=[2, 1.0]).shares == [6, 6]
     balance = Balance(2, least=0)
     return said, balance.after(1.0)
 
@@ -237,6 +239,7 @@ def test_what_was_not_measured_is_said_on_all_ranks():
         assert said[0].startswith("rank 1 has measured no time for its 1 sample:")
         assert said[1].startswith("the work took no time on rank 0")
         assert said[2].startswith("2 ranks cannot have 1 samples each of a batch of 1")
+        assert said[3].startswith("speeds differs between the ranks:")
         assert not moved
 
 
@@ -247,6 +250,7 @@ def test_what_was_not_measured_is_said_on_all_ranks():
         (lambda: Hysteresis(0.1, 0), "patience 1 or more"),
         (lambda: Meter(2), "a window of 3 or more"),
         (lambda: Meter().add(0.0, 1), "some work that takes some time"),
+        (lambda: Meter().add(math.inf, 1), "some work that takes some time"),
         (lambda: Meter().add(math.nan, 1), "some work that takes some time"),
     ],
 )

@@ -157,6 +157,18 @@ def refusals():
     tried("costs", lambda: MovingStages(layers, schedule, F.cross_entropy, [1.0, 0.0]))
     layers[8].linear.weight = layers[0].linear.weight
     tried("tied", lambda: MovingStages(layers, schedule, F.cross_entropy))
+    layers = list(build())
+    layers[2].linear.again = layers[2].linear.weight
+    tried("twice in a layer", lambda: MovingStages(layers, schedule, F.cross_entropy))
+    layers = list(build())
+    for i in (1, 5):
+        layers[i].act = nn.ReLU()  # holds nothing: it may be shared
+        layers[i].seen = layers[1].act
+    MovingStages(layers, schedule, F.cross_entropy)
+    shared = torch.zeros(3)
+    for i in (1, 5):
+        layers[i].register_buffer("shared", shared)
+    tried("a shared buffer", lambda: MovingStages(layers, schedule, F.cross_entropy))
     moving.step(*batch(0))  # still as it was
     return said
 
@@ -198,6 +210,8 @@ def test_a_layer_is_in_one_rank_s_memory_alone(moved):
         ("another optimizer", "is not of this rank's trained parameters"),
         ("an empty stage", "none is empty"),
         ("costs", "9 layers need as many costs above 0"),
+        ("twice in a layer", "layer 2 has one tensor in two places"),
+        ("a shared buffer", "layers 1 and 5 have a buffer in common"),
         ("tied", "0.linear.weight and 8.linear.weight are one parameter"),
     ],
 )

@@ -123,6 +123,7 @@ def test_it_ends_with_pytest(tmp_path):
 import os, sys, time
 from jupyter_client.manager import KernelManager
 from tools import forked_kernels
+forked_kernels.begins_as_usual = lambda notebook: False
 class Config:
     getoption = staticmethod(lambda *names: None)
 forked_kernels.pytest_configure(Config())

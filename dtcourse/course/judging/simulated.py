@@ -42,10 +42,10 @@ class Simulated:
         got, seen = answer.call(_session, *what, timeout=60.0)
         choice = named(self.choices, got)
         at = place(self.choices, choice)
-        if at is not None:
-            choice = self.choices[at]
-        measured = None if at is None else self.measured(choice)
-        return Tried(choice, measured, [(tuple(a), tuple(b)) for a, b in seen])
+        tries = [(tuple(a), tuple(b)) for a, b in seen]
+        if at is None:
+            return Tried(choice, None, tries)
+        return Tried(self.choices[at], self.measured(self.choices[at]), tries)
 
     def measured(self, choice: Choice) -> Measured:
         """What one choice measures, in this process."""

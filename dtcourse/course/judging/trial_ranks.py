@@ -36,14 +36,16 @@ def place(choices: Sequence[Choice], choice: Any) -> int | None:
 
 
 def told_by(tries: Any, choices: Sequence[Choice], most: int) -> list[tuple[Choice, Measured]]:
-    """What was tried, by the rank that has run it and has no answer. Raises Refused where it is nothing of the kind."""
+    """What was tried, as rank 1 tells it. Raises Refused where that cannot be."""
     try:
-        found = [(choices[range(len(choices))[at]], tuple(map(float, told))) for at, told in tries]
-    except (TypeError, ValueError, IndexError):
-        found = [((), ())] * (most + 1)
-    if len(found) > most:
+        places = [at for at, _ in tries]
+        told = [tuple(map(float, numbers)) for _, numbers in tries]
+    except Exception:  # the text of an answer is executed on that rank, too
+        places, told = [-1], []
+    possible = all(type(at) is int and 0 <= at < len(choices) for at in places)
+    if not possible or len(places) > most:
         raise Refused("the answer speaks for the rank that tells what was run")
-    return found
+    return [(choices[at], numbers) for at, numbers in zip(places, told, strict=True)]
 
 
 def measuring(

@@ -74,9 +74,6 @@ class Case:
         if at is None:
             return Tried(choice, None, seen, self._run(runs))
         choice = self.choices[at]
-        if (self.job, choice) in runs:
-            each = self._run(runs)
-            return Tried(choice, each[runs.index((self.job, choice))], seen, each)
         *each, measured = self._run([*runs, (self.job, choice)])
         return Tried(choice, measured, seen, each)
 

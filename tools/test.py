@@ -65,7 +65,7 @@ LISTED = 10  # slowest tests, and slowest files
 # Minutes of each stage on two idle cores, by what the run tries.
 USUAL = {
     "fixed": {"unit": 11.5, "timing": 0.5, "notebooks": 3.5, "parameters": 0.5},
-    "drawn": {"unit": 11.5, "timing": 0.5, "notebooks": 6, "parameters": 4.5, "turns": 5},
+    "drawn": {"unit": 11.5, "timing": 0.5, "notebooks": 7, "parameters": 4, "turns": 2.5},
     "all": {"unit": 11.5, "timing": 0.5, "notebooks": 7, "parameters": 14, "turns": 28},
 }
 # Minutes of a stage in CI after which what takes turns and has not begun waits: on a slower machine less is tried, and

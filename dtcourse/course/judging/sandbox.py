@@ -45,7 +45,7 @@ _PASSED_ON = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
 class Sandbox:
     """The judge's side of an answer's process. A context manager: leaving it ends every process in it.
 
-    limit:    seconds for all that runs in it, on a machine that does nothing else
+    limit:    seconds for all that is asked of it, without the judge's own work, on a machine that does nothing else
     memory:   bytes for all its processes together; None: what `limits.memory` says
     modules:  what it imports the course from (see MODULES)
     confined: in bubblewrap; else as the user, in a folder of its own, without the environment's secrets

@@ -106,14 +106,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def why_it_waits(item: pytest.Item) -> str:
-    """Why a test marked `stands_on` is left out of this run; empty where it is not."""
-    marker = item.get_closest_marker("stands_on")
-    if marker is None:
-        return ""
+    """Why a test is left out of this run; empty where it is not."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     from tests import rotation
 
+    marker = item.get_closest_marker("stands_on")
+    if marker is None:
+        return rotation.why_once_is_enough(item.nodeid)
     # A module that is marked as a whole, since its tests share what is slow, takes its turn as a whole.
     name = item.nodeid if marker in item.own_markers else item.path.name
     turn = {"place": zlib.crc32(name.encode()), **marker.kwargs}

@@ -15,14 +15,19 @@ After much work at once most of the marked tests stand on something that has cha
 a stage of their own, the last one, with a time (DTCOURSE_TEST_TURNS_END) at which those that have not begun wait too:
 what is marked `early` comes first, then what every run tries, what few others are like next, and the many that are
 alike in an order drawn anew.
+
+CI runs some tests twice, on a bare machine with Debian's Python (tools/bare_machine.py) and here. Of what has just
+passed there every second one waits here, by the same draw; what is other with the programs than without does not.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import time
+import zlib
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import cache
@@ -31,9 +36,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TRIED, DRAW = "DTCOURSE_TEST_SHARE", "DTCOURSE_TEST_DRAW"
 END = "DTCOURSE_TEST_TURNS_END"  # as time.time() has it; where it is not set there is no end
+BARE = "DTCOURSE_TEST_PASSED_BARE"  # the bare machine's record, where all its tests have passed in this run
 NOT_ITS_TURN = "not its turn"
 Share = tuple[int, int]  # so many of so many
 THIRD, HALF, ALL = (1, 3), (1, 2), (1, 1)
+# With the programs it is another proof: answers in bubblewrap, a lesson that starts Slurm.
+WITH_PROGRAMS = ("tests/course/", "lessons/26-")
 MANY = 100  # marked tests of one file: from so many on they are variants of a few
 # Commits, and hours: the longer of the two is more than what is pushed at once.
 LATELY, HOURS = 10, 3
@@ -73,6 +81,28 @@ def is_tried(
     changed = paths is None or any(path.startswith(tuple(files)) for path in paths)
     some, of = lately if changed else share
     return (place + int(drawn[:8], 16)) % of < some
+
+
+def why_once_is_enough(test: str) -> str:
+    """Why a test, or a lesson as a whole, that has just passed on the bare machine waits here; empty where it does not.
+
+    test: its node id, or the lesson's name from the repository's top
+    """
+    twice = test in passed_bare() and not test.startswith(WITH_PROGRAMS)
+    if not twice or is_tried(zlib.crc32(test.encode()), (), (), draw(), HALF, HALF):
+        return ""
+    return f"{NOT_ITS_TURN}: it has just passed on the bare machine (of those every second one is tried here too)"
+
+
+@cache
+def passed_bare() -> frozenset[str]:
+    """What has passed on the bare machine in this run: tests by their node ids, lessons as a whole by their names."""
+    record = os.environ.get(BARE)
+    if not record or os.environ.get(TRIED) != "drawn":
+        return frozenset()
+    lines = map(json.loads, Path(record).read_text("utf-8").splitlines())
+    passed = {line["test"] for line in lines if line.get("outcome") == "passed"}
+    return frozenset(passed | {test.partition("::")[0] for test in passed if ".ipynb::" in test})
 
 
 def why_too_late() -> str:

@@ -204,7 +204,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bare-", dir="/tmp", ignore_cleanup_errors=True) as top:
         place = Place(Path(top))
         python = str(place.clone / ".venv" / "bin" / "python")
-        environment = place.environment()
+        environment = machine.PATIENT | place.environment()
         if run(place, [python, "-c", LOOK], environment, until):
             print("bare machine: FAILED: it could not be made; its Python's words are above")
             return 1

@@ -200,7 +200,7 @@ def marked(name: str) -> list[str]:
 
 def notebooks() -> tuple[list[str], Counter[str]]:
     """The notebooks to execute in this run, and why how many are left out: some of the solutions, while others are
-    put before the judge (tests/course/test_exercises.py).
+    put before the judge (tests/course/test_exercises.py), and a lesson that has just run on the bare machine.
     """
     tried, waiting = [], Counter()
     for folder in ("lessons", "solutions"):
@@ -209,8 +209,10 @@ def notebooks() -> tuple[list[str], Counter[str]]:
             if folder == "solutions":
                 files = rotation.files_of_solution(path.name)
                 why = rotation.why_it_waits(place, files, rotation.THIRD, lately=rotation.HALF)
+            else:
+                why = rotation.why_once_is_enough(name)
             if why:
-                waiting[f"solutions, {why}"] += 1
+                waiting[f"{folder}, {why}"] += 1
             else:
                 tried.append(name)
     return tried, waiting
@@ -258,6 +260,8 @@ def run(stage: Stage, seconds: float, slowness: float, stop: Stop) -> Result:
     mark = mark_of_this_run()
     # tests/conftest.py gives tests with a limit of their own as much more.
     environment = {**os.environ, MARK: mark, "DTCOURSE_TEST_SLOWNESS": f"{slowness:.2f}"}
+    if stage.name != "timing":
+        environment = machine.PATIENT | environment
     if stage.ends:  # what has begun by then has as long again to end
         environment[rotation.END] = str(time.time() + min(stage.ends * 60, seconds / 2))
     started = time.monotonic()
@@ -391,6 +395,9 @@ def main() -> None:
         print(
             f"{rotation.DRAW}={rotation.draw()} draws what this run tries; set so, another draws the same."
         )
+    results = before()
+    if share == "drawn" and any(result.stage.name == "bare" and result.fine for result in results):
+        os.environ[rotation.BARE] = str(REPORTS / "bare.jsonl")
     left = stages(share)
     names = [stage.name for stage in left]
     if unknown := [name for name in sys.argv[1:] if name not in names]:
@@ -402,7 +409,6 @@ def main() -> None:
 
     stop = Stop()
     REPORTS.mkdir(parents=True, exist_ok=True)
-    results = before()
     with tempfile.TemporaryDirectory(prefix="dtcourse-jupyter-") as home:
         # Kernels started here neither read nor write the user's own Jupyter and IPython folders.
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.turns import taking_turns
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -54,7 +56,9 @@ print([[type(sample) is Sample and sample.number for sample in row] for row in r
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    "method", ["spawn", *taking_turns("fork", "forkserver", about="dtcourse/launch/")]
+)
 def test_datasets_of_a_notebook(method):
     code = "\n".join([ABOVE, CLASSES, cell("07b", "real"), cell("07", "break-seed")])
     done = subprocess.run(

@@ -186,6 +186,29 @@ def test_its_record_is_read_by_the_suite_s_summary(bare, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("share", ["drawn", *taking_turns("fixed", about="tools/")])
+def test_of_what_has_passed_there_every_second_test_waits_in_ci(project, share):
+    source = "import pytest\n\n@pytest.mark.parametrize('number', range(20))\ndef test_fine(number):\n    pass\n"
+    project.write("test_fine.py", source)
+    reports = project.folder / "build" / "reports"
+    reports.mkdir(parents=True)
+    tests = (f"tests/test_fine.py::test_fine[{number}]" for number in range(20))
+    lines = [
+        json.dumps({"test": one, "outcome": "passed", "seconds": 0, "why": ""}) for one in tests
+    ]
+    (reports / "bare.jsonl").write_text("\n".join([*lines, json.dumps({"took": 7.0})]) + "\n")
+    settings = {"DTCOURSE_TEST_BARE": "0", "DTCOURSE_TEST_SHARE": share, "DTCOURSE_TEST_DRAW": "0"}
+    done = project.run(sys.executable, "tools/test.py", "unit", **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    waiting = re.search(r"^ +(\d+)  unit +not its turn: it has just passed", done.stdout, re.M)
+    passed = int(re.search(r"^unit +(\d+) passed", done.stdout, re.M)[1])
+    assert (waiting is None) == (share == "fixed")
+    assert passed + int(waiting[1] if waiting else 0) == 20 and (
+        share == "fixed" or 4 < passed < 16
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [2, *taking_turns(0, 1, about="tools/")])  # make's is 2
 def test_the_suite_fails_where_the_machine_without_them_has_failed(project, code):
     project.write("test_fine.py", "def test_fine():\n    pass\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import time
 from collections.abc import Callable
@@ -72,6 +73,44 @@ def test_what_every_run_tries_comes_first_and_the_many_alike_last_in_an_order_dr
         orders.append([tests[number] for number in rotation.order(tests)])
         assert orders[-1][:9] == [*early, *always, *whole] and sorted(orders[-1]) == sorted(tests)
     assert orders[0] != orders[1] != tests
+
+
+def test_of_what_has_passed_on_the_bare_machine_every_second_one_waits(monkeypatch, tmp_path):
+    tests = [f"tests/cli/test_cli.py::test_{number}" for number in range(40)]
+    lessons = [f"lessons/{number:02}-a.ipynb" for number in range(20)]
+    always = [
+        "tests/cli/test_cli.py::test_failed",
+        "tests/course/test_judging.py::test_a",
+        "lessons/26-a.ipynb",
+    ]
+    outcome = dict.fromkeys(
+        [*tests, always[1], *(f"{one}::Cell 1" for one in [*lessons, always[2]])], "passed"
+    )
+    record = tmp_path / "bare.jsonl"
+    lines = [
+        {"test": name, "outcome": how} for name, how in (outcome | {always[0]: "failed"}).items()
+    ]
+    record.write_text(
+        "".join(json.dumps(line) + "\n" for line in [{"collected": []}, *lines, {"took": 1}])
+    )
+    monkeypatch.setenv(rotation.BARE, str(record))
+    monkeypatch.setenv(rotation.DRAW, "0")
+
+    def waiting(share: str, draw: str) -> set[str]:
+        rotation.passed_bare.cache_clear()
+        monkeypatch.setenv(rotation.TRIED, share)
+        monkeypatch.setenv(rotation.DRAW, draw)
+        return {name for name in [*tests, *lessons, *always] if rotation.why_once_is_enough(name)}
+
+    try:
+        first, second = waiting("drawn", "0"), waiting("drawn", "1")
+        assert first | second == {*tests, *lessons} and not first & second
+        assert len(first) > 15 < len(second)
+        assert waiting("fixed", "0") == waiting("all", "0") == set()
+        monkeypatch.delenv(rotation.BARE)
+        assert waiting("drawn", "0") == set()
+    finally:
+        rotation.passed_bare.cache_clear()
 
 
 def test_what_has_not_begun_at_the_end_is_too_late(monkeypatch):

@@ -2,21 +2,19 @@
 
     balance = Balance(total=256, limits=[64, 64, 256, 256])
     ...
-        mine = balance.mine                              # this rank's samples of the batch, a range
+        mine = balance.of(len(x))                        # this rank's samples of the batch, a range
     ...
-        balance.after(seconds)                           # of this rank's own work; all ranks call it in each step
+        balance.after(seconds, len(mine))                # of this rank's own work; all ranks call it in each step
 
-After a step all ranks know each other's seconds per sample (capability.py), and make the shares that would be best
-(shares.py). They take these if the step would be faster by more than
+After a step all ranks know each other's seconds per sample (capability.py), make the shares that would be best
+(shares.py), and take these if that gains enough (hysteresis.py). So an outlier moves nothing, and noise makes the
+balance slower to move, not restless. After a move the measurements begin anew: where a step has a cost that does not
+depend on the share (the weights are read once), seconds per sample do. Shares in proportion to samples per second come
+to equal times in a few moves all the same, as long as a larger share takes longer; where it does not, the move is
+undone.
 
-    threshold + 2 standard errors of what was measured
-
-and if that was so `patience` times in a row. So an outlier moves nothing, and noise makes the balance slower to move,
-not restless. After a move the measurements begin anew: where a step has a cost that does not depend on the share (the
-weights are read once), seconds per sample do. Shares in proportion to samples per second come to equal times in a few
-moves all the same.
-
-`Hysteresis` is that rule alone, for whatever else can be moved: a pipeline's stages (hybrid/moving.py).
+The last batch of an epoch is smaller: `of` gives each rank its part of that. Where all batches are whole, `mine` is as
+good, and `after` needs no samples.
 """
 
 from __future__ import annotations
@@ -27,41 +25,12 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from dtcourse.heterogeneous.capability import Capability, Meter, of_all_ranks
-from dtcourse.heterogeneous.shares import places, proportional_shares, step_seconds
+from dtcourse.heterogeneous.hysteresis import Hysteresis
+from dtcourse.heterogeneous.shares import places, proportional_shares
 from dtcourse.parameters.agreement import check_agreed
 from dtcourse.parameters.replicas import Group
-from dtcourse.plural import plural
 
-SURE = 2.0  # standard errors
 UNMEASURED = Capability(float("nan"), 0.0, -1)  # what a rank says that should have measured
-
-
-class Hysteresis:
-    """Whether to move, by what it would gain.
-
-    threshold: the least gain, as a fraction of the time afterwards: 0.05 is a twentieth
-    patience:  how often in a row it must be seen
-
-    Raises ValueError for a threshold that is not above 0, which flaps, or a patience below 1.
-    """
-
-    def __init__(self, threshold: float = 0.05, patience: int = 2) -> None:
-        if not threshold > 0 or patience < 1:
-            raise ValueError(
-                f"threshold is above 0 and patience 1 or more, or shares flap; got {threshold} and {patience}"
-            )
-        self.threshold, self.patience = threshold, patience
-        self.seen = 0
-
-    def moves(self, now: float, then: float, known: Sequence[Capability]) -> bool:
-        """Whether a step of `now` seconds is to become one of `then`. known: what both were worked out from."""
-        error = max(one.error / one.seconds for one in known)
-        gain = now / then - 1.0
-        self.seen = self.seen + 1 if gain > self.threshold + SURE * error else 0
-        if self.seen < self.patience:
-            return False
-        self.seen = 0
-        return True
 
 
 class Balance:
@@ -69,12 +38,13 @@ class Balance:
 
     total:     samples of a batch
     limits:    the most that each rank's memory holds (samples_that_fit); default: none
-    least:     what each rank gets at least. A rank with 0 samples is not measured any more, and its last figure stays
+    least:     what each rank gets at least. A rank with 0 samples is not measured any more, and its last figure stays;
+               one that never had any counts as the fastest of the others, and is found out
     threshold, patience: as Hysteresis's
-    window:    as Meter's;  settle: measurements of the same shares before they may change
+    window:    as Meter's;  settle: measurements of the same shares before they may change; 3 at least tell an error
     speeds:    of all ranks, where they are known before the first step: those of `measured`
 
-    shares: by rank; at first equal, or by `speeds`, within the limits
+    shares: by rank, of a whole batch; at first equal, or by `speeds`, within the limits
     moved:  in which steps they changed, from 0 on
 
     Raises ValueError as proportional_shares does, and on all ranks where one has other settings.
@@ -112,42 +82,92 @@ class Balance:
         self.meter, self.settle = Meter(window), settle
         self.steps, self.moved = 0, list[int]()
         self._last = Capability(float("nan"), 0.0, 0)  # from before this rank had no samples
+        self._earlier = self.shares  # before the last move
 
     @property
     def mine(self) -> range:
-        """This rank's samples of the batch."""
+        """This rank's samples of a whole batch."""
         return places(self.shares)[dist.get_rank(self.group)]
 
-    def after(self, seconds: float | None) -> bool:
+    def of(self, samples: int) -> range:
+        """This rank's samples of a batch of so many, which is whole or smaller: shares as these, and none larger.
+
+        Each rank that has a share gets `least` of them, where there are as many. Raises ValueError for a larger batch.
+        """
+        if samples > self.total or samples < 1:
+            raise ValueError(
+                f"a batch has 1 to {self.total} samples, the total of this balance; got {samples}"
+            )
+        working = [rank for rank, share in enumerate(self.shares) if share]
+        most = [self.shares[rank] for rank in working]
+        least = self.least if samples >= self.least * len(working) else 0
+        shares = [0] * len(self.shares)
+        for rank, share in zip(
+            working, proportional_shares(samples, most, most, least), strict=True
+        ):
+            shares[rank] = share
+        return places(shares)[dist.get_rank(self.group)]
+
+    def after(self, seconds: float | None, samples: int | None = None) -> bool:
         """A step is over. Whether the next one has other shares: then all ranks read other samples.
 
         seconds: of this rank's own work (WeightedDataParallel.seconds); ignored where it had no samples
+        samples: how many it had; default: its share of a whole batch
 
         Raises ValueError on all ranks where one had samples, and no time was measured.
         """
-        if self.mine:
+        done = len(self.mine) if samples is None else samples
+        if done > 0:
             measured = seconds is not None and 0 < seconds < math.inf
             if seconds is not None and measured:
-                self.meter.add(seconds, len(self.mine))
+                self.meter.add(seconds, done)
             self._last = self.meter.capability() if measured else UNMEASURED
         known = of_all_ranks(self._last, self.group)
         if lacking := [rank for rank, one in enumerate(known) if one.number < 0]:
             raise ValueError(
-                f"rank {lacking[0]} has measured no time for its {plural(self.shares[lacking[0]], 'sample')}: pass the "
-                "seconds of its own forward and backward, above 0"
+                f"rank {lacking[0]} has measured no time for its samples: pass the seconds of its own forward and "
+                "backward, above 0"
             )
         step, self.steps = self.steps, self.steps + 1
-        if not all(
-            one.number >= (self.settle if share else 1)
+        if any(
+            share and one.number < self.settle
             for one, share in zip(known, self.shares, strict=True)
         ):
             return False
-        speeds = [one.speed for one in known]
-        better = proportional_shares(self.total, speeds, self.limits, self.least)
-        now, then = step_seconds(self.shares, speeds), step_seconds(better, speeds)
-        if not self.hysteresis.moves(now, then, known):
+        fastest = min((one for one in known if one.number), key=lambda one: one.seconds)
+        better = self._better([one if one.number else fastest for one in known])
+        if better is None:
             return False
-        self.shares = better
+        self._earlier, self.shares = self.shares, better
         self.moved.append(step)
         self.meter.clear()
         return True
+
+    def state_dict(self) -> dict[str, list[int]]:
+        """For a checkpoint: the shares, so that a restart does not begin with equal ones. Speeds are measured anew."""
+        return {"shares": list(self.shares)}
+
+    def load_state_dict(self, state: dict[str, list[int]]) -> None:
+        """Takes the shares of a checkpoint; all ranks load the same. Raises ValueError for those of another job."""
+        shares, most = list(state["shares"]), self.limits or [self.total] * len(self.shares)
+        fit = len(shares) == len(most) and sum(shares) == self.total
+        if not fit or any(not self.least <= s <= m for s, m in zip(shares, most, strict=True)):
+            raise ValueError(
+                f"shares {shares} are of another number of ranks, batch or limits than this balance's, {self.shares} "
+                f"now and at most {most}: begin without them"
+            )
+        self.shares = self._earlier = shares
+        self.meter.clear()
+
+    def _better(self, known: Sequence[Capability]) -> list[int] | None:
+        """The shares to take from here on; None where these stay."""
+        better = proportional_shares(
+            self.total, [one.speed for one in known], self.limits, self.least
+        )
+        now, then = (
+            [share * one.seconds for share, one in zip(shares, known, strict=True)]
+            for shares in (self.shares, better)
+        )
+        if self.hysteresis.goes_back(now):
+            return self._earlier
+        return better if self.hysteresis.moves(now, then, known) else None

@@ -21,18 +21,22 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import device, events
+from dtcourse.parameters.agreement import raise_on_all_ranks
 from dtcourse.parameters.replicas import Group
 from dtcourse.torch_private import device_of_messages
 
 NORMAL = 1.4826  # the standard deviation over the median absolute deviation, for normal numbers
 OF_MEDIAN = 1.2533  # the standard error of a median over that of a mean, for normal numbers
+FEWEST = 3  # measurements, of which one may be an outlier
+# How many times too small the deviation of few numbers is on average, by how many they are (Croux and Rousseeuw 1992).
+OF_FEW = {3: 1.495, 4: 1.363, 5: 1.206, 6: 1.2, 7: 1.14, 8: 1.129, 9: 1.107}
 
 
 class Capability(NamedTuple):
     """One rank's speed.
 
     seconds: of one unit of work (a sample), the median; nan where nothing has been measured
-    error:   the standard error of that median, in seconds
+    error:   the standard error of that median, in seconds; inf below three measurements, which say nothing of it
     number:  measurements
     """
 
@@ -55,9 +59,9 @@ class Meter:
     """
 
     def __init__(self, window: int = 7) -> None:
-        if window < 3:
+        if window < FEWEST:
             raise ValueError(
-                f"a median needs a window of 3 or more against an outlier; got {window}"
+                f"a median needs a window of {FEWEST} or more against an outlier; got {window}"
             )
         self.each: deque[float] = deque(maxlen=window)
 
@@ -77,9 +81,12 @@ class Meter:
         """What the measurements say of this rank."""
         if not self.each:
             return Capability(float("nan"), 0.0, 0)
-        middle = median(self.each)
-        deviation = NORMAL * median(abs(one - middle) for one in self.each)
-        return Capability(middle, OF_MEDIAN * deviation / len(self.each) ** 0.5, len(self.each))
+        number, middle = len(self.each), median(self.each)
+        if number < FEWEST:
+            return Capability(middle, math.inf, number)
+        few = OF_FEW.get(number, number / (number - 0.8))
+        deviation = few * NORMAL * median(abs(one - middle) for one in self.each)
+        return Capability(middle, OF_MEDIAN * deviation / number**0.5, number)
 
 
 def of_all_ranks(mine: Capability, group: Group = None) -> list[Capability]:
@@ -97,15 +104,27 @@ def measured(
 ) -> list[Capability]:
     """Does some work a few times on all ranks, and says what each can do: before any balance is known.
 
-    work:    this rank's own, without messages: forward and backward of a batch, say
+    work:    this rank's own, without messages: forward and backward of a batch, say. What it leaves stays (gradients,
+             statistics, random numbers): take a copy of the model that is in no wrapper
     samples: that it is of
     repeats: after one to warm up; the median counts
 
-    Raises ValueError on every rank where it takes no time on one: an emulated device without a limit.
+    Raises ValueError on every rank where it fails on one, or takes no time: an emulated device without a limit.
     """
-    meter = Meter(max(3, repeats))
+    meter = raise_on_all_ranks(lambda: _timed(work, samples, repeats), group)
+    found = of_all_ranks(meter.capability(), group)
+    for rank, one in enumerate(found):
+        if not one.number:
+            raise ValueError(
+                f"the work took no time on rank {rank}: is its emulated device without limits, or was nothing computed?"
+            )
+    return found
+
+
+def _timed(work: Callable[[], Any], samples: float, repeats: int) -> Meter:
+    """All repeats; empty where one took no time."""
+    meter, took = Meter(max(FEWEST, repeats)), []
     work()
-    took = []
     for _ in range(max(1, repeats)):
         device.synchronize()
         began = events.now()
@@ -115,10 +134,4 @@ def measured(
     if min(took) > 0:
         for seconds in took:
             meter.add(seconds, samples)
-    found = of_all_ranks(meter.capability(), group)
-    for rank, one in enumerate(found):
-        if not one.number:
-            raise ValueError(
-                f"the work took no time on rank {rank}: is its emulated device without limits, or was nothing computed?"
-            )
-    return found
+    return meter

@@ -1,16 +1,18 @@
 """Shares of a batch in proportion to speed, within what each rank's memory holds, in whole samples.
 
 In lock-step a step takes as long as the slowest rank's share. With shares in proportion to the ranks' speeds all end at
-the same time, after total work / total speed: the ideal time, which no other shares beat. Samples are whole, so shares
-are rounded by largest remainder: each rank gets its proportion rounded down, and what is left goes to the largest
-remainders. So no rank has a sample more than its proportion, rounded up, and a step takes at most the seconds of one
-sample on the slowest rank longer than the ideal.
+the same time, after total work / total speed: the ideal time, which no other shares beat. Samples are whole, so each
+rank gets its proportion rounded down, and what is left goes, one sample after another, to the rank that ends first with
+one more. No whole shares within the same bounds are quicker. Without bounds a step is at most one sample of the slowest
+rank longer than the ideal, and mostly much less, since faster ranks take what is left.
 
-Source of the balance: Chen et al., "Semi-dynamic load balancing" (SoCC 2020); of the rounding: Hamilton's method.
+Source of the balance: Chen et al., "Semi-dynamic load balancing" (SoCC 2020); of whole shares: Jefferson's method with
+speeds as votes.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -30,22 +32,26 @@ def proportional_shares(
             has become faster: 1 keeps it in sight
 
     What is above a rank's limit, or missing to `least`, is divided among the others in proportion to their speeds. Of
-    equal remainders the faster rank's comes first, then the lower rank's.
+    ranks that would end at the same time the faster one comes first, then the lower one.
 
     Raises ValueError for a batch, a speed or a limit that cannot be, for a rank whose memory does not hold one sample
     (or `least` of them), and where all memory together does not hold the batch.
     """
-    size = len(speeds)
-    limits = [total] * size if limits is None else list(limits)
+    limits = [total] * len(speeds) if limits is None else list(limits)
     _check(total, speeds, limits, least)
-    exact = _within(total, [Fraction(speed) for speed in speeds], limits, least)
-    shares = [math.floor(quota) for quota in exact]
-    by_remainder = sorted(
-        (rank for rank in range(size) if shares[rank] < exact[rank]),
-        key=lambda rank: (shares[rank] - exact[rank], -speeds[rank], rank),
-    )
-    for rank in by_remainder[: total - sum(shares)]:
+    exactly = [Fraction(speed) for speed in speeds]
+    shares = [math.floor(quota) for quota in _within(total, exactly, limits, least)]
+
+    def with_one_more(rank: int) -> tuple[Fraction, Fraction, int]:
+        return (shares[rank] + 1) / exactly[rank], -exactly[rank], rank
+
+    ends = [with_one_more(rank) for rank, share in enumerate(shares) if share < limits[rank]]
+    heapq.heapify(ends)
+    for _ in range(total - sum(shares)):
+        rank = heapq.heappop(ends)[-1]
         shares[rank] += 1
+        if shares[rank] < limits[rank]:
+            heapq.heappush(ends, with_one_more(rank))
     return shares
 
 
@@ -58,10 +64,14 @@ def samples_that_fit(
     fixed_bytes:  what does not depend on the batch: parameters, gradients, optimizer states
     sample_bytes: activations of one sample
 
-    Raises ValueError where it does not hold a single one.
+    Raises ValueError where it does not hold a single one, and for a memory that is not finite.
     """
     if not sample_bytes > 0:
         raise ValueError(f"a sample takes more than 0 bytes; got {sample_bytes!r}")
+    if not math.isfinite(memory_bytes):
+        raise ValueError(
+            f"rank {rank} has a memory of {memory_bytes} bytes: leave its limit at the batch"
+        )
     fits = math.floor((memory_bytes - fixed_bytes) / sample_bytes)
     if fits < 1:
         raise ValueError(

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import pickle
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch.distributed as dist
@@ -26,6 +28,7 @@ from dtcourse.plural import plural
 
 NAP = 0.005  # seconds between two looks at what others still do
 LOOK = 0.25  # and between two at who has died
+LONG = 60.0  # seconds of waiting after which somebody should look after it
 
 
 @dataclass(frozen=True)
@@ -39,24 +42,26 @@ class TaskBoard:
     """What a rank sees and writes of all tasks, in the store."""
 
     def __init__(
-        self, number: int, costs: Sequence[float] | None, name: str, attempts: int
+        self, number: int, costs: Sequence[float] | None, name: str, attempts: int, same: str
     ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.number, self.attempts = number, attempts
         root = torch_private.default_store()
         self.store: Any = dist.PrefixStore(f"dtcourse/tasks/{name}", root)
         self.deaths = Deaths(store=root)
-        mine = f"{number} {costs if costs is None else list(costs)}"
+        mine = f"{number} {same}"
         if self.store.add(f"joined/{self.rank}", 1) > 1:
             raise ValueError(
                 f"this rank has done tasks named {name!r} already: give each call another name"
             )
         if (first := self._swap("of", "", mine)) != mine:
             raise ValueError(
-                f"rank {self.rank} has {plural(number, 'task')}, and another one has {first.split()[0]}, or other "
-                "costs: all ranks pass the same"
+                f"rank {self.rank} has {plural(number, 'task')}, and another one has {first.split()[0]}, or others, or "
+                "with other costs or attempts: all ranks pass the same"
             )
         self.queues = _dealt(number, costs, self.size)
+        each = [1.0] * number if costs is None else costs
+        self.costs = [[0.0, *accumulate(each[task] for task in queue)] for queue in self.queues]
         self.words = [""] * self.size  # of the queues, as this rank has seen them last
         self.left = set(range(number))  # tasks that are not known to be done
         self.dead: dict[int, str] = {}
@@ -67,23 +72,29 @@ class TaskBoard:
         while (task := self._from_queues()) is not None:
             if self._claim(task, ""):
                 return task
-        since = emulation.now()
-        while self.left:
+        since, idle, looked = emulation.now(), time.monotonic(), -LOOK
+        waiting = sorted(self.left, reverse=True)
+        while waiting:
             # Somebody has begun each of them, or has died between taking it from a queue and claiming it.
-            for task in sorted(self.left):
-                if self.store.check([f"done/{task}"]):
-                    self.left.discard(task)
-                elif self._is_free(task):
-                    clock.wait_until(emulation.now(), since)
-                    return task
-            if self.left:
-                time.sleep(NAP)
+            if self.store.check([f"done/{waiting[-1]}"]):
+                self.left.discard(waiting.pop())
+                continue
+            if time.monotonic() - looked > LOOK:
+                looked = time.monotonic()
+                for task in sorted(self.left):
+                    if self._is_free(task):
+                        clock.wait_until(emulation.now(), since)
+                        return task
+            if time.monotonic() - idle > LONG:
+                idle = time.monotonic()
+                warnings.warn(self._awaited(), stacklevel=3)
+            time.sleep(NAP)
         clock.wait_until(emulation.now(), since)
         return None
 
     def finish(self, task: int, packed: bytes) -> None:
-        """It is done."""
-        self.store.set(f"done/{task}", packed)
+        """It is done. The first result stays: all ranks read the same, though a task were done twice."""
+        self.store.compare_set(f"done/{task}", "", packed)
         self.left.discard(task)
 
     def summary(self) -> tuple[list[Any], list[list[int]]]:
@@ -94,12 +105,13 @@ class TaskBoard:
     # --- queues: a word each, "front back rank", so that no two ranks ever write the same ------------------------
 
     def _from_queues(self) -> int | None:
-        """The next of this rank's own; else the last of the fullest."""
+        """The next of this rank's own; else the last of the queue with most work in it."""
         task = self._from(self.rank)
         while task is None:
             self._read_words()
             ends = [self._ends(r) for r in range(self.size)]
-            fullest = max(range(self.size), key=lambda r: ends[r][1] - ends[r][0])
+            work = [(self._cost(r, *ends[r]), ends[r][1] - ends[r][0]) for r in range(self.size)]
+            fullest = max(range(self.size), key=work.__getitem__)
             if ends[fullest][0] == ends[fullest][1]:
                 return None
             task = self._from(fullest)
@@ -122,6 +134,9 @@ class TaskBoard:
         word = self.words[owner]
         front, back = word.split()[:2] if word else (0, len(self.queues[owner]))
         return int(front), int(back)
+
+    def _cost(self, owner: int, front: int, back: int) -> float:
+        return self.costs[owner][back] - self.costs[owner][front] if front < back else 0.0
 
     def _read_words(self) -> None:
         for owner in range(self.size):
@@ -152,6 +167,15 @@ class TaskBoard:
             self.finish(task, pickle.dumps(TaskLost(tuple(map(int, begun)))))
             return False
         return self._claim(task, " ".join(begun))
+
+    def _awaited(self) -> str:
+        """Who has begun what is not done."""
+        begun = {task: self._claims(task) for task in sorted(self.left)}
+        named = [f"task {task} of rank {ranks[-1]}" for task, ranks in begun.items() if ranks]
+        return (
+            f"this rank has been waiting for {LONG:g} s for {', '.join(named[:8]) or 'tasks that nobody has begun'}, "
+            "and nobody has been told that a rank died: does the task hang, or is the rank stopped?"
+        )
 
     def _dead(self) -> dict[int, str]:
         if time.monotonic() - self.looked > LOOK:

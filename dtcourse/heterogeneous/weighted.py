@@ -32,34 +32,38 @@ import torch.distributed as dist
 from torch import nn
 
 from dtcourse import device
+from dtcourse.emulation import clock
+from dtcourse.heterogeneous.fitting import (
+    refuse_auxiliary_losses,
+    refuse_own_statistics,
+    refuse_signs,
+    takes_statistics,
+)
+from dtcourse.heterogeneous.own_work import OwnWork
 from dtcourse.parameters import buckets
 from dtcourse.parameters.backward import check_only_wrapper, check_same_parameters
 from dtcourse.parameters.buckets import Bucket
 from dtcourse.parameters.hook_states import note_called
 from dtcourse.parameters.plain_replica import require_all_here
-from dtcourse.parameters.reducer import Reducer
 from dtcourse.parameters.replicas import Group, broadcast_model
 from dtcourse.parameters.slices import require_replicas
 from dtcourse.parameters.unused import UsedParameters
 from dtcourse.parameters.wrapper import Wrapper
 from dtcourse.plural import plural
-from dtcourse.streams import Moment
-from dtcourse.torch_private import BATCH_NORM, device_of_messages
+from dtcourse.torch_private import device_of_messages
 
 
 class WeightedDataParallel(Wrapper):
     """Wraps `module` so that a step leaves the gradient of the mean loss over all samples, however many each rank has.
 
-    module:   the same on every rank but for its values, which become rank 0's; buffers stay each rank's own then
+    module:   the same on every rank but for its values, which become rank 0's; buffers stay each rank's own
     group:    the ranks that share the batch; default: all
     bucket_cap_mb, find_unused_parameters: as DistributedDataParallel's
 
     samples:  of all ranks in the step that is open or was the last one, by rank
-    seconds:  what this rank's own work of the last step took, without waiting for others: what Balance takes. None
-              where it had no samples
 
-    Raises ValueError if the ranks built different models, and for batch normalisation that takes each rank's own
-    statistics: with other shares it would compute something else.
+    Raises ValueError if the ranks built different models, and for what no weight makes right: batch normalisation over
+    other samples than those of the group's ranks, and modules that make a loss of their own (a mixture's gates).
     """
 
     def __init__(
@@ -72,7 +76,8 @@ class WeightedDataParallel(Wrapper):
         super().__init__()
         require_all_here(module, type(self).__name__, "Give its stages shares of the layers")
         require_replicas(module.named_parameters(), group, type(self).__name__)
-        refuse_own_statistics(module)
+        refuse_own_statistics(module, group)
+        refuse_auxiliary_losses(module)
         broadcast_model(module, group=group)
         self.module, self.group = module, group
         self.require_backward_grad_sync = True
@@ -86,9 +91,8 @@ class WeightedDataParallel(Wrapper):
             assign=partial(buckets.assign, bytes_each=int(bucket_cap_mb * (1 << 20))),
             used=UsedParameters(list(names), find_unused_parameters, False, group),
         )
-        self._open, self._weighed = False, 0
+        self._open = False
         self._scale: Callable[[torch.Tensor], torch.Tensor] | None = None
-        self._began: Moment | None = None
 
     # --- a step ---------------------------------------------------------------------------------------------
 
@@ -101,27 +105,27 @@ class WeightedDataParallel(Wrapper):
         samples: 0 where this rank has none, and the rest of the step is done for it
         scale:   of a loss scaler (`memory.GradScaler().scale`): weigh() scales each loss as well
 
+        A step averages once: all backwards but the last are inside no_sync(), or no_sync() is round the whole step, on
+        all ranks.
+
         Raises ValueError on all ranks for a number that cannot be, where no rank has a sample, and where a rank has
-        none and batch statistics are taken over all of them; at the end on a rank that has weighed fewer than it said.
+        none and batch statistics are taken over all of them. On a rank that weighs fewer than it said it raises before
+        anything is sent, and at the end where nothing was averaged.
         """
         self.begin(samples, scale)
         try:
             yield
         finally:
             self._open = False
-        if samples == 0:
-            if scale:  # a scaler asks each rank whether it has scaled a loss
-                scale(torch.zeros((), device=device.current()))
-            if self.require_backward_grad_sync:  # else no rank sends anything
-                # Gradients of steps before, which were not set to None, add up here as on the other ranks.
-                self.reducer.local |= {p for p in self.reducer.parameters if p.grad is not None}
-                self.reducer.reduce_local()
-        elif self._weighed != samples:
-            raise ValueError(
-                f"this rank has weighed losses of {plural(self._weighed, 'sample')} and said that it had {samples}, so "
-                "the gradients are wrong on all ranks: weigh(loss, samples) each loss by the samples that it is a mean "
-                "over"
-            )
+        if samples > 0:
+            self.reducer.end_step(averages=self.require_backward_grad_sync)
+            return
+        if scale:  # a scaler asks each rank whether it has scaled a loss
+            scale(torch.zeros((), device=device.current()))
+        if self.require_backward_grad_sync:  # else no rank sends anything
+            # Gradients of steps before, which were not set to None, add up here as on the other ranks.
+            self.reducer.local |= {p for p in self.reducer.parameters if p.grad is not None}
+            self.reducer.reduce_local()
 
     def begin(
         self, samples: int, scale: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -141,14 +145,14 @@ class WeightedDataParallel(Wrapper):
             )
         if not sum(self.samples):
             raise ValueError("no rank has a sample in this step: leave it out on all of them")
-        if 0 in self.samples and any(map(takes_statistics, self.module.modules())):
+        if 0 in self.samples and self._takes_statistics():
             raise ValueError(
                 f"rank {self.samples.index(0)} has no samples, and the others would wait for it in each batch "
                 "normalisation: give every rank one at least (Balance(least=1))"
             )
         self.reducer.rebuild()
-        self._open, self._weighed, self._scale = True, 0, scale
-        self._began, self.reducer.ended = Moment(device.current()), None
+        self._open, self._scale = True, scale
+        self.reducer.begin_step(samples)
 
     def weigh(self, loss: torch.Tensor, samples: int | None = None) -> torch.Tensor:
         """The loss times what it counts in the batch: call backward on that.
@@ -166,23 +170,35 @@ class WeightedDataParallel(Wrapper):
             raise ValueError(
                 "weigh() needs to know all ranks' samples: call it in `with model.step(samples):`"
             )
-        mine = self.samples[dist.get_rank(self.group)]
+        mine, weighed = self.reducer.samples, self.reducer.weighed
         samples = mine if samples is None else samples
-        if not 0 < samples <= mine - self._weighed:
+        if not 0 < samples <= mine - weighed:
             raise ValueError(
-                f"this rank has {plural(mine, 'sample')} in this step, {self._weighed} of them weighed already; got a "
-                f"loss of {samples!r} more"
+                f"this rank has {plural(mine, 'sample')} in this step, {weighed} of them weighed already; got a loss "
+                f"of {samples!r} more"
             )
-        self._weighed += samples
-        weighed = loss * (len(self.samples) * samples / sum(self.samples))
-        return self._scale(weighed) if self._scale else weighed
+        self.reducer.weighed += samples
+        made = loss * (len(self.samples) * samples / sum(self.samples))
+        return self._scale(made) if self._scale else made
 
     @property
     def seconds(self) -> float | None:
-        """From where all ranks had said their samples to where this rank's gradients were all on their way."""
-        if self._began is None or self.reducer.ended is None:
-            return None
-        return self.reducer.ended.seconds_since(self._began)
+        """This rank's own work of the last step, what Balance takes; None where it had no samples.
+
+        From where all ranks had said their samples to where this rank's gradients were all on their way (inside
+        no_sync(), to the step's end), without what an emulated clock has seen it wait. A real clock cannot tell
+        waiting from work: what waits inside forward or backward (a hook that blocks, expert parallelism) makes all
+        ranks look as slow as the slowest.
+
+        Raises ValueError for batch statistics over all ranks on a real clock, where it would be so in each step.
+        """
+        seconds = self.reducer.seconds
+        if seconds is not None and clock.installed() is None and self._takes_statistics():
+            raise ValueError(
+                "each batch normalisation waits for all ranks, so this rank's seconds are those of the slowest: "
+                "measure the model without it (heterogeneous.measured, on a copy), and pass Balance speeds="
+            )
+        return seconds
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """Runs the wrapped module, and prepares for the backward that will follow."""
@@ -193,9 +209,12 @@ class WeightedDataParallel(Wrapper):
                 "a forward for training is part of a step: `with model.step(samples):`"
             )
         check_same_parameters(self.module, self.reducer.names)
-        refuse_own_statistics(self.module)
+        refuse_own_statistics(self.module, self.group)
         if not self.reducer.order:
             check_only_wrapper(self.reducer, self.reducer.names)
+        if self.require_backward_grad_sync:
+            self.reducer.check_first()
+        self._count_forward()
         output = self.module(*inputs, **keywords)
         if self.require_backward_grad_sync:
             self.reducer.prepare_for_backward(output)
@@ -206,8 +225,9 @@ class WeightedDataParallel(Wrapper):
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """Calls hook(state, bucket) in place of the all-reduce, as DistributedDataParallel does: the hook averages.
 
-        Raises RuntimeError for a second one.
+        Raises RuntimeError for a second one, ValueError for one that takes signs alone: they cannot be weighed.
         """
+        refuse_signs(state)
         if self.reducer.hook is not None:
             raise RuntimeError("a model has one communication hook: combine the two in one")
 
@@ -217,34 +237,13 @@ class WeightedDataParallel(Wrapper):
 
         self.reducer.hook = call
 
+    def _takes_statistics(self) -> bool:
+        return any(map(takes_statistics, self.module.modules()))
 
-class OwnWork(Reducer):
-    """A Reducer that notes when this rank's own work ended, and waiting began.
-
-    ended: at the last backward that was reduced; None before
-    """
-
-    ended: Moment | None = None
-
-    def finish_backward(self) -> None:
-        """All gradients are on their way: what follows is waiting."""
-        if self.backward.arrivals:
-            self.ended = Moment(device.current())
-        super().finish_backward()
-
-
-def takes_statistics(module: nn.Module) -> bool:
-    """Whether it normalises with statistics of the batch that it is given."""
-    return isinstance(module, BATCH_NORM) and (module.training or module.running_mean is None)
-
-
-def refuse_own_statistics(model: nn.Module) -> None:
-    """Raises ValueError, naming it, for batch normalisation over each rank's own samples."""
-    for name, module in model.named_modules():
-        over_ranks = hasattr(module, "group") or hasattr(module, "process_group")
-        if takes_statistics(module) and not over_ranks:
+    def _count_forward(self) -> None:
+        self.reducer.forwards += 1
+        if self.reducer.forwards > 1 and self._takes_statistics():
             raise ValueError(
-                f"{name or 'the model'} normalises with the statistics of this rank's samples, and no weight makes "
-                "those of uneven shares the whole batch's: take data_parallel.SyncBatchNorm.convert(model), which "
-                "counts samples, another normalisation (LayerNorm, GroupNorm), or its running statistics (.eval())"
+                "a second forward in this step: batch statistics would be those of a piece and not of the batch, and "
+                "ranks with fewer pieces would not take part in them. Take one forward in a step"
             )

@@ -9,7 +9,8 @@ In the order in which to read them:
     layout.py        who holds what
     volume.py        which axis talks how much
     moving.py        a pipeline alone: stages that follow the ranks' measured speeds
-    moving_layers.py a layer on its way, with its optimizer's states
+    moving_layers.py a layer on its way, with its optimizer's states; moving_checks.py says what cannot go
+    moving_cuts.py   which layers for which rank, by speed and memory; timed_pipeline.py measures the speed
 
     from dtcourse import hybrid
     hybrid.parallelize(model, mesh, config)

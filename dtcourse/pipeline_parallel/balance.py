@@ -19,6 +19,7 @@ def balance(
     stages: int,
     speeds: Sequence[float] | None = None,
     transfers: Sequence[float] | None = None,
+    fits: Callable[[int, range], bool] | None = None,
 ) -> list[range]:
     """By stage, the layers that it takes. Dynamic programming, in len(costs)^2 * stages steps.
 
@@ -26,11 +27,12 @@ def balance(
     speeds: of each stage's device, in units of cost per second; default: all alike
     transfers: seconds that the output of each layer takes to the next stage, its gradient back at the same time. A link
             works while the stages do; so it is one more that may be the slowest (PipeDream, section 3.1)
+    fits:   whether a stage's device has memory for these layers; default: each has for all
 
     Among those whose slowest stage is fastest, one whose other stages are most even (least sum of squares of their
     seconds), since it leaves room for noise.
 
-    Raises ValueError if there are fewer layers than stages, a negative cost, or a speed of 0.
+    Raises ValueError if there are fewer layers than stages, a negative cost, or a speed of 0, and where no cut fits.
     """
     if not 1 <= stages <= len(costs):
         raise ValueError(
@@ -55,10 +57,17 @@ def balance(
         return (before[end] - before[start]) / speeds[stage]
 
     def with_link(stage: int, start: int, end: int) -> float:
+        if fits is not None and not fits(stage, range(start, end)):
+            return math.inf
         link = transfers[end - 1] if transfers is not None and end < len(costs) else 0.0
         return max(seconds(stage, start, end), link)
 
     slowest = _best_cuts(with_link, len(costs), stages, max)[0]
+    if fits is not None and slowest == math.inf:
+        raise ValueError(
+            f"No cut of {plural(len(costs), 'layer')} into {plural(stages, 'stage')} fits into their memory: take more "
+            "stages, or cut the layers themselves."
+        )
     # Rounding: the same sum by another way may be a last digit above.
     limit = slowest * (1 + 1e-12)
 

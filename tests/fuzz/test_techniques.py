@@ -53,7 +53,10 @@ def test_each_technique_is_one_process(family, ranks):
     names = [name for name in family if ONLY in name]
     if not names:
         pytest.skip(f"no technique here has {ONLY!r} in its name")
-    found = drawn(programs(ranks), EACH * len(names), SEED)
+    strategy = programs(ranks)
+    if family is UNEQUAL:  # it takes none with buffers, and then too few would be left to compare
+        strategy = strategy.filter(lambda one: not any(block.buffer for block in one.blocks))
+    found = drawn(strategy, EACH * len(names), SEED)
     # dealt out in turn; what fails is made smaller by reducing.py, many at a time in one launch
     examples = [(names[i % len(names)], program) for i, program in enumerate(found)]
     assert len(examples) > EACH * len(names) // 2, "hypothesis found no more"

@@ -179,11 +179,11 @@ def known(*seconds, error=0.0):
 
 def test_hysteresis_asks_for_a_gain_that_is_large_enough_sure_and_seen_twice():
     rule = Hysteresis(threshold=0.05, patience=2)
-    assert [rule.moves(1.04, 1.0, known(1.0)) for _ in range(3)] == [False] * 3
-    assert [rule.moves(1.06, 1.0, known(1.0)) for _ in range(3)] == [False, True, False]
-    assert not any(rule.moves(1.06, 1.0, known(1.0, error=0.02)) for _ in range(5))
+    assert [rule.moves([1.04], [1.0], known(1.0)) for _ in range(3)] == [False] * 3
+    assert [rule.moves([1.06], [1.0], known(1.0)) for _ in range(3)] == [False, True, False]
+    assert not any(rule.moves([1.06], [1.0], known(1.0, error=0.02)) for _ in range(5))
     seen = [(1.2, False), (1.0, False), (1.2, False), (1.2, True)]
-    assert [rule.moves(now, 1.0, known(1.0)) for now, _ in seen] == [one for _, one in seen]
+    assert [rule.moves([now], [1.0], known(1.0)) for now, _ in seen] == [one for _, one in seen]
 
 
 def test_one_outlier_changes_no_capability():
@@ -230,17 +230,15 @@ def _mistakes():
     assert Balance(12, speeds=[2.0, 1.0]).shares == [8, 4]
     limits = (6, 12) if rank else [6, 12]
     assert Balance(12, limits, speeds=[2, 1.0]).shares == [6, 6]
-    balance = Balance(2, least=0)
-    return said, balance.after(1.0)
+    return said
 
 
 def test_what_was_not_measured_is_said_on_all_ranks():
-    for said, moved in launch(_mistakes, 2, network=EmulatedNetwork(), clock="virtual"):
-        assert said[0].startswith("rank 1 has measured no time for its 1 sample:")
+    for said in launch(_mistakes, 2, network=EmulatedNetwork(), clock="virtual"):
+        assert said[0].startswith("rank 1 has measured no time for its samples:")
         assert said[1].startswith("the work took no time on rank 0")
         assert said[2].startswith("2 ranks cannot have 1 samples each of a batch of 1")
         assert said[3].startswith("speeds differs between the ranks:")
-        assert not moved
 
 
 @pytest.mark.parametrize(

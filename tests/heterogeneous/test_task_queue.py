@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import time
+import warnings
 
 import pytest
 import torch.distributed as dist
 
 from dtcourse import emulation, launch
 from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
-from dtcourse.heterogeneous import TaskFailed, TaskLost, do_tasks
+from dtcourse.heterogeneous import TaskFailed, TaskLost, do_tasks, task_board
 from dtcourse.launch import RankFailure, send_message
 
 SECONDS = 0.02  # of a task of cost 1 on a fast rank
@@ -57,7 +59,8 @@ def test_within_a_tenth_of_the_ideal_time_where_one_rank_is_three_times_slower()
 
 
 def with_costs(costs):
-    return do_tasks(lambda task: send_message(task) or time.sleep(0.002), range(20), costs).by
+    dist.barrier()
+    return do_tasks(lambda task: send_message(task) or time.sleep(0.01), range(20), costs).by
 
 
 def test_large_tasks_are_begun_first():
@@ -67,12 +70,13 @@ def test_large_tasks_are_begun_first():
     assert sorted(task for task, _ in begun.tasks) == list(range(20)), "each once"
     order = sorted(range(20), key=lambda task: -costs[task])
     for rank in range(2):
-        mine = [task for task, who in begun.tasks if who == rank and task in order[rank::2]]
-        assert mine == [task for task in order[rank::2] if task in mine] and mine[:1] in (
-            [],
-            [order[rank]],
-        )
-        assert {task for task in range(20) if run[0][task] == rank} >= set(mine)
+        own = [task for task, who in begun.tasks if who == rank and task in order[rank::2]]
+        assert own[0] == order[rank], "from the front of its queue"
+        assert own == [task for task in order[rank::2] if task in own]
+        stolen = [task for task, who in begun.tasks if who == rank and task not in own]
+        other = [task for task in order[::-1] if task in stolen]
+        assert stolen == other, "and from the back of the other's"
+        assert all(run[0][task] == rank for task in (*own, *stolen))
 
 
 # --- ranks that die -----------------------------------------------------------------------------------------------
@@ -139,33 +143,59 @@ def mistakes():
         lambda: do_tasks(str, ["a"], name="one"),
         lambda: do_tasks(str, ["a"], costs=[1, 2], name="two"),
         lambda: do_tasks(str, ["a"], attempts=0, name="three"),
+        lambda: do_tasks(str, ["a"], costs=[float("nan")], name="four"),
+        lambda: do_tasks(str, ["a"], attempts=True, name="four"),
     ):
         try:
             act()
         except ValueError as error:
             said.append(str(error))
-    unpicklable = do_tasks(lambda task: lambda: task, ["a"], name="four")
+    unpicklable = do_tasks(lambda task: lambda: task, ["a"], name="five")
     dist.barrier()
     if rank == 0:
         do_tasks(str, [], name="others")
+        do_tasks(str, ["a"], name="words")
     dist.barrier()
-    if rank == 1:
+    for name, tasks in (("others", ["a", "b"]), ("words", ["b"])) if rank == 1 else ():
         try:
-            do_tasks(str, ["a", "b"], name="others")
+            do_tasks(str, tasks, name=name)
         except ValueError as error:
             said.append(str(error))
-    return few.results, none.results, unpicklable.results[0], said
+    return few.results, none.results, unpicklable.results[0], said, twice(), awaited()
+
+
+def twice():
+    """A task's result that comes when it has one: the task was under way as its rank was thought dead."""
+    board = task_board.TaskBoard(1, None, f"twice {dist.get_rank()}", 2, "the same")
+    for result in ("first", "second"):
+        board.finish(0, pickle.dumps(result))
+    return board.summary()[0]
+
+
+def awaited():
+    """What is said where a rank takes long for its task."""
+    before, task_board.LONG = task_board.LONG, 0.1
+    dist.barrier()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        do_tasks(time.sleep, [0.02, 0.6], name="awaited")
+    task_board.LONG = before
+    return [str(one.message) for one in caught]
 
 
 def test_mistakes_are_said():
     run = launch(mistakes, 2)
-    for few, none, unpicklable, said in run:
-        assert few == ["a"] and none == []
+    for few, none, unpicklable, said, result, _ in run:
+        assert few == ["a"] and none == [] and result == ["first"]
         assert isinstance(unpicklable, TaskFailed) and "pickle" in unpicklable.error
         assert said[0].startswith("this rank has done tasks named 'one' already")
-        assert "1 task has a cost; got 2 and 0 costs" in said[1] or "got 2 and 2 costs" in said[1]
+        assert "1 task has a cost; got 2 and 2 costs" in said[1]
         assert "attempts is 1 or more" in said[2]
-    assert run[1][3][3].startswith("rank 1 has 2 tasks, and another one has 0, or other costs")
+        assert said[3] == "a task's cost is 0 or more, and finite; got [nan]"
+        assert "attempts is 1 or more" in said[4] and "got True" in said[4]
+    assert run[1][3][5].startswith("rank 1 has 2 tasks, and another one has 0, or others")
+    assert run[1][3][6].startswith("rank 1 has 1 task, and another one has 1, or others")
+    assert any("task 1 of rank" in one for found in run for one in found[5])
 
 
 def on_a_virtual_clock():

@@ -304,5 +304,5 @@ def test_without_gradients_it_is_the_module(run):
 
 
 def test_no_copy_shares_its_reducer():
-    with pytest.raises(Exception, match="cop"):
+    with pytest.raises(Exception, match="is not copied"):
         launch(lambda: copy.deepcopy(WeightedDataParallel(nn.Linear(2, 1))), 1)

@@ -51,6 +51,8 @@ class MajorityVote:
            vote (Signum) would be another method.
     """
 
+    signs_only = True  # a weight of the loss changes no sign: heterogeneous/fitting.py
+
     def __init__(self, group: Group = None) -> None:
         self.group = group
 

@@ -17,7 +17,8 @@ software.py    attention, fusion, precision, recomputation
 ranges.py      what a source does not say
 setting.py     all of this in one object
 kernels.py     seconds of a kernel from its shape and its bytes
-block.py       the kernels of a block, of the embedding and of the head
+block.py       the kernels of a block
+ends.py        those of the embedding and of the head
 network.py     the ranks of an axis as a cluster; what a collective costs is the simulator's
 messages.py    what is sent while a micro-batch is computed
 sharding.py    what data parallelism sends, and how much of it is hidden

@@ -55,8 +55,9 @@ class Block:
         shares = s.flash_share(self.hardware.like, m.head)
         # Parts of a sequence: each rank's queries see, in zig-zag order, as many keys as any other's.
         return flash(
-            self.sequences, self.length, m.sequence, heads, m.head, self.hardware, shares, m.causal
-        )
+            self.sequences, self.length, m.sequence, heads, m.head, self.hardware, shares, m.causal,
+            self.hardware.rate(8 * self.b, self.precision.tf32),
+        )  # fmt: skip
 
     def _unfused(self) -> list[Kernel]:
         """Scores, softmax, dropout and their product with the values, each in memory."""
@@ -93,22 +94,23 @@ class Block:
         found = self._linear(
             self.rows if self.layout.etp < tp else N, m.experts, m.hidden, eight=False
         )
-        # As many rows as it sends, for tokens come from others as they go to them; evenly over this rank's experts, but
-        # for the fullest rank, which all wait for.
-        sent, local = self.setting.dispatched, self.setting.experts_on_rank
-        each = math.ceil(sent * self.software.imbalance / local)
-        found += self._mlp(each, m.expert // self.layout.etp, local)
+        # All wait for the fullest rank, whose experts have as many rows each.
+        come, local = self.setting.received, self.setting.experts_on_rank
+        each = math.ceil(come / local)
+        found += self._mlp(each, m.expert // self.layout.etp, local, last=False)
         if m.shared:
             found += self._mlp(N, m.shared * m.expert // tp, 1)
-        # To the experts' order and back: the rows, and what they are weighted by.
-        return found + self._pass(2 * sent * m.hidden * 3 * self.b, 8, back=1.0)
+        # To the experts' order and back: the rows that are sent and those that come, and what they are weighted by.
+        moved = self.setting.dispatched + come
+        return found + self._pass(moved * m.hidden * 3 * self.b, 8, back=1.0)
 
-    def _mlp(self, rows: int, width: int, count: int) -> list[Kernel]:
+    def _mlp(self, rows: int, width: int, count: int, last: bool = True) -> list[Kernel]:
+        """last: nothing asks for its result again; of an expert's the gate's gradient does."""
         m, b, s = self.model, self.b, self.software
         up = 2 if m.gated else 1
         found = self._linear(rows, up * width, m.hidden, count)
         down = self._linear(rows, m.hidden, width, count)
-        found += [replace(each, last=True) for each in down]
+        found += [replace(each, last=last) for each in down]
         numbers = rows * count * width
         if not m.gated:
             return found + self._pass(numbers * 2 * b, 1, back=1.5)
@@ -129,7 +131,9 @@ class Block:
         mask = 2 * one / b if m.dropout and s.fused else 0
         found += self._pass(2 * 3 * one + mask, 2, back=1.0)
         tensors = 4 * (2 if m.biases else 1) + (4 if m.biases else 2)
-        found.append(moving(self.accumulated(), self.hardware, launches=tensors, part="weight"))
+        if self.accumulated():
+            kernel = moving(self.accumulated(), self.hardware, launches=tensors, part="weight")
+            found.append(kernel)
         if self.cast():
             found.append(moving(self.cast(), self.hardware, launches=tensors))
         if m.biases:  # sums over tokens, of what the products have just written
@@ -145,15 +149,9 @@ class Block:
         return found
 
     def accumulated(self) -> float:
-        """Bytes of adding this micro-batch's gradients of the block to what is there: two read, one written.
-
-        Of a single micro-batch there is nothing to add to; where gradients are scattered after each, sharding.py
-        has it.
-        """
-        s = self.setting
-        if s.layout.stage >= 2 and s.layout.shared > 1 and not s.layout.once:
-            return 0.0
-        return self.parameters() * (self.b + 2 * s.accumulate) if s.micro_batches > 1 else 0.0
+        """Bytes of adding this micro-batch's gradients of the block to what is there."""
+        experts = self.expert_parameters() if self.experts else 0.0
+        return accumulated(self.setting, self.parameters() - experts, experts)
 
     def cast(self) -> float:
         """Bytes of casting the block's weights for this micro-batch: torch.autocast does, full sharding has."""
@@ -169,6 +167,12 @@ class Block:
         rest = (m.attention_parameters + m.shared * m.mlp_parameters(m.expert)) / tp
         return rest + m.hidden * m.experts + self.expert_parameters()
 
+    def linear_parameters(self) -> float:
+        """Of these, without the experts', those of linear layers: no norm, bias or gate."""
+        m = self.model
+        width = m.shared * m.expert if self.experts else m.wide
+        return m.hidden * (2 * m.queries + 2 * m.keys + (2 + m.gated) * width) / self.layout.tp
+
     def expert_parameters(self) -> float:
         """Of these, the experts'."""
         each = self.model.mlp_parameters(self.model.expert) / self.layout.etp
@@ -182,13 +186,17 @@ class Block:
         found = linear(rows, out, into, self.hardware, count=count, **options)
         if not eight:
             return found
-        # What is multiplied is read for its largest number, read again, and written in 8 bits.
+        # What is multiplied is read for its largest number, read again, and written in 8 bits; of weights that come in
+        # 8 bits each rank has done so with its part.
+        alone = self.layout.shared if self.setting.gathers_8bit else 1
         once = rows * into * count * (2 * self.b + 1)
         again = rows * out * count * (2 * self.b + 1)
         few = 1 if self.software.compiled else 4
         return [
             *found,
-            moving(once + into * out * count * (2 * self.b + 1), self.hardware, launches=few),
+            moving(
+                once + into * out * count * (2 * self.b + 1) / alone, self.hardware, launches=few
+            ),
             moving(again, self.hardware, launches=few, part="input"),
         ]
 
@@ -200,40 +208,13 @@ class Block:
         ]
 
 
-def head(setting: Setting) -> list[Kernel]:
-    """The last norm, the output layer and the loss of one micro-batch."""
-    s, model, hardware, software = setting, setting.model, setting.hardware, setting.software
-    N, b = s.tokens, s.element
-    columns = math.ceil(model.vocabulary / s.layout.tp)
-    logits = s.logits
-    found = linear(N, columns, model.hidden, hardware, element=b, tf32=s.precision.tf32)
-    # Bytes per logit, forward and backward: to float32, logarithms of probabilities, their gradient, and back.
-    forward, backward, launches = {
-        "eager": (b + 4 + 8, 12 + 4 + b, 3),
-        "loss_parallel": (b + 4 + 8, 12 + 4 + b, 9),
-        "vocab_parallel": (b + 4 + 4 + 8 + 8 + 4 + 8, 8 + 4 + b, 9),
-        "fused": (b + 4, b + b + 4, 1),
-    }[s.loss]
-    if software.compiled:
-        forward, backward = min(forward, b + 8), min(backward, b + 8)
-    found.append(moving(logits * forward, hardware, launches=launches))
-    found.append(moving(logits * backward, hardware, launches=launches, part="input"))
-    weight = columns * model.hidden * (b + 2 * s.accumulate)
-    found.append(moving(weight, hardware, part="weight"))
-    norm = s.rows * model.hidden * b
-    found += [moving(2 * norm, hardware), moving(4 * norm, hardware, launches=2, part="input")]
-    return found
+def accumulated(setting: Setting, dense: float, experts: float = 0.0) -> float:
+    """Bytes of adding so many gradients of a micro-batch to those before: two read, one written.
 
-
-def embedding(setting: Setting) -> list[Kernel]:
-    """The tables' rows of one micro-batch, and a dropout."""
-    s, model, hardware = setting, setting.model, setting.hardware
-    passes = 2 + 3 * (model.positions == "learned") + 2 * model.dropout
-    nbytes = s.tokens * model.hidden * passes * s.element
-    rows = math.ceil(model.vocabulary / s.layout.tp)
-    weight = rows * model.hidden * (s.element + 2 * s.accumulate)
-    return [
-        moving(nbytes, hardware, launches=passes // 2 + 1),
-        moving(nbytes, hardware, launches=passes // 2 + 1, part="input"),
-        moving(weight, hardware, launches=2, part="weight"),
-    ]
+    Of a single micro-batch there is nothing to add to; what is scattered after each is in sharding.py.
+    """
+    s, layout = setting, setting.layout
+    if layout.stage >= 2 and not layout.once:
+        dense = dense if layout.shared == 1 else 0.0
+        experts = experts if layout.expert_copies * layout.dp_replicate == 1 else 0.0
+    return (dense + experts) * (s.element + 2 * s.accumulate) if s.micro_batches > 1 else 0.0

@@ -87,7 +87,7 @@ class Hardware:
     fill:       inner numbers' worth of time in which a product's tile starts and ends
     least:      seconds; no kernel is shorter on the device
     node_size:  devices of a node
-    cards:      network cards of a node
+    cards:      network cards of a node; None: one for each device
     card:       bytes per second of one, one way; 0: not said, and all devices must be of one node
     latency_inside, latency_between: seconds of a collective beside NCCL's own figure, inside a node and between nodes
     achieved:   part of what NCCL's model says of the network that is left (other jobs, the switches' hashing)
@@ -117,7 +117,7 @@ class Hardware:
     fill: Any = 256
     least: Any = 2e-6
     node_size: int = 8
-    cards: int = 8
+    cards: int | None = None
     card: Any = 0.0
     latency_inside: Any = LATENCY_INSIDE
     latency_between: Any = LATENCY_BETWEEN
@@ -130,6 +130,8 @@ class Hardware:
     name: str = "by numbers"
 
     def __post_init__(self) -> None:
+        if self.cards is None:
+            object.__setattr__(self, "cards", self.node_size)
         if self.like not in NVLINK:
             raise ValueError(f"like is one of {', '.join(NVLINK)}; got {self.like!r}")
         parts = ("reached", "reached_8bit", "hbm_share", "sustained", "clock", "achieved")
@@ -147,10 +149,11 @@ class Hardware:
 
     @classmethod
     def of(cls, name: str, network: str | None = None, **changes: Any) -> Hardware:
-        """A published card in nodes of 8. changes: fields that differ.
+        """A published card, in nodes of 8 where there are such. changes: fields that differ.
 
-        network: a row of hw_specs' "inter_node"; None: that of NVIDIA's DGX with this card (DGX A100: eight of 200
-                 Gb/s; DGX H100, H200, B200: eight of 400). A GH200 and a GB200 have none: node_size, cards, card
+        network: a row of hw_specs' "inter_node", which its node has in all; None: that of NVIDIA's DGX with this card
+                 (DGX A100: eight of 200 Gb/s; DGX H100, H200, B200: eight of 400). A GH200 and a GB200 have no such
+                 nodes: say node_size, and card or network
 
         Raises ValueError for a card that is not known here, with those that are and what would have to be said of it.
         """
@@ -166,6 +169,10 @@ class Hardware:
         specs, sheet = published("hw_specs"), SHEETS[name]
         if network not in (None, *specs["inter_node"]):
             raise ValueError(f"no network {network!r}; there are {', '.join(specs['inter_node'])}")
+        if network and not sheet["card"] and "node_size" not in changes:
+            raise ValueError(f"{name} comes in nodes of many sizes: say node_size beside network")
+        size = changes.get("node_size") or (8 if sheet["card"] else 1)
+        cards = changes.get("cards") or size
         card = accelerator(name.removesuffix(" 40"))
         best = specs["mamf_bf16_measured"][_MEASURED.get(name, name.removesuffix(" 40"))]
         best_8bit = specs["mamf_fp8_measured"].get(name)
@@ -181,8 +188,8 @@ class Hardware:
             "peak_tf32": 1e12 * sheet["tf32"],
             "peak_8bit": 1e12 * sheet["fp8"],
             "reached_8bit": best_8bit / sheet["fp8"] if best_8bit else REACHED_8BIT,
-            "card": 1e9 * specs["inter_node"][network] / 8 if network else sheet["card"],
-            "node_size": 8 if network or sheet["card"] else 1,
+            "card": 1e9 * specs["inter_node"][network] / cards if network else sheet["card"],
+            "node_size": size,
             "like": LIKE[name],
             "name": name,
         }

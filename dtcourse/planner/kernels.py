@@ -154,8 +154,10 @@ def flash(
     hardware: Hardware,
     share: tuple[float, float],
     causal: bool,
+    peak: float,
 ) -> list[Kernel]:
-    """A fused attention: forward, and backward with the scores computed once more (five products for two).
+    """A fused attention: forward, and backward with the scores computed once more (five products for two). share: part
+    of `peak`, the rate of its dtype.
 
     Blocks of 128 keys that no query sees are left out; those on the diagonal are computed whole.
     """
@@ -163,7 +165,7 @@ def flash(
     if causal:
         pairs = pairs / 2 + queries * min(128, keys) / 2
     flops = 4.0 * sequences * heads * width * pairs
-    rate = hardware.peak * hardware.clock * hardware.sustained
+    rate = peak * hardware.clock * hardware.sustained
     # A block of 128 queries of a head is a multiprocessor's: with few of them some have none.
     blocks = sequences * heads * math.ceil(queries / 128)
     waves = (

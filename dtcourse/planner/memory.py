@@ -6,10 +6,12 @@ where sequences are; all else lies in tp parts (Korthikanti et al. 2205.05198, t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dtcourse import device
+from dtcourse.planner import sharding
 from dtcourse.planner.model import Model
 from dtcourse.planner.setting import Setting
 from dtcourse.planner.sharding import Weights
@@ -33,12 +35,8 @@ WHOLE = (
 BY_QUERIES = ("queries", "input of the output layer")
 BY_KEYS = ("causal mask", "attention probabilities", "attention probabilities, cast")
 
-LOSS = {
-    "eager": 12,
-    "loss_parallel": 12,
-    "vocab_parallel": 8,
-    "fused": 2,
-}  # bytes of a logit, besides itself
+# Bytes of a logit, besides itself.
+LOSS = {"eager": 12, "loss_parallel": 12, "vocab_parallel": 8, "fused": 2}
 
 
 @dataclass(frozen=True)
@@ -79,8 +77,9 @@ def block_bytes(setting: Setting, experts: bool = False, recompute: str | None =
         )
     if kind == "ops":
         return _ops_bytes(s, experts)
+    eager = not (s.software.fused or s.software.compiled)
     rows = activations.block(
-        Shape.of(m, experts, not (s.software.fused or s.software.compiled)),
+        Shape.of(m, experts, eager),
         s.batch.micro_batch,
         s.length,
         **_options(s, kind),
@@ -93,11 +92,13 @@ def block_bytes(setting: Setting, experts: bool = False, recompute: str | None =
     if kind == "none" and m.dropout and s.software.attention == "unfused":
         # Of the probabilities: a mask, and what it has left (2205.05198, equation 1).
         total += _scores(s) * (1 + s.element)
-    if (
-        experts and kind != "full"
-    ):  # copies of the rows in the experts' order, and what comes back before it is summed
-        total += 2 * s.dispatched * m.hidden * s.element
+    if experts and kind != "full":
+        # The rows that come, in the experts' order, and what comes back before it is summed.
+        total += (s.received + s.dispatched) * m.hidden * s.element
         total += 2 * 4 * s.tokens * m.experts  # the gate's scores and probabilities, float32
+        # Of the fullest rank more of the inner layer, which is counted for as many rows as are sent.
+        inner = Shape.of(replace(m, shared=0), True, eager).ff * 2 * s.element / m.top_k
+        total += (s.received - s.dispatched) * inner / layout.etp
     return total
 
 
@@ -106,7 +107,7 @@ def _ops_bytes(s: Setting, experts: bool) -> float:
     product: queries, values, one of the MLP's inner layer, the block's output.
     """
     m, tp = s.model, s.layout.tp
-    inner = s.dispatched * m.expert / s.layout.etp if experts else s.tokens * m.wide / tp
+    inner = s.received * m.expert / s.layout.etp if experts else s.tokens * m.wide / tp
     kept = 2 * s.rows * m.hidden + s.tokens * (2 * m.queries + m.keys) / tp + inner
     return kept * s.element + 4 * s.tokens * m.heads / tp
 
@@ -122,6 +123,8 @@ def working_bytes(setting: Setting, experts: bool = False) -> float:
     s, m, tp = setting, setting.model, setting.layout.tp
     again = max(0.0, block_bytes(s, experts, "none") - block_bytes(s, experts))
     ff, stream = Shape.of(m, experts).ff * s.tokens / tp, s.rows * m.hidden
+    if experts:
+        ff *= s.received / s.dispatched
     mlp = again + (ff + 2 * stream) * s.element
     if s.software.attention != "unfused":
         return mlp
@@ -130,11 +133,17 @@ def working_bytes(setting: Setting, experts: bool = False) -> float:
 
 
 def stage_bytes(
-    setting: Setting, weights: Weights, blocks: int, first: bool, last: bool, in_flight: float
+    setting: Setting,
+    units: Sequence[Weights],
+    blocks: int,
+    last: bool,
+    in_flight: float,
 ) -> dict[str, float]:
-    """By kind. blocks: of the rank; in_flight: micro-batches that it keeps at once."""
-    s, layout = setting, setting.layout
-    states = _states(s, weights)
+    """By kind. units: of the rank, in order; blocks: how many of these are; last: it has the head; in_flight:
+    micro-batches that it keeps at once.
+    """
+    s = setting
+    states = _states(s, sum(units, Weights(0.0)))
     kinds = _kinds(s)
     each = sum(share * block_bytes(s, experts) for experts, share in kinds)
     kept = each * blocks * in_flight
@@ -148,19 +157,7 @@ def stage_bytes(
         acts += sum(row.bytes for row in around if "logarithms" not in row.name) / s.cut
         # Logits, and in float32: the same, logarithms of probabilities, their gradient (as the loss keeps them).
         temporary = max(temporary, s.logits * (s.element + LOSS[s.loss]))
-    gathered = 0.0
-    shared = layout.shared > 1 or (weights.experts and layout.expert_copies > 1)
-    # The largest unit: a block without experts that are gathered by nobody, the embedding's table or the head's.
-    spread = weights.dense + (weights.experts if layout.expert_copies > 1 else 0.0)
-    ends = [s.model.embedding_parameters] * first + [s.model.head_parameters] * last
-    block = (spread - sum(ends) / layout.tp) / max(1, blocks)
-    one = max(block, *(each / layout.tp for each in ends), 0.0)
-    if layout.stage == 3 and shared:
-        # Two neighbouring units at once; or all, from their first forward on, where they are not given back.
-        gathered += s.gather * (one + block if layout.reshard_after_forward else spread)
-    if layout.stage >= 2 and shared:
-        # Gradients of a unit until they are scattered; of all until the step's end, where they are averaged once.
-        gathered += weights.all * s.accumulate if layout.once else one * s.reduce
+    gathered = _gathered(s, units)
     if (
         not s.software.optimizer_fused
     ):  # a number for each of the optimizer's, when activations are gone
@@ -171,6 +168,34 @@ def stage_bytes(
         loose, float(s.hardware.context),
     )  # fmt: skip
     return dict(zip(KINDS, found, strict=True))
+
+
+def _gathered(s: Setting, units: Sequence[Weights]) -> float:
+    """Bytes of parameters that are gathered, and of gradients until they are sent."""
+    layout = s.layout
+    shared = layout.shared > 1
+    found = 0.0
+    if layout.stage == 0 and layout.copied:  # buckets beside the gradients
+        alike = shared or layout.dp_replicate > 1
+        apart = layout.expert_copies * layout.dp_replicate > 1
+        return s.reduce * sum(each.dense * alike + each.experts * apart for each in units)
+    # Experts that nobody shares are gathered by nobody, and their gradients are among the states.
+    spread = [
+        (each.dense * shared, each.experts * (layout.expert_copies > 1), sharding.gathered(each, s))
+        for each in units
+    ]
+    if layout.stage == 3:
+        # Two neighbouring units at once; or all, from their first forward on, where they are not given back.
+        sizes = [
+            (dense and wide) + (experts and narrow) for dense, experts, (wide, narrow) in spread
+        ]
+        pairs = [x + y for x, y in zip(sizes, [*sizes[1:], 0.0], strict=True)]
+        found += max(pairs) if layout.reshard_after_forward else sum(sizes)
+    if layout.stage >= 2:
+        # Gradients of a unit until they are scattered; of all until the step's end, where they are averaged once.
+        numbers = [dense + experts for dense, experts, _ in spread]
+        found += sum(numbers) * s.accumulate if layout.once else max(numbers) * s.reduce
+    return found
 
 
 def host_bytes(setting: Setting, blocks: int, in_flight: float) -> float:

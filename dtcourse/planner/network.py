@@ -29,7 +29,7 @@ class Group:
         nodes = math.ceil(self.ranks / inside)
         inside = math.ceil(self.ranks / nodes)  # as even as they can be
         sharing = max(1, min(hardware.node_size, hardware.node_size // inside))
-        cards = hardware.cards / sharing
+        cards = (hardware.cards or hardware.node_size) / sharing
         card = hardware.card * hardware.achieved
         if hardware.pod and self.ranks * self.stride > hardware.pod:
             card /= hardware.oversubscription

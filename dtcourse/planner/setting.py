@@ -8,6 +8,7 @@ from dtcourse.planner.hardware import Hardware
 from dtcourse.planner.layout import Batch, Layout
 from dtcourse.planner.model import Model
 from dtcourse.planner.software import Precision, Software
+from dtcourse.simulator.states import precision_named
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,15 @@ class Setting:
 
     @property
     def gather(self) -> int:
-        """Bytes of a parameter when sharded ones are gathered."""
-        return 1 if self.precision.gather_8bit else self.precision.gather or 2
+        """Bytes of a parameter when it is gathered: with ZeRO's stages 1 and 2 updated ones are, as they are kept."""
+        if self.layout.stage in (1, 2):
+            return precision_named(self.precision.states).parameters
+        return self.precision.gather or 2
+
+    @property
+    def gathers_8bit(self) -> bool:
+        """Whether weights of blocks' linear layers are gathered in 8 bits."""
+        return self.precision.gather_8bit and self.layout.stage == 3 and self.layout.shared > 1
 
     @property
     def peak(self) -> float:
@@ -100,6 +108,11 @@ class Setting:
         """Rows that this rank sends to experts, of all that a token goes to: its own tokens, top_k times."""
         return self.tokens * self.layout.etp / self.layout.tp * self.model.top_k
 
+    @property
+    def received(self) -> float:
+        """Rows that the fullest rank's experts multiply. Where each rank has all experts, its own and no others'."""
+        return self.dispatched * (self.software.imbalance if self.layout.ep > 1 else 1.0)
+
     def check(self) -> None:
         """Raises ValueError for a dtype that the hardware has no rate of, kernels that it has not, and more devices
         than a node where nothing is known between nodes.
@@ -107,5 +120,11 @@ class Setting:
         self.hardware.rate(8 * self.element, self.precision.tf32)
         if self.precision.eight_bit:
             self.hardware.rate(8)
-        self.software.flash_share(self.hardware.like, self.model.head)
+        software = self.software
+        if self.element == 4 and software.attention != "unfused" and not software.attention_share:
+            raise ValueError(
+                f"{software.attention} multiplies 16-bit floats; got compute={self.element} bytes: say "
+                "attention='unfused', or the attention_share of a kernel that takes 32 bits"
+            )
+        software.flash_share(self.hardware.like, self.model.head)
         self.hardware.check_nodes(self.layout.world)

@@ -1,7 +1,7 @@
 """What data parallelism sends: gathers of sharded parameters, gradients averaged, and how much of it is seen.
 
-With ZeRO's stage 3 a block's parameters are gathered while the block before is computed, and its gradients scattered
-while the one behind it is: what is seen is what takes longer than that, the first gather and the last scatter.
+With ZeRO's stage 3 a unit's parameters (a block's, an untied head's) are gathered while the unit before is computed,
+and its gradients scattered while the next one's are: what takes longer is seen, and the first gather and last scatter.
 What is hidden is not free: its kernels occupy `channels` multiprocessors meanwhile ("contention").
 """
 
@@ -11,23 +11,24 @@ import math
 from dataclasses import dataclass
 
 from dtcourse.planner.hardware import Hardware
-from dtcourse.planner.layout import Layout
 from dtcourse.planner.network import Group, experts_group, group
 from dtcourse.planner.setting import Setting
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Numbers that a rank computes with: those that all data-parallel ranks have alike, and its experts'."""
+    """Numbers that a rank computes with: those that all data-parallel ranks have alike, and its experts'. linear: of
+    the dense ones, those of blocks' linear layers, which alone travel in 8 bits (experts' all do).
+    """
 
     dense: float
     experts: float = 0.0
+    linear: float = 0.0
 
     def __add__(self, other: Weights) -> Weights:
-        return Weights(self.dense + other.dense, self.experts + other.experts)
-
-    def __mul__(self, times: float) -> Weights:
-        return Weights(self.dense * times, self.experts * times)
+        return Weights(
+            self.dense + other.dense, self.experts + other.experts, self.linear + other.linear
+        )
 
     @property
     def all(self) -> float:
@@ -47,11 +48,11 @@ def exchange(weights: Weights, setting: Setting) -> Exchange:
     """Parameters gathered over the ranks that share them, and gradients averaged over all that have them."""
     gather = reduce = 0.0
     hardware, layout = setting.hardware, setting.layout
-    for numbers, shard, copies in _groups(weights, layout):
+    for numbers, nbytes, shard, copies in _groups(weights, setting):
         if not numbers:
             continue
         if layout.stage:
-            gather += shard.seconds(hardware, "all_gather", setting.gather * numbers)
+            gather += shard.seconds(hardware, "all_gather", nbytes)
             reduce += shard.seconds(hardware, "reduce_scatter", setting.reduce * numbers)
             held = setting.reduce * numbers / shard.ranks
             reduce += copies.seconds(hardware, "all_reduce", held)
@@ -71,11 +72,11 @@ def copies(weights: Weights, setting: Setting) -> Exchange:
     if not layout.copied:
         return Exchange(0.0, 0.0)
     gather = reduce = 0.0
-    for numbers, shard, others in _groups(weights, layout):
+    for numbers, nbytes, shard, others in _groups(weights, setting):
         ranks = shard.ranks if layout.stage else shard.ranks * others.ranks
         if ranks * others.ranks == 1 or not numbers:
             continue
-        gather += 2 * s.gather * numbers
+        gather += 2 * nbytes
         back = s.reduce + 2 * s.accumulate if layout.stage else s.reduce + s.accumulate
         reduce += numbers * (s.accumulate + s.reduce) + back * numbers / (
             ranks if layout.stage else 1
@@ -84,12 +85,22 @@ def copies(weights: Weights, setting: Setting) -> Exchange:
     return Exchange(gather / rate, reduce / rate)
 
 
-def _groups(weights: Weights, layout: Layout) -> list[tuple[float, Group, Group]]:
-    """(numbers, the ranks that share them, the copies of those): of dense weights and of experts'."""
+def gathered(weights: Weights, setting: Setting) -> tuple[float, float]:
+    """Bytes when they are gathered: of dense weights and of experts', which one rank alone need not gather."""
+    dense, experts = weights.dense * setting.gather, weights.experts * setting.gather
+    if setting.gathers_8bit:
+        dense -= weights.linear * (setting.gather - 1)
+        experts = weights.experts
+    return dense, experts
+
+
+def _groups(weights: Weights, setting: Setting) -> list[tuple[float, float, Group, Group]]:
+    """(numbers, bytes when gathered, the ranks that share them, the copies of those): of dense weights and experts'."""
+    layout, (dense, experts) = setting.layout, gathered(weights, setting)
     shard, copies = group(layout, "dp_shard", "cp"), group(layout, "dp_replicate")
     # Beside an expert's own ranks: those that have the same part of it.
     few = Group(layout.expert_copies, experts_group(layout).stride * layout.ep)
-    return [(weights.dense, shard, copies), (weights.experts, few, copies)]
+    return [(weights.dense, dense, shard, copies), (weights.experts, experts, few, copies)]
 
 
 def hidden(messages: float, work: float, hardware: Hardware, overlap: bool) -> tuple[float, float]:

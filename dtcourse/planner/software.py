@@ -140,7 +140,7 @@ class Precision:
     tf32:       float32 is multiplied in TF32 (PyTorch's default is not to)
     optimizer:  "adam", "momentum" or "sgd"
     eight_bit:  the linear layers of blocks multiply 8-bit floats
-    gather_8bit: their weights are gathered in 8 bits
+    gather_8bit: their weights are gathered in 8 bits (stage 3); all others as `gather` says
     """
 
     states: str = "bf16 + master"
@@ -170,6 +170,10 @@ class Precision:
             raise ValueError(f"compute is 2 or 4 bytes (eight_bit is beside 2); got {self.compute}")
         if self.compute == 4 and self.eight_bit:
             raise ValueError("eight_bit is for layers beside 16-bit ones; got compute=4 bytes")
+        if self.gather_8bit and not self.eight_bit:
+            raise ValueError(
+                "gather_8bit is of eight_bit: nothing else multiplies what comes in 8 bits"
+            )
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(
                 f"no optimizer {self.optimizer!r}; there are {', '.join(map(repr, OPTIMIZERS))}"

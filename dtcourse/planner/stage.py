@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dtcourse.planner import block, memory, messages, sharding
+from dtcourse.planner import block, ends, memory, messages, sharding
 from dtcourse.planner.kernels import moving
 from dtcourse.planner.network import ends_group
 from dtcourse.planner.segments import (
@@ -31,13 +31,19 @@ from dtcourse.simulator.states import optimizer_bytes, precision_named
 class Stage:
     """parts: by phase, of one micro-batch; once: what comes once a step, after the last backward
 
-    weights: numbers that a rank computes with; flops: by phase, of one micro-batch, on one rank
+    weights: numbers that a rank computes with, and by unit, in order: the embedding's, each block's, the head's
+    flops:   by phase, of one micro-batch, on one rank
     """
 
     parts: dict[str, Parts]
     once: Parts
-    weights: Weights
+    units: tuple[Weights, ...]
     flops: dict[str, float]
+
+    @property
+    def weights(self) -> Weights:
+        """Of all units."""
+        return sum(self.units, Weights(0.0))
 
     def seconds(self, *phases: str) -> float:
         """Of one micro-batch."""
@@ -51,8 +57,16 @@ class Stages:
         self.setting = s = setting
         self.blocks = {experts: self._block(experts) for experts in {False, bool(s.model.experts)}}
         first, last = messages.of_ends(s)
-        self.first = segment("embedding", block.embedding(s), first, s, False)
-        self.last = segment("head", block.head(s), last, s, False)
+        self.embedding = (
+            segment("embedding", ends.embedding(s), first, s, False),
+            Weights(s.model.embedding_parameters / s.layout.tp),
+        )
+        numbers = s.model.head_parameters
+        if (
+            s.model.tied and s.layout.ends_apart
+        ):  # a copy of the table, for the head is another rank's
+            numbers += s.model.vocabulary * s.model.hidden
+        self.head = (segment("head", ends.head(s), last, s, False), Weights(numbers / s.layout.tp))
 
     def _block(self, experts: bool) -> tuple[Segment, Weights]:
         s = self.setting
@@ -67,7 +81,7 @@ class Stages:
             rest = s.hardware.measured.stretches[name][2]
         sent = messages.of_block(s, experts, core, rest)
         local = made.expert_parameters() if experts else 0.0
-        weights = Weights(made.parameters() - local, local)
+        weights = Weights(made.parameters() - local, local, made.linear_parameters())
         return segment(name, kernels, sent, s, True), weights
 
     def make(self, first_block: int, blocks: int, first: bool, last: bool) -> Stage:
@@ -79,18 +93,11 @@ class Stages:
             for i in range(first_block, first_block + blocks)
         ]
         found = [self.blocks[kind] for kind in kinds]
-        ends = [self.first] * first + [self.last] * last
-        outside = Weights(
-            (s.model.embedding_parameters * first + s.model.head_parameters * last) / s.layout.tp
-        )
-        if (
-            last and s.model.tied and s.layout.ends_apart
-        ):  # a copy of the table, where the head is another rank's
-            outside += Weights(s.model.vocabulary * s.model.hidden / s.layout.tp)
+        units = [*[self.embedding] * first, *found, *[self.head] * last]
         parts: dict[str, Parts] = {phase: {} for phase in PHASES}
         flops: Parts = {}
         host: Parts = {}
-        for each in [*(one for one, _ in found), *ends]:
+        for each, _ in units:
             for phase in PHASES:
                 add(parts[phase], each.parts[phase])
             add(flops, each.flops)
@@ -98,17 +105,15 @@ class Stages:
         wait_for_host(parts, host)
         if s.software.offload:
             self._offloaded(parts, kinds)
+        weights = sum((each for _, each in units), Weights(0.0))
         if s.layout.stage == 3:
-            # Before the embedding nothing is computed, and behind its backward pass; a tied head is one with it.
-            edge = Weights(s.model.embedding_parameters / s.layout.tp if first else 0.0)
-            self._gathered(parts, found, edge if s.layout.overlap_data else outside)
-            self._copied(parts, sum((each for _, each in found), outside))
-        weights = sum((each for _, each in found), outside)
+            self._gathered(parts, found, first, last)
+            self._copied(parts, weights)
         once = self._once(weights, found, sum(parts[INPUT].values()) + sum(parts[WEIGHT].values()))
         if s.model.tied and first != last:  # both ends have the table: its gradients are added up
             table = s.reduce * s.model.vocabulary * s.model.hidden / s.layout.tp
             once["averaging"] += ends_group(s.layout).seconds(s.hardware, "all_reduce", table)
-        return Stage(parts, once, weights, flops)
+        return Stage(parts, once, tuple(each for _, each in units), flops)
 
     def _offloaded(self, parts: dict[str, Parts], kinds: list[bool]) -> None:
         """What a block has kept goes to the host while the next one is computed, and comes back before its backward."""
@@ -123,28 +128,60 @@ class Stages:
                 add(parts[phase], {"offload": max(0.0, moved - work)})
 
     def _gathered(
-        self, parts: dict[str, Parts], found: list[tuple[Segment, Weights]], outside: Weights
+        self, parts: dict[str, Parts], found: list[tuple[Segment, Weights]], first: bool, last: bool
     ) -> None:
-        """Sharded parameters (stage 3): gathers and scatters of one micro-batch, where they are seen."""
+        """Sharded parameters (stage 3): gathers and scatters of one micro-batch, where they are seen.
+
+        A unit is gathered while the one before it is computed, and its gradients are scattered while those of the one
+        before it are. The embedding comes first and its gradients last, beside nothing; a tied head is one with it.
+        """
         s = self.setting
-        overlap, reduces = s.layout.overlap_data, not s.layout.once
         every = s.layout.pp == 1 or s.layout.reshard_after_forward  # else gathered once a step
-        costs = {each: self._exchange(each) for _, each in found}
-        for made, weights in found:
-            cost = costs[weights]
-            gather = cost.gather if every else cost.gather / self.setting.micro_batches
-            back = gather * (s.layout.reshard_after_forward and every) + cost.reduce * reduces
-            for phase, sent, work in (
-                (FORWARD, gather, made.seconds(FORWARD)),
-                (INPUT, back, made.seconds(INPUT, WEIGHT)),
-            ):
-                seen, slower = sharding.hidden(sent, work, s.hardware, overlap)
-                add(parts[phase], {"sharding": seen, "contention": slower})
-        ends = self._exchange(outside)  # of what nothing is computed before, or behind
-        edge = costs[found[0][1]] if found and overlap else sharding.Exchange(0.0, 0.0)
+        nothing = sharding.Exchange(0.0, 0.0)
+        known = {weights: self._exchange(weights) for _, weights in found}
+        costs = [known[weights] for _, weights in found]
+        edge = self._exchange(self.embedding[1]) if first else nothing
+        head = self._exchange(self.head[1]) if last else nothing
+        if last and s.model.tied and not s.layout.ends_apart:
+            edge, head = (
+                sharding.Exchange(edge.gather + head.gather, edge.reduce + head.reduce),
+                nothing,
+            )
+        start = self.embedding[0] if first else None
+        end = self.head[0] if last else None
+        forward = [start, *(made for made, _ in found)]
+        self._hidden(
+            parts, FORWARD, forward, [*(each.gather for each in costs), head.gather], every
+        )
+        add(parts[FORWARD], {"sharding": edge.gather * (1 if every else 1 / s.micro_batches)})
+        # Backward the head's and all blocks', the last first. The head is still there, of the others one is gathered
+        # while the one behind it is computed; the gradients of the one behind that are scattered.
+        back = s.layout.reshard_after_forward and every
+        costs, made = costs[::-1], [each for each, _ in found[::-1]]
+        gathers = [back * each.gather for each in costs] + [0.0, 0.0]
+        reduces = [0.0, *(each.reduce * (not s.layout.once) for each in [head, *costs])]
+        sent = [x + y for x, y in zip(gathers, reduces, strict=True)]
+        self._hidden(parts, INPUT, [end, *made, start], sent, True)
+        add(parts[INPUT], {"sharding": edge.reduce * (not s.layout.once)})
+
+    def _hidden(
+        self,
+        parts: dict[str, Parts],
+        phase: str,
+        work: list[Segment | None],
+        sent: list[float],
+        every: bool,
+    ) -> None:
+        """Adds what is seen of these messages, each sent during the work of the same place. every: micro-batch, else of
+        the step's first alone.
+        """
+        s, phases = self.setting, (FORWARD,) if phase == FORWARD else (INPUT, WEIGHT)
         share = 1 if every else 1 / s.micro_batches
-        add(parts[FORWARD], {"sharding": share * (ends.gather + edge.gather)})
-        add(parts[INPUT], {"sharding": (ends.reduce + edge.reduce) * reduces})
+        for made, message in zip(work, sent, strict=True):
+            seconds = made.seconds(*phases) if made else 0.0
+            overlap = s.layout.overlap_data
+            seen, slower = sharding.hidden(message, seconds, s.hardware, overlap)
+            add(parts[phase], {"sharding": share * seen, "contention": share * slower})
 
     def _copied(self, parts: dict[str, Parts], weights: Weights) -> None:
         """What gathers and reductions of one micro-batch copy, on the device itself."""
@@ -183,7 +220,7 @@ class Stages:
         """States read and written, parameters written, gradients read for their norm and again."""
         s = self.setting
         if s.hardware.measured and s.hardware.measured.optimizer is not None:
-            return s.hardware.measured.optimizer
+            return s.hardware.measured.optimizer * s.layout.pp / s.layout.stages  # a rank's
         states = precision_named(s.precision.states)
         shared, few = (s.layout.shared, s.layout.expert_copies) if s.layout.stage else (1, 1)
         mine = weights.dense / shared + weights.experts / few

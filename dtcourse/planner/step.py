@@ -16,7 +16,6 @@ from dtcourse.planner.prediction import Prediction
 from dtcourse.planner.ranges import corners, likely
 from dtcourse.planner.segments import FORWARD, INPUT, PHASES, WEIGHT, Parts, add
 from dtcourse.planner.setting import Setting
-from dtcourse.planner.sharding import Weights
 from dtcourse.planner.software import Precision, Software
 from dtcourse.planner.stage import Stage, Stages
 
@@ -180,9 +179,9 @@ def _memory(s: Setting, stages: list[Stage]) -> tuple[list[dict[str, float]], fl
     for rank in range(pp):
         mine = schedule.stages_of(rank) if schedule else [0]
         in_flight = schedule.memory_bound[rank] if schedule else 1
-        weights = sum((stages[i].weights for i in mine), Weights(0.0))
+        units = [each for i in mine for each in stages[i].units]
         blocks = sum(lengths[i] for i in mine)
-        ends = (0 in mine, len(stages) - 1 in mine)
-        found.append(memory.stage_bytes(s, weights, blocks, *ends, in_flight))
+        last = len(stages) - 1 in mine
+        found.append(memory.stage_bytes(s, units, blocks, last, in_flight))
         host = max(host, memory.host_bytes(s, blocks, in_flight))
     return found, host

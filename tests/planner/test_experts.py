@@ -106,3 +106,26 @@ def test_sharded_experts_that_one_rank_has_are_gathered_by_nobody(mixtral):
         for ffn in (14336, 28672)
     ]
     assert held[0] == pytest.approx(held[1], rel=0.01)
+
+
+def test_gradients_of_experts_that_nobody_shares_are_added_up(mixtral):
+    """Each micro-batch's are added to those before: 2 bytes read, 2 read and 2 written of each of a rank's experts'."""
+    layout, card = Layout(dp_shard=8, ep=8, stage=3), known("H100 SXM")
+    one, four = (predict(mixtral, card, layout, Batch(8 * m)).parts["memory"] for m in (1, 4))
+    added = 6 * mixtral.layers * mixtral.mlp_parameters(14336) / (card.hbm * card.hbm_share)
+    assert four - 4 * one >= 4 * added * 0.999
+
+
+def test_a_rank_with_all_experts_has_all_its_rows_however_they_are_spread(mixtral):
+    card, batch = known("H100 SXM"), Batch(8)
+    for layout, same in (
+        (Layout(dp_shard=8, stage=3), True),
+        (Layout(dp_shard=8, ep=8, stage=3), False),
+    ):
+        even, uneven = (
+            predict(mixtral, card, layout, batch, software=Software(imbalance=n))
+            for n in (1.0, 1.5)
+        )
+        assert (uneven.parts["products"] == even.parts["products"]) is same
+        grows = uneven.memory[0]["activations"] / even.memory[0]["activations"]
+        assert grows == 1 if same else 1.1 < grows < 1.5

@@ -14,7 +14,7 @@ from tests.planner.conftest import known
 @pytest.mark.parametrize(("card", "fp32", "tf32"), [("A100 SXM", 16, 2), ("H100 SXM", 14.76, 2)])
 def test_products_of_32_bits_take_as_much_longer_as_data_sheets_say(gpt, card, fp32, tf32):
     def products(precision):
-        found = predict(gpt, card, Layout(), Batch(4, 4), precision)
+        found = predict(gpt, card, Layout(), Batch(4, 4), precision, Software("unfused"))
         return found.parts["products"], found.mfu * found.seconds
 
     (half, bare), (single, slow), (tensor, quick) = map(
@@ -25,6 +25,35 @@ def test_products_of_32_bits_take_as_much_longer_as_data_sheets_say(gpt, card, f
     # The same operations, of the peak of the dtype.
     assert slow / bare == pytest.approx(fp32, rel=0.01)
     assert quick / bare == pytest.approx(tf32, rel=0.01)
+
+
+def test_fused_attention_in_32_bits_is_refused_or_runs_at_their_rate(gpt):
+    """FlashAttention's kernels take fp16 and bf16; others (memory-efficient attention) are what one says of them."""
+    with pytest.raises(ValueError, match=r"flash2 .* 16-bit.*4 bytes.*unfused"):
+        predict(gpt, "A100 SXM", Layout(), Batch(4), Precision("fp32"))
+    said = Software(attention_share=(0.5, 0.5))
+    half, single = (
+        predict(gpt, "A100 SXM", Layout(), Batch(4), Precision(name), said).parts["attention"]
+        for name in ("bf16 + master", "fp32")
+    )
+    assert single / half == pytest.approx(312 / 19.5)
+
+
+def test_a_nodes_cards_are_as_many_as_its_devices_where_nobody_says_otherwise():
+    assert Hardware.of("GH200", node_size=4, card=25e9).cards == 4
+    assert Hardware.of("GH200", node_size=4, cards=1, card=25e9).cards == 1
+    assert Hardware.of("H100 SXM").cards == 8
+    with pytest.raises(ValueError, match=r"GB200.*node_size"):
+        Hardware.of("GB200", network="EFA v1 P4d")
+    four = Hardware.of("GB200", network="EFA v1 P4d", node_size=4)
+    assert four.cards * four.card == 50e9
+
+
+def test_a_measured_optimizer_is_a_ranks_also_where_it_has_several_stages(gpt):
+    card = known("H100 SXM", measured=Measured(optimizer=0.5))
+    for schedule in ("1f1b", "zb_v"):
+        found = predict(gpt, card, Layout(pp=4, schedule=schedule), Batch(8))
+        assert found.parts["optimizer"] == pytest.approx(0.5)
 
 
 def test_a_precision_is_what_its_name_says():

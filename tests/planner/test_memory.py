@@ -139,3 +139,44 @@ def test_autocast_keeps_casts_of_weights_where_they_are_not_sharded(gpt):
         for layout in (Layout(dp_replicate=8), Layout(dp_shard=8, stage=3))
     )
     assert ddp - fsdp > 2 * 0.9 * gpt.layers * 12 * gpt.hidden**2
+
+
+def test_buckets_beside_gradients_take_as_much_as_these(gpt):
+    """DistributedDataParallel without gradient_as_bucket_view holds its buckets besides."""
+    layout = Layout(dp_replicate=8)
+    alone, beside, views = (
+        sum(
+            value
+            for kind, value in stage_memory(gpt, each, Batch(8)).items()
+            if kind != "fragments"
+        )
+        for each in (Layout(), layout, replace(layout, copied=False))
+    )
+    assert beside - views == pytest.approx(2 * gpt.parameters)
+    assert views == alone
+
+
+def test_gradients_of_experts_that_nobody_shares_are_counted_once(mixtral):
+    layout = Layout(dp_shard=8, ep=8, stage=3, reduce_once=True)
+    found = stage_memory(mixtral, layout, Batch(16))
+    experts = mixtral.layers * mixtral.mlp_parameters(14336)
+    dense = mixtral.parameters - 8 * experts
+    weights = 2 * max(mixtral.vocabulary * mixtral.hidden, dense / 32) * 2
+    most = 2 * (dense * (1 + 1 / 8) + experts) + weights
+    assert found["gradients"] + found["gathered"] < most
+
+
+def test_two_neighbouring_units_are_gathered_and_not_two_means(mixtral, gpt):
+    mixed = replace(mixtral, moe_every=2)
+    found = stage_memory(mixed, Layout(dp_shard=8, stage=3, reduce_once=True), Batch(8))
+    both = 2 * mixtral.layer_parameters()
+    dense = 2 * mixed.attention_parameters + mixed.mlp_parameters(mixed.wide)
+    experts = mixed.expert_parameters(8)
+    spread = found["gathered"] - 2 * mixed.parameters
+    assert 2 * (dense + experts) <= spread < 2 * both
+    last = stage_memory(gpt, Layout(pp=4, dp_shard=8, stage=3), Batch(32), rank=3)
+    whole = 2 * (gpt.layers / 4 * gpt.layer_parameters() + gpt.vocabulary * gpt.hidden)
+    assert (
+        last["gathered"] - whole
+        >= 2 * (gpt.vocabulary * gpt.hidden + gpt.layer_parameters()) * 0.99
+    )

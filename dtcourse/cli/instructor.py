@@ -45,9 +45,10 @@ def grade(
     memory, disk and processes. What it tries beyond that (each file of this machine that it asks for and does not get,
     too) is named in its feedback and in points.csv, where the column `tried` counts it.
 
-    It cannot reach the checks that judge it, and its results are compared with the judge's own numbers. But bytes,
-    messages and seconds are measured in processes that run its code: who wants to, and knows how, can fake those. A
-    full score in them from code that you do not understand is worth a look.
+    It cannot reach the checks that judge it, and its results are compared with the judge's own numbers. What a choice
+    costs is measured by processes that never hold the answer. But bytes, messages and seconds of a function are measured
+    in processes that run its code: who wants to, and knows how, can fake those. A full score in them from code that you
+    do not understand is worth a look.
 
     Without bubblewrap, [bold]--trust[/bold] runs the answers as you, with your files within their reach. Do that with
     code that you have read, or in a container or a virtual machine made for it.

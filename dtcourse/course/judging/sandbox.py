@@ -8,8 +8,9 @@ Whatever the answer does there (patch the package, print a verdict, leave with e
 numbers that came back with its own.
 
 What an answer could still do is fake what its own ranks *return* and *measure* (values made of the inputs that a step
-has, bytes sent, messages, seconds), since those numbers come from processes that run its code. runs.guarded and
-taking.take refuse the ways that are known; a determined author may find another.
+has, bytes sent, messages, seconds), since those numbers come from processes that run its code. (What a choice costs is
+measured by ranks that never hold it: trials.py.) runs.guarded and taking.take refuse the ways that are known; a
+determined author may find another.
 """
 
 from __future__ import annotations

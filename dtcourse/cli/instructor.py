@@ -46,7 +46,7 @@ def grade(
     too) is named in its feedback and in points.csv, where the column `tried` counts it.
 
     It cannot reach the checks that judge it, and its results are compared with the judge's own numbers. What a choice
-    costs is measured by processes that never hold the answer. But bytes, messages and seconds of a function are measured
+    costs is measured by processes that never hold the answer. But a function's bytes, messages and seconds are measured
     in processes that run its code: who wants to, and knows how, can fake those. A full score in them from code that you
     do not understand is worth a look.
 

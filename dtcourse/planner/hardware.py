@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dtcourse.planner.measured import Measured
-from dtcourse.planner.ranges import Range, ends
+from dtcourse.planner.ranges import Range, check_ranges, ends
 from dtcourse.simulator.cluster import NVLINK
 from dtcourse.simulator.hardware import accelerator, published
 from dtcourse.simulator.memory import device_memory
@@ -59,6 +59,8 @@ SUSTAINED = Range(0.80, 0.87, 0.95)
 HBM_SHARE = Range(0.80, 0.85, 0.92)
 # Seconds per kernel: the driver's alone, an eager framework's, and one's with hooks on each module (runs.py).
 LAUNCH = Range(5e-6, 15e-6, 45e-6)
+# Estimates of the three fields below, each half or twice as much.
+FILL, LEAST, CHANNELS = Range(128, 256, 512), Range(1e-6, 2e-6, 4e-6), Range(8, 16, 32)
 # Seconds of a short collective beside NCCL's own figure: none, or what was measured (8 H200: 39 us of which NCCL counts
 # 15; 4 nodes with EFA: 360 of which it counts 70; simulator/cluster_collectives.py).
 LATENCY_INSIDE = Range(0.0, 0.0, 24e-6)
@@ -69,7 +71,7 @@ CONTEXT = Range(0.6e9, 1.5e9, 4e9)
 
 @dataclass(frozen=True)
 class Hardware:
-    """Any number may be a Range.
+    """Numbers of type Any may be a Range.
 
     peak:       operations per second of 16-bit floats, dense, as data sheets have it
     memory:     bytes of a device
@@ -83,7 +85,7 @@ class Hardware:
     hbm_share:  the part of `hbm` that a kernel which only moves bytes reaches
     launch:     seconds of the host per kernel, the framework's included
     sustained:  part of `reached` that is left in a long run, whose clock the power limit sets
-    clock:      part of the usual clock at which it runs (a power limit below the usual)
+    clock:      part of its usual rate that products and attention have (a power limit below the usual)
     fill:       inner numbers' worth of time in which a product's tile starts and ends
     least:      seconds; no kernel is shorter on the device
     node_size:  devices of a node
@@ -100,7 +102,7 @@ class Hardware:
     """
 
     peak: Any
-    memory: float
+    memory: Any
     hbm: Any
     sms: int
     inside: Any
@@ -114,8 +116,8 @@ class Hardware:
     launch: Any = LAUNCH
     sustained: Any = SUSTAINED
     clock: Any = 1.0
-    fill: Any = 256
-    least: Any = 2e-6
+    fill: Any = FILL
+    least: Any = LEAST
     node_size: int = 8
     cards: int | None = None
     card: Any = 0.0
@@ -124,12 +126,13 @@ class Hardware:
     achieved: Any = 1.0
     pod: int = 0
     oversubscription: Any = 1.0
-    channels: int = 16
+    channels: Any = CHANNELS
     context: Any = CONTEXT
     measured: Measured | None = None
     name: str = "by numbers"
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if self.cards is None:
             object.__setattr__(self, "cards", self.node_size)
         if self.like not in NVLINK:

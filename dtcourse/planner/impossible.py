@@ -17,7 +17,10 @@ def check(model: Model, layout: Layout, batch: Batch, devices: int | None = None
 
 
 def _widths(model: Model, layout: Layout) -> None:
-    for what, size in (("heads", model.heads), ("ffn", model.wide)):  # a vocabulary is padded
+    sizes = [("heads", model.heads)]  # a vocabulary is padded
+    if model.expert_layers < model.layers:
+        sizes.append(("ffn", model.wide))
+    for what, size in sizes:
         if size % layout.tp:
             raise ValueError(f"{what}({size}) is no multiple of tp({layout.tp})")
     if model.grouped % layout.tp and layout.tp % model.grouped:
@@ -25,10 +28,15 @@ def _widths(model: Model, layout: Layout) -> None:
             f"of kv_heads({model.grouped}) and tp({layout.tp}) neither is a multiple of the other"
         )
     ulysses = layout.tp * layout.cp if layout.context == "ulysses" else 1
-    for what, size in (("heads", model.heads), ("kv_heads", model.grouped)):
-        if ulysses > layout.tp and size % ulysses:
+    if ulysses > layout.tp:
+        ranks = f"tp({layout.tp}) x cp({layout.cp})"
+        if model.heads % ulysses:
             raise ValueError(
-                f"ulysses gives heads out: {what}({size}) is no multiple of tp({layout.tp}) x cp({layout.cp})"
+                f"ulysses gives heads out: heads({model.heads}) is no multiple of {ranks}"
+            )
+        if model.grouped % ulysses and ulysses % model.grouped:
+            raise ValueError(
+                f"ulysses gives heads out: of kv_heads({model.grouped}) and {ranks} neither is a multiple of the other"
             )
     zigzag = 2 if layout.cp > 1 and layout.context == "ring" and model.causal else 1
     cut = layout.tp if layout.sequence_parallel else 1
@@ -48,6 +56,10 @@ def _experts(model: Model, layout: Layout) -> None:
         return
     if model.experts % layout.ep:
         raise ValueError(f"experts({model.experts}) is no multiple of ep({layout.ep})")
+    if model.shared * model.expert % layout.tp:
+        raise ValueError(
+            f"shared({model.shared}) x expert_ffn({model.expert}) is no multiple of tp({layout.tp})"
+        )
     if model.expert % layout.etp:
         raise ValueError(f"expert_ffn({model.expert}) is no multiple of expert_tp({layout.etp})")
 

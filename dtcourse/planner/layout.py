@@ -18,7 +18,7 @@ from dtcourse.pipeline_parallel import (
     zb_v,
 )
 from dtcourse.planner.model import Model
-from dtcourse.planner.ranges import ends
+from dtcourse.planner.ranges import check_ranges, ends
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # hybrid's order: the outermost first
 CONTEXTS = ("ring", "all_gather", "ulysses")
@@ -86,9 +86,10 @@ class Layout:
     bucket: float = 25e6
 
     def __post_init__(self) -> None:
-        for name in (*AXES, "ep", "chunks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1; got {getattr(self, name)}")
+        check_ranges(self)
+        for name in (*AXES, "ep", "expert_tp", "chunks"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} is at least 1; got {value}")
         if self.stage not in (0, 1, 2, 3):
             raise ValueError(f"ZeRO has the stages 0 to 3; got {self.stage}")
         if sorted(self.axes) != sorted(AXES):
@@ -102,6 +103,13 @@ class Layout:
             raise ValueError(
                 f"{', '.join(together)} are one group here: neighbours in axes (those above 1); got {' x '.join(wide)}"
             )
+        if self.ep > 1 and self.etp < self.tp:
+            places = [i for i, axis in enumerate(wide) if axis in ("dp_shard", "cp", "tp")]
+            if wide[places[-1]] != "tp" or places[-1] - places[0] >= len(places):
+                raise ValueError(
+                    "experts are given out over dp_shard x cp x tp, neighbours in axes with tp innermost; got "
+                    f"{' x '.join(wide)}"
+                )
         if not callable(self.schedule):
             self._known_schedule()
         if self.tp % self.etp:
@@ -223,6 +231,7 @@ class Batch:
     micro_batch: int = 1
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         for name in ("sequences", "micro_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1; got {getattr(self, name)}")

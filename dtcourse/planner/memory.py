@@ -16,21 +16,16 @@ from dtcourse.planner.model import Model
 from dtcourse.planner.setting import Setting
 from dtcourse.planner.sharding import Weights
 from dtcourse.simulator import activations
-from dtcourse.simulator.states import model_states, precision_named
+from dtcourse.simulator.states import model_states, optimizer_bytes, precision_named
 
 KINDS = (
     "parameters", "gradients", "optimizer", "activations", "temporary", "gathered", "fragments", "context",
 )  # fmt: skip
 # Rows of simulator.activations.block that tensor parallelism leaves whole.
 WHOLE = (
-    "input of the block (norm 1's input)",
-    "norm 1's mean and scale",
-    "input of query, key and value",
-    "norm 2's input",
-    "norm 2's mean and scale",
-    "input of the MLP",
-    "two dropout masks",
-)
+    "input of the block (norm 1's input)", "norm 1's mean and scale", "input of query, key and value", "norm 2's input",
+    "norm 2's mean and scale", "input of the MLP", "two dropout masks",
+)  # fmt: skip
 # Rows that are as wide as all heads together, and rows with a number for each pair of a query and a key.
 BY_QUERIES = ("queries", "input of the output layer")
 BY_KEYS = ("causal mask", "attention probabilities", "attention probabilities, cast")
@@ -154,14 +149,20 @@ def stage_bytes(
             Shape.of(s.model), s.batch.micro_batch, s.length, **_only_precision(s)
         )
         # The head's input is cut along the tokens until it is gathered.
-        acts += sum(row.bytes for row in around if "logarithms" not in row.name) / s.cut
+        acts += sum(
+            row.bytes / (s.layout.tp if row.name == "cast weights" else s.cut)
+            for row in around
+            if "logarithms" not in row.name
+        )
         # Logits, and in float32: the same, logarithms of probabilities, their gradient (as the loss keeps them).
         temporary = max(temporary, s.logits * (s.element + LOSS[s.loss]))
     gathered = _gathered(s, units)
     if (
         not s.software.optimizer_fused
     ):  # a number for each of the optimizer's, when activations are gone
-        temporary = max(temporary, states["optimizer states"] / 3 - acts)
+        adam = precision_named(s.precision.states).moments * (s.precision.optimizer == "adam")
+        one = adam / max(1, optimizer_bytes(s.precision.states, s.precision.optimizer))
+        temporary = max(temporary, states["optimizer states"] * one - acts)
     loose = s.software.fragmentation * (acts + temporary + gathered)
     found = (
         states["parameters"], states["gradients"], states["optimizer states"], acts, temporary, gathered,

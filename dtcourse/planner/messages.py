@@ -16,17 +16,19 @@ FORWARD, INPUT = "forward", "input"
 
 @dataclass
 class Messages:
-    """seconds: by phase and kind ("tensor", "context", "experts"); count: collectives, by phase."""
+    """seconds: by phase and kind ("tensor", "context", "experts"); count: collectives, by the same."""
 
     seconds: dict[str, dict[str, float]] = field(
         default_factory=lambda: {FORWARD: defaultdict(float), INPUT: defaultdict(float)}
     )
-    count: dict[str, float] = field(default_factory=lambda: {FORWARD: 0.0, INPUT: 0.0})
+    count: dict[str, dict[str, float]] = field(
+        default_factory=lambda: {FORWARD: defaultdict(float), INPUT: defaultdict(float)}
+    )
 
     def add(self, phase: str, kind: str, seconds: float, count: float = 1) -> None:
         """So many collectives that take this long in all."""
         self.seconds[phase][kind] += seconds
-        self.count[phase] += count
+        self.count[phase][kind] += count
 
 
 def of_block(setting: Setting, experts: bool, core: float, weights: float) -> Messages:
@@ -49,7 +51,9 @@ def _experts(found: Messages, s: Setting) -> None:
     # With sequence_parallel each tp rank sends its part of the tokens; else all have the same and send them all.
     own = s.rows * s.model.top_k * row
     if layout.ep > 1:
-        each = experts_group(layout).seconds(s.hardware, "all_to_all", own * s.software.imbalance)
+        each = experts_group(layout).seconds(
+            s.hardware, "all_to_all", own * s.received / s.dispatched
+        )
         for phase in (FORWARD, INPUT):
             found.add(phase, "experts", 2 * each, 2)
     if layout.etp == 1:
@@ -64,7 +68,8 @@ def _experts(found: Messages, s: Setting) -> None:
     else:  # what the experts have made is summed after it is combined
         pair = slices.seconds(s.hardware, "all_reduce", s.tokens * row)
     for phase in (FORWARD, INPUT):
-        found.add(phase, "tensor", pair * (1 - layout.overlap_tensor), 2)
+        shown = pair * (1 - layout.overlap_tensor)
+        found.add(phase, "tensor", shown, 2 if layout.sequence_parallel else 1)
 
 
 def _tensor(found: Messages, s: Setting, pairs: int, weights: float) -> None:
@@ -77,7 +82,7 @@ def _tensor(found: Messages, s: Setting, pairs: int, weights: float) -> None:
         for phase in (FORWARD, INPUT):
             found.add(phase, "tensor", pairs * pair * shown, 2 * pairs)
         # What the weights' gradients need is gathered once more, behind a product (2205.05198, section 4.2.2).
-        found.count[INPUT] += pairs
+        found.count[INPUT]["tensor"] += pairs
         return
     each = ranks.seconds(s.hardware, "all_reduce", nbytes)
     found.add(FORWARD, "tensor", pairs * each * shown, pairs)

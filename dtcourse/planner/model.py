@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dtcourse.planner.ranges import ends
+from dtcourse.planner.ranges import check_ranges, ends
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Model:
     moe_every: int = 1
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         for name in ("layers", "hidden", "heads", "vocabulary", "sequence", "moe_every"):
             for value in ends(getattr(self, name)):
                 if value < 1:
@@ -71,6 +72,8 @@ class Model:
         for name in ("experts", "shared"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is 0 or more; got {getattr(self, name)}")
+        if self.shared and not self.experts:
+            raise ValueError(f"shared({self.shared}) experts are beside others; got experts=0")
         if self.norm not in ("layer", "rms"):
             raise ValueError(f"norm is 'layer' or 'rms'; got {self.norm!r}")
         if self.experts and self.moe_every > self.layers:

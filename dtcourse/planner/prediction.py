@@ -37,7 +37,8 @@ class Prediction:
                  tensor) and "context" (CUDA's, of libraries and of NCCL)
     bytes_interval: (least, most) of the largest stage, over what is only known as a range
     host_bytes:  in the host's memory, of one device, where activations are offloaded
-    fits:        whether the largest stage with its reserve is below the device's memory
+    fits, surely_fits: whether the largest stage with its reserve is below the device's memory: at the likely bytes, and
+                 over all that is only known as a range
     why:         what limits it, and what to change first
     flops:       operations that one device performs in a step, counted kernel by kernel
     """
@@ -52,6 +53,7 @@ class Prediction:
     bytes_interval: tuple[float, float]
     host_bytes: float
     fits: bool
+    surely_fits: bool
     why: str
     flops: float
     convention: str = field(repr=False)
@@ -72,7 +74,7 @@ class Prediction:
         lines = [
             f"{self.seconds:.4g} s a step ({low:.4g} to {high:.4g}), {self.tokens_per_second:,.0f} tokens/s, "
             f"MFU {self.mfu:.1%}, HFU {self.hfu:.1%}, {self.peak_bytes / 2**30:.1f} GiB ({least:.1f} to {most:.1f})"
-            + ("" if self.fits else " (does not fit)"),
+            + ("" if self.surely_fits else " (may not fit)" if self.fits else " (does not fit)"),
             *(
                 f"  {name:<12}{seconds:10.4g} s {seconds / self.seconds:6.1%}"
                 for name, seconds in sorted(self.parts.items(), key=lambda item: -item[1])

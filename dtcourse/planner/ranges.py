@@ -3,7 +3,7 @@
     Hardware.of("A100 SXM", sustained=Range(0.7, 0.85, 0.95))
     predict(...).interval                                  # (fastest, slowest)
 
-Any number of the planner's dataclasses may be one.
+Fields of the planner's dataclasses may be one where their type is Any; the others are one number.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 MOST = 6  # ranges of which nobody knows which end is the faster: all combinations of them are tried
-# Of a larger number of these a step takes less (or no more), of a smaller one of the others. They move together.
+# Larger numbers of FASTER make a step shorter, larger ones of SLOWER make it longer (or neither changes it). All move
+# together. (The device's memory changes no step, but is smallest where most has to be held.)
 FASTER = (
     "peak", "peak_32", "peak_tf32", "peak_8bit", "hbm", "inside", "reached", "reached_8bit", "hbm_share",
-    "sustained", "clock", "card", "achieved", "overlap_tensor", "offload", "attention_achieved",
+    "sustained", "clock", "card", "achieved", "overlap_tensor", "offload", "attention_achieved", "memory",
 )  # fmt: skip
 SLOWER = (
     "launch", "latency_inside", "latency_between", "oversubscription", "fill", "least", "collective_launches",
-    "compiled_launches", "imbalance", "context", "fragmentation", "vocabulary",
+    "compiled_launches", "imbalance", "context", "fragmentation", "vocabulary", "channels",
 )  # fmt: skip
 
 
@@ -47,6 +48,16 @@ def ends(value: Any) -> tuple[Any, ...]:
     return (value,) if isinstance(value, (int, float)) else ()
 
 
+def check_ranges(given: Any) -> None:
+    """Raises ValueError for a range where this dataclass needs one number."""
+    for field in fields(given):
+        if isinstance(getattr(given, field.name), Range) and field.type != "Any":
+            able = ", ".join(each.name for each in fields(given) if each.type == "Any")
+            raise ValueError(
+                f"{field.name} is one number; a range may be {able or 'none of these'}"
+            )
+
+
 def ranges(given: tuple[Any, ...]) -> list[tuple[int, str]]:
     """(which dataclass, which field) of every range in these."""
     return [
@@ -64,7 +75,7 @@ def likely(given: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def corners(given: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """The same with each range at one of its ends, as many as can be the fastest or the slowest.
+    """The same with each range at one of its ends: all choices of ends that may be the fastest or the slowest.
 
     Rates move together, all at the faster end or all at the slower one. Of the others all combinations are made.
 

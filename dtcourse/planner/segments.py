@@ -63,10 +63,10 @@ def segment(
     sent = software.collective_launches
     for phase in (FORWARD, INPUT):
         add(parts[phase], messages.seconds[phase])
-        launches[phase] += sent * messages.count[phase]
-    for kind, share in _again(setting).items() if again else ():
+        launches[phase] += sent * sum(messages.count[phase].values())
+    for kind, share in _again(setting, name == "experts").items() if again else ():
         add(parts[INPUT], {kind: messages.seconds[FORWARD][kind]}, share)
-        launches[INPUT] += share * sent * messages.count[FORWARD] / 3
+        launches[INPUT] += share * sent * messages.count[FORWARD][kind]
     host = {} if known else {phase: n * hardware.launch for phase, n in launches.items()}
     return Segment({phase: dict(found) for phase, found in parts.items()}, dict(flops), host)
 
@@ -84,15 +84,16 @@ def wait_for_host(parts: dict[str, Parts], host: Parts) -> None:
     add(parts[INPUT], {"host": longer - forward})
 
 
-def _again(setting: Setting) -> dict[str, float]:
+def _again(setting: Setting, experts: bool) -> dict[str, float]:
     """The part of a block's forward messages of each kind that is sent once more where it is computed again."""
     software = setting.software
     if software.recompute == "selective":
         return {"context": 1.0}
     if not software.again:
         return {}
-    # Of a block's last sum nobody asks again, where it is not recomputed to its end.
-    left = (0.75 if setting.layout.sequence_parallel else 0.5) if software.early_stop else 1.0
+    # Where a block is not recomputed to its end nobody asks for its last sum; for what experts made the gate does.
+    stops = software.early_stop and not (experts and not setting.model.shared)
+    left = (0.75 if setting.layout.sequence_parallel else 0.5) if stops else 1.0
     return {"tensor": software.again * left, "context": software.again, "experts": software.again}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dtcourse.planner.ranges import Range, ends
+from dtcourse.planner.ranges import Range, check_ranges, ends
 from dtcourse.simulator.states import OPTIMIZERS, precision_named
 
 # The part of a card's peak that attention's kernels reach, forward and backward, at long sequences.
@@ -29,6 +29,7 @@ LOSSES = ("eager", "loss_parallel", "vocab_parallel", "fused")
 # Estimates, each with the width of what one has to expect.
 ATTENTION_ACHIEVED = Range(0.85, 1.0, 1.1)
 COMPILED_LAUNCHES = Range(0.3, 0.5, 0.8)
+COLLECTIVE_LAUNCHES = Range(1.0, 2.0, 4.0)
 IMBALANCE = Range(1.0, 1.0, 1.3)
 FRAGMENTATION = Range(0.0, 0.05, 0.15)
 
@@ -63,7 +64,7 @@ class Software:
     compiled_launches: Any = COMPILED_LAUNCHES
     loss: str | None = None
     optimizer_fused: bool = True
-    collective_launches: Any = 2.0
+    collective_launches: Any = COLLECTIVE_LAUNCHES
     recompute: str = "none"
     recompute_every: int = 1
     early_stop: bool = False
@@ -72,6 +73,7 @@ class Software:
     fragmentation: Any = FRAGMENTATION
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         kinds = ("unfused", *FLASH)
         for name, known in (
             ("attention", kinds),
@@ -88,6 +90,22 @@ class Software:
             for value in ends(getattr(self, name)):
                 if not value >= least:
                     raise ValueError(f"{name} is {least} or more; got {value}")
+        for value in ends(self.attention_achieved):
+            if not value > 0:
+                raise ValueError(f"attention_achieved is above 0; got {value}")
+        for value in ends(self.compiled_launches):
+            if not 0 <= value <= 1:
+                raise ValueError(f"compiled_launches is between 0 and 1; got {value}")
+        if isinstance(self.offload, Range) and not self.offload.low:
+            raise ValueError(
+                f"offload is a range of rates above 0, or 0 alone (none); got {self.offload}"
+            )
+        if self.attention_share is not None and self.attention == "unfused":
+            raise ValueError("attention_share is of fused kernels; got attention='unfused'")
+        if self.attention_share is not None and len(self.attention_share) != 2:
+            raise ValueError(
+                f"attention_share is two parts, forward and backward; got {self.attention_share}"
+            )
         for each in self.attention_share or ():
             if not 0 < each <= 1:
                 raise ValueError(f"attention_share is above 0 and at most 1; got {each}")
@@ -154,6 +172,7 @@ class Precision:
     gather_8bit: bool = False
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         row = precision_named(self.states)
         defaults = {
             "compute": row.products,
@@ -170,6 +189,8 @@ class Precision:
             raise ValueError(f"compute is 2 or 4 bytes (eight_bit is beside 2); got {self.compute}")
         if self.compute == 4 and self.eight_bit:
             raise ValueError("eight_bit is for layers beside 16-bit ones; got compute=4 bytes")
+        if self.tf32 and self.compute != 4:
+            raise ValueError(f"tf32 is of 32-bit products; got compute={self.compute} bytes")
         if self.gather_8bit and not self.eight_bit:
             raise ValueError(
                 "gather_8bit is of eight_bit: nothing else multiplies what comes in 8 bits"

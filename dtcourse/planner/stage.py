@@ -102,13 +102,13 @@ class Stages:
                 add(parts[phase], each.parts[phase])
             add(flops, each.flops)
             add(host, each.host)
-        wait_for_host(parts, host)
         if s.software.offload:
             self._offloaded(parts, kinds)
         weights = sum((each for _, each in units), Weights(0.0))
         if s.layout.stage == 3:
             self._gathered(parts, found, first, last)
             self._copied(parts, weights)
+        wait_for_host(parts, host)  # which runs on while messages are waited for
         once = self._once(weights, found, sum(parts[INPUT].values()) + sum(parts[WEIGHT].values()))
         if s.model.tied and first != last:  # both ends have the table: its gradients are added up
             table = s.reduce * s.model.vocabulary * s.model.hidden / s.layout.tp

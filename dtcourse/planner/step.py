@@ -42,7 +42,10 @@ def predict(
     ends = [found, *(_predict(Setting(*each), devices) for each in corners(given))]
     seconds, nbytes = ([each.seconds for each in ends], [each.peak_bytes for each in ends])
     return replace(
-        found, interval=(min(seconds), max(seconds)), bytes_interval=(min(nbytes), max(nbytes))
+        found,
+        interval=(min(seconds), max(seconds)),
+        bytes_interval=(min(nbytes), max(nbytes)),
+        surely_fits=all(each.fits for each in ends),
     )
 
 
@@ -76,6 +79,7 @@ def _predict(setting: Setting, devices: int | None) -> Prediction:
         bytes_interval=(nbytes, nbytes),
         host_bytes=host,
         fits=fits,
+        surely_fits=fits,
         why=prediction.why(parts, fits, largest),
         flops=max(by_rank.values()),
         convention=prediction.convention(s.peak, s.dtype, s.model.causal_flops),

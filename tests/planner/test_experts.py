@@ -17,7 +17,7 @@ from tests.planner.conftest import known
 
 
 def setting(model, layout, micro_batch=1):
-    software = Software(imbalance=1.0, attention_achieved=1.0)
+    software = Software(imbalance=1.0, attention_achieved=1.0, collective_launches=2.0)
     return Setting(model, known("H100 SXM"), layout, Batch(64, micro_batch), Precision(), software)
 
 

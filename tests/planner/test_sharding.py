@@ -52,7 +52,7 @@ def test_what_is_gathered_once_a_step_is_hidden_behind_one_micro_batch(gpt):
 
 
 def setting(model, layout, precision):
-    software = Software(imbalance=1.0, attention_achieved=1.0)
+    software = Software(imbalance=1.0, attention_achieved=1.0, collective_launches=2.0)
     card = known("H100 SXM", measured=by_bytes(1.0))
     return Setting(model, card, layout, Batch(64), precision, software)
 

@@ -16,7 +16,7 @@ In the order in which to read them:
     weighted.py    the gradient of the whole batch, though ranks have other numbers of samples
     own_work.py    one rank's part of such a step: what it weighed, sent, and how long it worked
     fitting.py     models and hooks that no weight makes right, which are refused
-    capability.py  seconds per sample, measured, and known to all ranks
+    capability.py  seconds per sample, measured, and samples that fit; both known to all ranks
     hysteresis.py  when a move is worth it, and when it is undone
     balance.py     shares that follow speed, and do not flap
     task_board.py  what ranks write of their tasks, which outlives them
@@ -36,11 +36,18 @@ What goes together with WeightedDataParallel:
     votes by sign (MajorityVote)                           refused
     SyncBatchNorm over the wrapper's ranks                 yes, one forward in a step; no seconds on a real clock
     other batch normalisation                              refused, but for running statistics
-    pipelines and sharding of the same module              refused
+    tensor and sequence parallelism, over the data axis    yes
+    pipelines, sharding and experts of the same module     refused
 """
 
 from dtcourse.heterogeneous.balance import Balance
-from dtcourse.heterogeneous.capability import Capability, Meter, measured, of_all_ranks
+from dtcourse.heterogeneous.capability import (
+    Capability,
+    Meter,
+    limits_of_all_ranks,
+    measured,
+    of_all_ranks,
+)
 from dtcourse.heterogeneous.hysteresis import Hysteresis
 from dtcourse.heterogeneous.shares import (
     ideal_seconds,
@@ -64,6 +71,7 @@ __all__ = [
     "WeightedDataParallel",
     "do_tasks",
     "ideal_seconds",
+    "limits_of_all_ranks",
     "measured",
     "of_all_ranks",
     "places",

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch.distributed as dist
 
@@ -37,7 +38,7 @@ class Balance:
     """The shares of each step's batch, the same on all ranks. All of them call `after` in each step.
 
     total:     samples of a batch
-    limits:    the most that each rank's memory holds (samples_that_fit); default: none
+    limits:    the most that each rank's memory holds (limits_of_all_ranks); default: none
     least:     what each rank gets at least. A rank with 0 samples is not measured any more, and its last figure stays;
                one that never had any counts as the fastest of the others, and is found out
     threshold, patience: as Hysteresis's
@@ -64,16 +65,22 @@ class Balance:
     ) -> None:
         settings: dict[str, object] = {
             "total": total,
-            "limits": limits and [float(one) for one in limits],
+            "limits": _numbers(limits),
             "least": least,
             "threshold": threshold,
             "patience": patience,
             "window": window,
             "settle": settle,
-            "speeds": speeds and [float(one) for one in speeds],
+            "speeds": _numbers(speeds),
         }
-        advice = "Each rank would cut other shares: give all of them every rank's limits and speeds, alike"
+        advice = (
+            "Each rank would cut other shares: give all of them every rank's limits and speeds, alike "
+            "(limits_of_all_ranks, measured)"
+        )
         check_agreed(settings, group, advice)
+        for name, given in (("limits", limits), ("speeds", speeds)):
+            if given is not None and not isinstance(settings[name], list):
+                raise ValueError(f"{name} are a list, with a number of each rank; got {given!r}")
         self.total, self.least, self.group = total, least, group
         self.limits = None if limits is None else list(limits)
         speeds = [1.0] * dist.get_world_size(group) if speeds is None else list(speeds)
@@ -171,3 +178,11 @@ class Balance:
         if self.hysteresis.goes_back(now):
             return self._earlier
         return better if self.hysteresis.moves(now, then, known) else None
+
+
+def _numbers(given: Any) -> Any:
+    """A tuple, a list and a tensor of the same numbers are alike. What is no such thing stays as it is, to be told."""
+    try:
+        return [float(one) for one in given]
+    except (TypeError, ValueError):
+        return given

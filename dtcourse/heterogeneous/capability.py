@@ -6,6 +6,8 @@ should not act on noise (balance.py). All ranks gather the figures of all, so wh
 
 Time is that of dtcourse.events: on emulated devices the emulated clock, so figures are the same on every machine.
 
+What its memory holds a rank knows alone; that, too, is told to all, once, before the first step.
+
 Bytes: 24 from each rank for each look.
 """
 
@@ -21,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import device, events
+from dtcourse.heterogeneous.shares import samples_that_fit
 from dtcourse.parameters.agreement import raise_on_all_ranks
 from dtcourse.parameters.replicas import Group
 from dtcourse.torch_private import device_of_messages
@@ -97,6 +100,24 @@ def of_all_ranks(mine: Capability, group: Group = None) -> list[Capability]:
     dist.all_gather(everyone, told, group=group)
     rows = torch.stack(everyone).tolist()
     return [Capability(seconds, error, int(number)) for seconds, error, number in rows]
+
+
+def limits_of_all_ranks(
+    memory_bytes: float, fixed_bytes: float, sample_bytes: float, group: Group = None
+) -> list[int]:
+    """How many samples each rank's memory holds, in the order of the group's ranks: Balance's `limits`. A collective.
+
+    memory_bytes, fixed_bytes, sample_bytes: this rank's own, as samples_that_fit takes them
+
+    Raises ValueError on every rank where one has no memory for a sample, or said what cannot be.
+    """
+    mine = raise_on_all_ranks(
+        lambda: samples_that_fit(dist.get_rank(group), memory_bytes, fixed_bytes, sample_bytes),
+        group,
+    )
+    everyone: list[int] = [0] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    return everyone
 
 
 def measured(

@@ -58,7 +58,7 @@ def proportional_shares(
 def samples_that_fit(
     rank: int, memory_bytes: float, fixed_bytes: float, sample_bytes: float
 ) -> int:
-    """How many samples a rank's memory holds: an entry of `limits`.
+    """How many samples a rank's memory holds: an entry of `limits` (limits_of_all_ranks gathers them).
 
     rank:         whose it is, for the message
     fixed_bytes:  what does not depend on the batch: parameters, gradients, optimizer states

@@ -19,6 +19,7 @@ from dtcourse.heterogeneous import (
     Meter,
     WeightedDataParallel,
     ideal_seconds,
+    limits_of_all_ranks,
     measured,
 )
 
@@ -222,12 +223,17 @@ def _mistakes():
         lambda: measured(lambda: emulation.sleep(rank * 0.0), 4),
         lambda: Balance(1),
         lambda: Balance(12, speeds=[2.0, 1.0 + rank]),
+        lambda: Balance(12, limits=[12, 6 + rank]),
+        lambda: Balance(12, limits=6 + rank),
+        lambda: Balance(12, limits=12),
+        lambda: limits_of_all_ranks(1000, 900, 300 if rank else 20),
     ):
         try:
             act()
         except ValueError as error:
             said.append(str(error))
     assert Balance(12, speeds=[2.0, 1.0]).shares == [8, 4]
+    assert limits_of_all_ranks(1000 + 100 * rank, 900, 20) == [5, 10]
     limits = (6, 12) if rank else [6, 12]
     assert Balance(12, limits, speeds=[2, 1.0]).shares == [6, 6]
     return said
@@ -239,6 +245,10 @@ def test_what_was_not_measured_is_said_on_all_ranks():
         assert said[1].startswith("the work took no time on rank 0")
         assert said[2].startswith("2 ranks cannot have 1 samples each of a batch of 1")
         assert said[3].startswith("speeds differs between the ranks:")
+        assert said[4].startswith("limits differs between the ranks: [12.0, 6.0] on rank 0; ")
+        assert said[5].startswith("limits differs between the ranks: 6 on rank 0; 7 on rank 1.")
+        assert said[6] == "limits are a list, with a number of each rank; got 12"
+        assert "rank 1 has no memory for one sample: of its 1,000 bytes" in said[7]
 
 
 @pytest.mark.parametrize(

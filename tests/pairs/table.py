@@ -27,7 +27,7 @@ class Pair:
     words: str = ""
 
 
-SPLIT = "tests.pairs.test_after_split"
+WEIGHTED, SPLIT = "tests.pairs.test_weighted", "tests.pairs.test_after_split"
 EQUAL, SLICES = "tests.pairs.test_equal", "tests.parameters.test_slices"
 PIPED, BOTH = "tests.pairs.test_pipelines", "tests.pairs.test_tensor_experts"
 PAIRS = [
@@ -62,7 +62,7 @@ PAIRS = [
     Pair("ZeRO-2", "pipeline", f"{PIPED}.test_zero2_over_a_pipeline"),
     *(
         Pair(outer, "split backward", f"split backward under {outer}", False, "each part would be reduced by itself")
-        for outer in ("ZeRO-2", "DistributedDataParallel")
+        for outer in ("ZeRO-2", "DistributedDataParallel", "WeightedDataParallel")
     ),
     Pair("pipeline", "tensor", f"{PIPED}.test_a_pipeline_over_tensor_parallelism"),
     Pair("pipeline", "pipeline", "a pipeline of a pipeline", False, "its stages are one list"),
@@ -92,6 +92,18 @@ PAIRS = [
         "average_gradients does it",
     ),
     Pair("DistributedDataParallel", "full sharding", "DDP over full sharding", False, "its hooks do it"),
+    *(
+        Pair("WeightedDataParallel", inner, f"{WEIGHTED}.test_over_the_data_axis_it_is_one_process_or_refused")
+        for inner in ("tensor", "sequence")
+    ),
+    *(
+        Pair("WeightedDataParallel", inner, f"WeightedDataParallel over {what}", False, words)
+        for inner, what, words in (
+            ("expert", "experts", "average_gradients does it, unweighted"),
+            ("full sharding", "full sharding", "its hooks do it, unweighted"),
+            ("pipeline", "a pipeline", "MovingStages gives ranks layers instead"),
+        )
+    ),
     Pair("ZeRO-1", "tensor", f"{EQUAL}.test_zero_over_tensor_parallelism"),
     Pair("ZeRO-1", "sequence", f"{EQUAL}.test_zero_over_sequence_parallelism"),
     Pair(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from tests.pairs import test_around_a_run, test_pipedream, test_plain_replica
+from tests.pairs import test_around_a_run, test_pipedream, test_plain_replica, test_weighted
 from tests.pairs.around import AROUND, around
 from tests.pairs.table import PAIRS, table
 from tests.parameters.test_slices import REFUSED
@@ -21,7 +21,11 @@ def test_contributing_holds_the_table():
 
 def test_each_row_is_proven():
     refused = (
-        REFUSED | test_pipedream.REFUSED | test_around_a_run.REFUSED | test_plain_replica.REFUSED
+        REFUSED
+        | test_pipedream.REFUSED
+        | test_around_a_run.REFUSED
+        | test_plain_replica.REFUSED
+        | test_weighted.REFUSED
     )
     for pair in (*PAIRS, *AROUND):
         if pair.works:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 
+import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 from dtcourse import launch, sharding
 from dtcourse import tensor_parallel as tp
+from dtcourse.compression import CompressionState, TopK, compression_hook
 from dtcourse.heterogeneous import WeightedDataParallel, places
 from dtcourse.models import Transformer
 from dtcourse.sequence_parallel import parallelize_sequence
@@ -82,6 +84,67 @@ def trained(mesh, sequence):
     return tp.full_state_dict(model), torch.stack(norms).double()
 
 
+# --- compressed, with error feedback -------------------------------------------------------------------------------
+
+KEPT, RATIO = 3, 0.25  # of 12 numbers
+
+
+def linear():
+    generator = torch.Generator().manual_seed(0)
+    model = torch.nn.Linear(6, 2, bias=False).double()
+    weight = torch.randn(2, 6, dtype=torch.float64, generator=generator)
+    model.load_state_dict({"weight": weight})
+    return model, torch.randn(4, 6, dtype=torch.float64, generator=generator)
+
+
+def compressed(mesh):
+    model, x = linear()
+    wrapped = over(mesh, model)
+    compressor = TopK(RATIO, takes=torch.float64)
+    state = CompressionState(compressor, mesh["data"].get_group())
+    wrapped.register_comm_hook(state, compression_hook)
+    optimizer = torch.optim.SGD(model.parameters(), 0.2)
+    for shares in [*SHARES, *SHARES]:
+        mine = list(places(shares)[mesh["data"].get_local_rank()])
+        optimizer.zero_grad()
+        with wrapped.step(len(mine)):
+            if mine:
+                wrapped.weigh(wrapped(x[mine]).square().mean()).backward()
+        optimizer.step()
+    return model.weight.detach()
+
+
+def compressed_in_one_process():
+    """Each rank sends the largest of its part of the whole batch's gradient and of what it has left out so far.
+
+    A mean over the samples of both is the mean over two ranks of twice each one's part.
+    """
+    model, x = linear()
+    left_out = [torch.zeros(12, dtype=torch.float64) for _ in range(2)]
+    for shares in [*SHARES, *SHARES]:
+        sent = torch.zeros(12, dtype=torch.float64)
+        for rank, part in enumerate(places(shares)):
+            model.zero_grad()
+            (model(x[list(part)]).square().sum() / (2 * 4) * 2).backward()  # 4 samples of 2 numbers
+            vector = model.weight.grad.flatten() + left_out[rank]
+            largest = vector.abs().topk(KEPT).indices
+            kept = torch.zeros_like(vector).index_copy(0, largest, vector[largest])
+            left_out[rank] = vector - kept
+            sent += kept / 2
+        with torch.no_grad():
+            model.weight -= 0.2 * sent.view(2, 6)
+    return model.weight.detach()
+
+
+def test_error_feedback_is_of_weighted_gradients(run):
+    """A rank without samples in a step goes on sending what it has left out."""
+    for *_, found in run:
+        compare({"weight": found}, {"weight": compressed_in_one_process()}, 1e-12, "parameter")
+
+
+# --- all in one launch ----------------------------------------------------------------------------------------------
+
+
 def everything():
     mesh, said = axes(), {}
     for name, (build, wrong, _) in REFUSED.items():
@@ -91,13 +154,18 @@ def everything():
             said[name] = "nothing"
         except ValueError as error:
             said[name] = str(error)
-    return said, [trained(mesh, sequence) for sequence in (False, True)]
+    return said, [trained(mesh, sequence) for sequence in (False, True)], compressed(mesh)
 
 
-def test_over_the_data_axis_it_is_one_process_or_refused():
+@pytest.fixture(scope="module")
+def run():
+    return launch(everything, 4)
+
+
+def test_over_the_data_axis_it_is_one_process_or_refused(run):
     state, norms = plain_steps(CONFIG)
     assert min(norms) > 0.5, "clipping changes something"
-    for said, both in launch(everything, 4):
+    for said, both, _ in run:
         for found, theirs in both:
             compare(found, state, 1e-10, "parameter")
             assert torch.allclose(theirs, torch.stack(norms), rtol=1e-10)

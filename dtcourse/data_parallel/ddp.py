@@ -27,11 +27,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dtcourse import nested
 from dtcourse.data_parallel import options
-from dtcourse.data_parallel.comm_hooks import CheckedHook, CommHook, check_hook
 from dtcourse.data_parallel.join import DataParallelJoinHook, active_ranks
 from dtcourse.data_parallel.options import Device
 from dtcourse.parameters import buckets
 from dtcourse.parameters.backward import check_only_wrapper, check_same_parameters
+from dtcourse.parameters.comm_hooks import CheckedHook, CommHook, check_hook
 from dtcourse.parameters.plain_replica import require_all_here
 from dtcourse.parameters.reducer import Reducer
 from dtcourse.parameters.replicas import Group, broadcast_model, broadcast_tensors

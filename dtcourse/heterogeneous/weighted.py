@@ -42,8 +42,7 @@ from dtcourse.heterogeneous.fitting import (
 from dtcourse.heterogeneous.own_work import OwnWork
 from dtcourse.parameters import buckets
 from dtcourse.parameters.backward import check_only_wrapper, check_same_parameters
-from dtcourse.parameters.buckets import Bucket
-from dtcourse.parameters.hook_states import note_called
+from dtcourse.parameters.comm_hooks import CheckedHook, CommHook, check_hook
 from dtcourse.parameters.plain_replica import require_all_here
 from dtcourse.parameters.replicas import Group, broadcast_model
 from dtcourse.parameters.slices import require_replicas
@@ -222,20 +221,18 @@ class WeightedDataParallel(Wrapper):
             self.reducer.keep_local(output)
         return output
 
-    def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
+    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Calls hook(state, bucket) in place of the all-reduce, as DistributedDataParallel does: the hook averages.
 
-        Raises RuntimeError for a second one, ValueError for one that takes signs alone: they cannot be weighed.
+        Raises TypeError or ValueError for what is no hook (comm_hooks.py), ValueError for one that takes signs alone,
+        which cannot be weighed, and RuntimeError for a second one.
         """
+        check_hook(hook)
         refuse_signs(state)
         if self.reducer.hook is not None:
             raise RuntimeError("a model has one communication hook: combine the two in one")
 
-        def call(bucket: Bucket) -> Any:
-            note_called(state)
-            return hook(state, bucket)
-
-        self.reducer.hook = call
+        self.reducer.hook = CheckedHook(hook, state)
 
     def _takes_statistics(self) -> bool:
         return any(map(takes_statistics, self.module.modules()))

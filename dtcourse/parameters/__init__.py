@@ -6,6 +6,7 @@ In the order in which to read them:
     buckets.py         many gradients in one message
     backward.py        where a backward pass begins, and when all of it is over
     reducer.py         the Reducer: gradients into buckets, buckets on their way while backward runs
+    comm_hooks.py      what a communication hook is, and what it returns
     unused.py          parameters that the loss does not depend on
     wrapper.py         what all wrappers round a module have in common
     cuts.py            how a technique gives out a parameter over the ranks of an axis

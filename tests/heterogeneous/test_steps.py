@@ -43,6 +43,11 @@ def too_few(model):
         backward(model, 1)
 
 
+def all_weighed(model):
+    with model.step(SAMPLES):
+        backward(model)
+
+
 def averaged_and_again(model):
     with model.step(SAMPLES):
         backward(model, SAMPLES)
@@ -102,7 +107,7 @@ def all_mistakes():
             try:
                 act()
                 said[name] = "nothing"
-            except ValueError as error:
+            except (ValueError, RuntimeError) as error:
                 said[name] = str(error)
         sent[name] = counted.bytes_sent()
 
@@ -114,6 +119,10 @@ def all_mistakes():
     tried("statistics of two", lambda: WeightedDataParallel(by_twos))
     vote = WeightedDataParallel(build())
     tried("signs", lambda: vote.register_comm_hook(MajorityVote(), compression_hook))
+    forgets, no_hook = (WeightedDataParallel(build()) for _ in range(2))
+    forgets.register_comm_hook(None, lambda state, bucket: None)
+    tried("nothing returned", lambda: all_weighed(forgets))
+    tried("no hook", lambda: no_hook.register_comm_hook(None, lambda bucket: bucket))
     tried("gates", lambda: WeightedDataParallel(build(Gate(FEATURES, 2))))
     model = WeightedDataParallel(normalised())
     with model.step(SAMPLES):
@@ -138,6 +147,8 @@ def run():
             r"statistics over ranks \[.*\], and the batch is that of ranks \[0, 1, 2\]",
         ),
         ("signs", "MajorityVote takes the signs of gradients, and a sign has no weight"),
+        ("nothing returned", r"returned None \(a return is missing at its end\)"),
+        ("no hook", r"a communication hook is called as hook\(state, bucket\)"),
         ("gates", "makes a loss of its own that is no mean over samples"),
         ("seconds of all", "this rank's seconds are those of the slowest"),
     ],

@@ -140,7 +140,7 @@ class WeightedDataParallel(Wrapper):
             rank = self.samples.index(-1)
             mine = f", {samples!r} here" if not valid else ""
             raise ValueError(
-                f"rank {rank} has 0 samples or more, a whole number; got another{mine}"
+                f"step(samples) takes a whole number, 0 or more, and rank {rank} passed another{mine}"
             )
         if not sum(self.samples):
             raise ValueError("no rank has a sample in this step: leave it out on all of them")

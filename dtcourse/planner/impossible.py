@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dtcourse.planner.layout import Batch, Layout
 from dtcourse.planner.model import Model
+from dtcourse.planner.pipelines import possible
 
 
 def check(model: Model, layout: Layout, batch: Batch, devices: int | None = None) -> None:
     """Raises ValueError with the equation that fails. Sizes are numbers, not ranges."""
     if devices is not None and devices != layout.world:
         raise ValueError(f"{layout.equation()}, and there are {devices} devices")
-    _widths(model, layout)
-    _experts(model, layout)
+    widths(model, layout)
+    experts(model, layout)
     _sequences(layout, batch)
     _stages(model, layout, batch)
 
 
-def _widths(model: Model, layout: Layout) -> None:
+def widths(model: Model, layout: Layout) -> None:
+    """Raises ValueError where heads, ffn or sequence are not cut evenly."""
     sizes = [("heads", model.heads)]  # a vocabulary is padded
     if model.expert_layers < model.layers:
         sizes.append(("ffn", model.wide))
@@ -48,7 +50,8 @@ def _widths(model: Model, layout: Layout) -> None:
         )
 
 
-def _experts(model: Model, layout: Layout) -> None:
+def experts(model: Model, layout: Layout) -> None:
+    """Raises ValueError where experts are not given out evenly, or there are none."""
     if not model.experts:
         for what, degree in (("ep", layout.ep), ("expert_tp", layout.expert_tp or 1)):
             if degree > 1:
@@ -87,6 +90,9 @@ def _stages(model: Model, layout: Layout, batch: Batch) -> None:
         )
     if layout.pp > 1:
         micro_batches = batch.sequences // (layout.data * batch.micro_batch)
+        schedule = layout.schedule
+        if not callable(schedule) and possible(schedule, layout.pp, micro_batches):
+            return
         try:
             layout.schedule_of(micro_batches)
         except ValueError as error:

@@ -31,6 +31,7 @@ _SCHEDULES: dict[str, tuple[Maker, int]] = {  # and stages of a rank
     "dualpipe_v": (dualpipe_v, 2),
 }
 _CHUNKED = {"interleaved": interleaved_1f1b, "breadth_first": breadth_first}
+V_SHAPED = ("zb_v", "dualpipe_v")  # the last stage lies on the first one's rank
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,8 @@ class Layout:
         """Whether the first and the last stage are different ranks'."""
         if self.pp == 1:
             return False
+        if not callable(self.schedule):
+            return self.schedule not in V_SHAPED
         rank_of = self.schedule_of(2 * self.pp).rank_of
         return rank_of[0] != rank_of[-1]
 
@@ -245,6 +248,3 @@ def layers_of(model: Model, layout: Layout) -> list[int]:
     each, more = divmod(model.layers, stages)
     longer = range((stages - more) // 2, (stages - more) // 2 + more)
     return [each + (i in longer) for i in range(stages)]
-
-
-__all__ = ["AXES", "Batch", "Layout", "layers_of"]

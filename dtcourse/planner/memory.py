@@ -127,36 +127,56 @@ def working_bytes(setting: Setting, experts: bool = False) -> float:
     return max(mlp, again - freed + (2 * _scores(s) + 4 * s.tokens * m.queries / tp) * s.element)
 
 
+@dataclass(frozen=True)
+class Held:
+    """Bytes of one micro-batch on a rank, whatever the stage: `block`, what a block keeps (the mean over layers);
+    `working`, what its backward pass needs beside that; `around`, what is kept around the head.
+    """
+
+    block: float
+    working: float
+    around: float
+
+    @classmethod
+    def of(cls, setting: Setting) -> Held:
+        """They depend on tp, sequence_parallel, cp, ep, the micro-batch, recomputation, and whether stage is 3."""
+        s, kinds = setting, _kinds(setting)
+        shape, options = Shape.of(s.model), _only_precision(s)
+        rows = activations.around(shape, s.batch.micro_batch, s.length, **options)
+        return cls(
+            sum(share * block_bytes(s, experts) for experts, share in kinds),
+            max(working_bytes(s, experts) for experts, _ in kinds),
+            # The head's input is cut along the tokens until it is gathered.
+            sum(
+                row.bytes / (s.layout.tp if row.name == "cast weights" else s.cut)
+                for row in rows
+                if "logarithms" not in row.name
+            ),
+        )
+
+
 def stage_bytes(
     setting: Setting,
-    units: Sequence[Weights],
+    units: Sequence[tuple[Weights, int]],
     blocks: int,
     last: bool,
     in_flight: float,
+    held: Held | None = None,
 ) -> dict[str, float]:
-    """By kind. units: of the rank, in order; blocks: how many of these are; last: it has the head; in_flight:
-    micro-batches that it keeps at once.
+    """By kind. units: of the rank, in order, and how many in a row are alike; blocks: how many of them are; last: it
+    has the head; in_flight: micro-batches that it keeps at once; held: where it is known already.
     """
-    s = setting
-    states = _states(s, sum(units, Weights(0.0)))
-    kinds = _kinds(s)
-    each = sum(share * block_bytes(s, experts) for experts, share in kinds)
-    kept = each * blocks * in_flight
-    acts = min(kept, 2 * each) if s.software.offload else kept  # one is computed, one is on its way
-    temporary = max(working_bytes(s, experts) for experts, _ in kinds) if blocks else 0.0
+    s, held = setting, held or Held.of(setting)
+    states = _states(s, sum((each * n for each, n in units), Weights(0.0)))
+    kept = held.block * blocks * in_flight
+    # Offloaded: one is computed, one is on its way.
+    acts = min(kept, 2 * held.block) if s.software.offload else kept
+    temporary = held.working if blocks else 0.0
     if last:
-        around = activations.around(
-            Shape.of(s.model), s.batch.micro_batch, s.length, **_only_precision(s)
-        )
-        # The head's input is cut along the tokens until it is gathered.
-        acts += sum(
-            row.bytes / (s.layout.tp if row.name == "cast weights" else s.cut)
-            for row in around
-            if "logarithms" not in row.name
-        )
+        acts += held.around
         # Logits, and in float32: the same, logarithms of probabilities, their gradient (as the loss keeps them).
         temporary = max(temporary, s.logits * (s.element + LOSS[s.loss]))
-    gathered = _gathered(s, units)
+    gathered = sharding.held(s, units)
     if (
         not s.software.optimizer_fused
     ):  # a number for each of the optimizer's, when activations are gone
@@ -169,34 +189,6 @@ def stage_bytes(
         loose, float(s.hardware.context),
     )  # fmt: skip
     return dict(zip(KINDS, found, strict=True))
-
-
-def _gathered(s: Setting, units: Sequence[Weights]) -> float:
-    """Bytes of parameters that are gathered, and of gradients until they are sent."""
-    layout = s.layout
-    shared = layout.shared > 1
-    found = 0.0
-    if layout.stage == 0 and layout.copied:  # buckets beside the gradients
-        alike = shared or layout.dp_replicate > 1
-        apart = layout.expert_copies * layout.dp_replicate > 1
-        return s.reduce * sum(each.dense * alike + each.experts * apart for each in units)
-    # Experts that nobody shares are gathered by nobody, and their gradients are among the states.
-    spread = [
-        (each.dense * shared, each.experts * (layout.expert_copies > 1), sharding.gathered(each, s))
-        for each in units
-    ]
-    if layout.stage == 3:
-        # Two neighbouring units at once; or all, from their first forward on, where they are not given back.
-        sizes = [
-            (dense and wide) + (experts and narrow) for dense, experts, (wide, narrow) in spread
-        ]
-        pairs = [x + y for x, y in zip(sizes, [*sizes[1:], 0.0], strict=True)]
-        found += max(pairs) if layout.reshard_after_forward else sum(sizes)
-    if layout.stage >= 2:
-        # Gradients of a unit until they are scattered; of all until the step's end, where they are averaged once.
-        numbers = [dense + experts for dense, experts, _ in spread]
-        found += sum(numbers) * s.accumulate if layout.once else max(numbers) * s.reduce
-    return found
 
 
 def host_bytes(setting: Setting, blocks: int, in_flight: float) -> float:
@@ -247,4 +239,4 @@ def _only_precision(setting: Setting) -> dict[str, Any]:
     return {"precision": name, "on": device.GPU}
 
 
-__all__ = ["KINDS", "Shape", "block_bytes", "host_bytes", "stage_bytes", "working_bytes"]
+__all__ = ["KINDS", "Held", "Shape", "block_bytes", "host_bytes", "stage_bytes", "working_bytes"]

@@ -8,6 +8,7 @@ What is hidden is not free: its kernels occupy `channels` multiprocessors meanwh
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dtcourse.planner.hardware import Hardware
@@ -29,6 +30,9 @@ class Weights:
         return Weights(
             self.dense + other.dense, self.experts + other.experts, self.linear + other.linear
         )
+
+    def __mul__(self, times: float) -> Weights:
+        return Weights(self.dense * times, self.experts * times, self.linear * times)
 
     @property
     def all(self) -> float:
@@ -92,6 +96,36 @@ def gathered(weights: Weights, setting: Setting) -> tuple[float, float]:
         dense -= weights.linear * (setting.gather - 1)
         experts = weights.experts
     return dense, experts
+
+
+def held(s: Setting, units: Sequence[tuple[Weights, int]]) -> float:
+    """Bytes of parameters that are gathered, and of gradients until they are sent."""
+    layout = s.layout
+    shared = layout.shared > 1
+    found = 0.0
+    if layout.stage == 0 and layout.copied:  # buckets beside the gradients
+        alike = shared or layout.dp_replicate > 1
+        apart = layout.expert_copies * layout.dp_replicate > 1
+        return s.reduce * sum(n * (each.dense * alike + each.experts * apart) for each, n in units)
+    # Experts that nobody shares are gathered by nobody, and their gradients are among the states.
+    spread = layout.expert_copies > 1
+    numbers = [each.dense * shared + each.experts * spread for each, _ in units]
+    counts = [n for _, n in units]
+    if layout.stage == 3:
+        # Two neighbouring units at once; or all, from their first forward on, where they are not given back.
+        bytes_ = [gathered(each, s) for each, _ in units]
+        sizes = [dense * shared + experts * spread for dense, experts in bytes_]
+        pairs = [
+            max(x + y, 2 * x * (n > 1))
+            for x, y, n in zip(sizes, [*sizes[1:], 0.0], counts, strict=True)
+        ]
+        whole = sum(x * n for x, n in zip(sizes, counts, strict=True))
+        found += max(pairs) if layout.reshard_after_forward else whole
+    if layout.stage >= 2:
+        # Gradients of a unit until they are scattered; of all until the step's end, where they are averaged once.
+        whole = sum(x * n for x, n in zip(numbers, counts, strict=True))
+        found += whole * s.accumulate if layout.once else max(numbers) * s.reduce
+    return found
 
 
 def _groups(weights: Weights, setting: Setting) -> list[tuple[float, float, Group, Group]]:

@@ -5,9 +5,14 @@ Also what belongs to a stage once a step: gradients averaged, the optimizer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
-from dtcourse.planner import block, ends, memory, messages, sharding
+from dtcourse.planner import block, ends, gathers, memory, messages, sharding
+from dtcourse.planner.alike import alike
+from dtcourse.planner.gathers import Unit
 from dtcourse.planner.kernels import moving
 from dtcourse.planner.network import ends_group
 from dtcourse.planner.segments import (
@@ -31,42 +36,64 @@ from dtcourse.simulator.states import optimizer_bytes, precision_named
 class Stage:
     """parts: by phase, of one micro-batch; once: what comes once a step, after the last backward
 
-    weights: numbers that a rank computes with, and by unit, in order: the embedding's, each block's, the head's
+    weights: numbers that a rank computes with, and by unit, in order (the
+             embedding's, blocks', the head's), with how many in a row are alike
     flops:   by phase, of one micro-batch, on one rank
     """
 
     parts: dict[str, Parts]
     once: Parts
-    units: tuple[Weights, ...]
+    units: tuple[tuple[Weights, int], ...]
     flops: dict[str, float]
 
     @property
     def weights(self) -> Weights:
         """Of all units."""
-        return sum(self.units, Weights(0.0))
+        return sum((each * count for each, count in self.units), Weights(0.0))
 
     def seconds(self, *phases: str) -> float:
         """Of one micro-batch."""
         return sum(sum(self.parts[phase].values()) for phase in phases)
 
 
-class Stages:
-    """Makes stages; blocks that are alike are costed once."""
+def runs(units: Sequence[Unit]) -> list[tuple[Unit, int]]:
+    """Each, with how many in a row are the same."""
+    groups = (list(group) for _, group in groupby(units, key=id))
+    return [(group[0], len(group)) for group in groups]
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = s = setting
-        self.blocks = {experts: self._block(experts) for experts in {False, bool(s.model.experts)}}
+
+class Stages:
+    """Makes stages; blocks that are alike are costed once.
+
+    known: what was costed for other layouts of the same model, hardware, precision and software (but for recompute);
+           what is new is added
+    """
+
+    def __init__(self, setting: Setting, known: dict[Any, Any] | None = None) -> None:
+        self.setting = setting
+        known = {} if known is None else known
+        self.key = key = alike(setting)
+        if key not in known:
+            known[key] = self._costed()
+        self.blocks, self.embedding, head = known[key]
+        self.head = (head, Weights(self._table() / setting.layout.tp))
+
+    def _costed(self) -> tuple[dict[bool, Unit], Unit, Segment]:
+        """(blocks without and with experts, the embedding, the head)."""
+        s = self.setting
+        blocks = {experts: self._block(experts) for experts in {False, bool(s.model.experts)}}
         first, last = messages.of_ends(s)
-        self.embedding = (
+        embedding = (
             segment("embedding", ends.embedding(s), first, s, False),
             Weights(s.model.embedding_parameters / s.layout.tp),
         )
-        numbers = s.model.head_parameters
-        if (
-            s.model.tied and s.layout.ends_apart
-        ):  # a copy of the table, for the head is another rank's
-            numbers += s.model.vocabulary * s.model.hidden
-        self.head = (segment("head", ends.head(s), last, s, False), Weights(numbers / s.layout.tp))
+        return blocks, embedding, segment("head", ends.head(s), last, s, False)
+
+    def _table(self) -> float:
+        """The head's numbers: with a copy of a tied table, where the head is another rank's."""
+        s = self.setting
+        apart = s.model.tied and s.layout.ends_apart
+        return s.model.head_parameters + s.model.vocabulary * s.model.hidden * apart
 
     def _block(self, experts: bool) -> tuple[Segment, Weights]:
         s = self.setting
@@ -84,36 +111,45 @@ class Stages:
         weights = Weights(made.parameters() - local, local, made.linear_parameters())
         return segment(name, kernels, sent, s, True), weights
 
+    def kinds(self, first_block: int, blocks: int) -> list[bool]:
+        """Of each of these blocks, whether it has experts."""
+        model = self.setting.model
+        if not model.experts:
+            return [False] * blocks
+        return [(i + 1) % model.moe_every == 0 for i in range(first_block, first_block + blocks)]
+
+    def units(self, first_block: int, blocks: int, first: bool, last: bool) -> list[Unit]:
+        """Of a stage, in order: the embedding, blocks, the head."""
+        found = [self.blocks[kind] for kind in self.kinds(first_block, blocks)]
+        return [*[self.embedding] * first, *found, *[self.head] * last]
+
     def make(self, first_block: int, blocks: int, first: bool, last: bool) -> Stage:
         """The stage of these blocks; `first` has the embedding, `last` the head."""
         s = self.setting
-        every = s.model.moe_every
-        kinds = [
-            bool(s.model.experts) and (i + 1) % every == 0
-            for i in range(first_block, first_block + blocks)
-        ]
+        units = self.units(first_block, blocks, first, last)
+        kinds = self.kinds(first_block, blocks)
         found = [self.blocks[kind] for kind in kinds]
-        units = [*[self.embedding] * first, *found, *[self.head] * last]
         parts: dict[str, Parts] = {phase: {} for phase in PHASES}
         flops: Parts = {}
         host: Parts = {}
-        for each, _ in units:
+        for (each, _), count in runs(units):
             for phase in PHASES:
-                add(parts[phase], each.parts[phase])
-            add(flops, each.flops)
-            add(host, each.host)
+                add(parts[phase], each.parts[phase], count)
+            add(flops, each.flops, count)
+            add(host, each.host, count)
         if s.software.offload:
             self._offloaded(parts, kinds)
-        weights = sum((each for _, each in units), Weights(0.0))
+        weights = sum((each * n for (_, each), n in runs(units)), Weights(0.0))
         if s.layout.stage == 3:
-            self._gathered(parts, found, first, last)
-            self._copied(parts, weights)
+            ends_ = (self.embedding if first else None, self.head if last else None)
+            gathers.gathered(s, parts, found, *ends_)
+            gathers.copied(s, parts, weights)
         wait_for_host(parts, host)  # which runs on while messages are waited for
         once = self._once(weights, found, sum(parts[INPUT].values()) + sum(parts[WEIGHT].values()))
         if s.model.tied and first != last:  # both ends have the table: its gradients are added up
             table = s.reduce * s.model.vocabulary * s.model.hidden / s.layout.tp
             once["averaging"] += ends_group(s.layout).seconds(s.hardware, "all_reduce", table)
-        return Stage(parts, once, tuple(each for _, each in units), flops)
+        return Stage(parts, once, tuple((each, n) for (_, each), n in runs(units)), flops)
 
     def _offloaded(self, parts: dict[str, Parts], kinds: list[bool]) -> None:
         """What a block has kept goes to the host while the next one is computed, and comes back before its backward."""
@@ -126,71 +162,6 @@ class Stages:
                 (INPUT, made.seconds(INPUT, WEIGHT)),
             ):
                 add(parts[phase], {"offload": max(0.0, moved - work)})
-
-    def _gathered(
-        self, parts: dict[str, Parts], found: list[tuple[Segment, Weights]], first: bool, last: bool
-    ) -> None:
-        """Sharded parameters (stage 3): gathers and scatters of one micro-batch, where they are seen.
-
-        A unit is gathered while the one before it is computed, and its gradients are scattered while those of the one
-        before it are. The embedding comes first and its gradients last, beside nothing; a tied head is one with it.
-        """
-        s = self.setting
-        every = s.layout.pp == 1 or s.layout.reshard_after_forward  # else gathered once a step
-        nothing = sharding.Exchange(0.0, 0.0)
-        known = {weights: self._exchange(weights) for _, weights in found}
-        costs = [known[weights] for _, weights in found]
-        edge = self._exchange(self.embedding[1]) if first else nothing
-        head = self._exchange(self.head[1]) if last else nothing
-        if last and s.model.tied and not s.layout.ends_apart:
-            edge, head = (
-                sharding.Exchange(edge.gather + head.gather, edge.reduce + head.reduce),
-                nothing,
-            )
-        start = self.embedding[0] if first else None
-        end = self.head[0] if last else None
-        forward = [start, *(made for made, _ in found)]
-        self._hidden(
-            parts, FORWARD, forward, [*(each.gather for each in costs), head.gather], every
-        )
-        add(parts[FORWARD], {"sharding": edge.gather * (1 if every else 1 / s.micro_batches)})
-        # Backward the head's and all blocks', the last first. The head is still there, of the others one is gathered
-        # while the one behind it is computed; the gradients of the one behind that are scattered.
-        back = s.layout.reshard_after_forward and every
-        costs, made = costs[::-1], [each for each, _ in found[::-1]]
-        gathers = [back * each.gather for each in costs] + [0.0, 0.0]
-        reduces = [0.0, *(each.reduce * (not s.layout.once) for each in [head, *costs])]
-        sent = [x + y for x, y in zip(gathers, reduces, strict=True)]
-        self._hidden(parts, INPUT, [end, *made, start], sent, True)
-        add(parts[INPUT], {"sharding": edge.reduce * (not s.layout.once)})
-
-    def _hidden(
-        self,
-        parts: dict[str, Parts],
-        phase: str,
-        work: list[Segment | None],
-        sent: list[float],
-        every: bool,
-    ) -> None:
-        """Adds what is seen of these messages, each sent during the work of the same place. every: micro-batch, else of
-        the step's first alone.
-        """
-        s, phases = self.setting, (FORWARD,) if phase == FORWARD else (INPUT, WEIGHT)
-        share = 1 if every else 1 / s.micro_batches
-        for made, message in zip(work, sent, strict=True):
-            seconds = made.seconds(*phases) if made else 0.0
-            overlap = s.layout.overlap_data
-            seen, slower = sharding.hidden(message, seconds, s.hardware, overlap)
-            add(parts[phase], {"sharding": share * seen, "contention": share * slower})
-
-    def _copied(self, parts: dict[str, Parts], weights: Weights) -> None:
-        """What gathers and reductions of one micro-batch copy, on the device itself."""
-        s, moved = self.setting, sharding.copies(weights, self.setting)
-        every = s.layout.pp == 1 or s.layout.reshard_after_forward
-        share = 1 if every else 1 / s.micro_batches
-        again = s.layout.reshard_after_forward and every
-        add(parts[FORWARD], {"memory": share * moved.gather})
-        add(parts[INPUT], {"memory": again * moved.gather + (not s.layout.once) * moved.reduce})
 
     def _exchange(self, weights: Weights) -> sharding.Exchange:
         s = self.setting

@@ -12,6 +12,7 @@ from dtcourse.planner.impossible import check
 from dtcourse.planner.layout import Batch, Layout, layers_of
 from dtcourse.planner.model import Model
 from dtcourse.planner.network import neighbour
+from dtcourse.planner.pipelines import in_flight, rank_of, schedule_of
 from dtcourse.planner.prediction import Prediction
 from dtcourse.planner.ranges import corners, likely
 from dtcourse.planner.segments import FORWARD, INPUT, PHASES, WEIGHT, Parts, add
@@ -38,8 +39,8 @@ def predict(
     """
     card = Hardware.of(hardware) if isinstance(hardware, str) else hardware
     given = (model, card, layout, batch, precision or Precision(), software or Software())
-    found = _predict(Setting(*likely(given)), devices)
-    ends = [found, *(_predict(Setting(*each), devices) for each in corners(given))]
+    found = predict_likely(Setting(*likely(given)), devices)
+    ends = [found, *(predict_likely(Setting(*each), devices) for each in corners(given))]
     seconds, nbytes = ([each.seconds for each in ends], [each.peak_bytes for each in ends])
     return replace(
         found,
@@ -49,7 +50,8 @@ def predict(
     )
 
 
-def _predict(setting: Setting, devices: int | None) -> Prediction:
+def predict_likely(setting: Setting, devices: int | None = None) -> Prediction:
+    """The same of known numbers: its intervals have no width."""
     s = setting
     check(s.model, s.layout, s.batch, devices)
     s.check()
@@ -106,7 +108,7 @@ def _timed(s: Setting, stages: list[Stage]) -> tuple[float, dict[str, float], Si
     if s.layout.pp == 1:
         parts = _total(stages, s.micro_batches)
         return sum(parts.values()), parts, None
-    makespan, simulation = _makespan(s, stages, _transfer(s))
+    makespan, simulation = _makespan(s, stages, transfer(s))
     without, _ = _makespan(s, stages, 0.0)
     by_rank: dict[int, list[Stage]] = {}
     for number, stage in enumerate(stages):
@@ -146,7 +148,7 @@ def _lengths(s: Setting) -> tuple[int, int]:
 
 
 def _simulated(s: Setting, stages: list[Stage], micro_batches: int, transfer: float) -> Simulation:
-    schedule = s.layout.schedule_of(micro_batches)
+    schedule = schedule_of(s.layout, micro_batches)
     times: dict[str, Any] = {
         name: [each.seconds(phase) for each in stages]
         for name, phase in (
@@ -160,7 +162,8 @@ def _simulated(s: Setting, stages: list[Stage], micro_batches: int, transfer: fl
     )
 
 
-def _transfer(s: Setting) -> float:
+def transfer(s: Setting) -> float:
+    """Seconds of a micro-batch's message from a stage to the next."""
     return neighbour(s.layout, s.hardware, s.rows * s.model.hidden * s.element)
 
 
@@ -176,16 +179,16 @@ def _total(stages: list[Stage], micro_batches: int) -> dict[str, float]:
 
 def _memory(s: Setting, stages: list[Stage]) -> tuple[list[dict[str, float]], float]:
     """By rank of the pipeline; and the most that one of them has in its host's memory."""
-    lengths, pp = layers_of(s.model, s.layout), s.layout.pp
+    lengths, layout = layers_of(s.model, s.layout), s.layout
+    shape = (layout.schedule, layout.pp, layout.chunks)
     # By the step's own schedule: of some the memory grows with each micro-batch (gpipe, breadth-first).
-    schedule = s.layout.schedule_of(s.micro_batches) if pp > 1 else None
-    found, host = [], 0.0
-    for rank in range(pp):
-        mine = schedule.stages_of(rank) if schedule else [0]
-        in_flight = schedule.memory_bound[rank] if schedule else 1
+    owners, kept = rank_of(*shape), in_flight(*shape, s.micro_batches)
+    found, host, held = [], 0.0, memory.Held.of(s)
+    for rank in range(layout.pp):
+        mine = [stage for stage, owner in enumerate(owners) if owner == rank]
         units = [each for i in mine for each in stages[i].units]
         blocks = sum(lengths[i] for i in mine)
         last = len(stages) - 1 in mine
-        found.append(memory.stage_bytes(s, units, blocks, last, in_flight))
-        host = max(host, memory.host_bytes(s, blocks, in_flight))
+        found.append(memory.stage_bytes(s, units, blocks, last, kept[rank], held))
+        host = max(host, memory.host_bytes(s, blocks, kept[rank]))
     return found, host

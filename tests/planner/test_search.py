@@ -1,0 +1,191 @@
+"""What search() finds is what predicting all layouts finds."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+
+import pytest
+
+from dtcourse.planner import Batch, Layout, Precision, search
+from dtcourse.planner.impossible import check
+from dtcourse.planner.keepers import Candidate, Fastest, Frontier
+from dtcourse.planner.setting import Setting
+from dtcourse.planner.stage import Stages
+from dtcourse.planner.step import predict_likely
+from tests.planner.conftest import known
+from tests.planner.searched import (
+    CARD,
+    CASES,
+    DEVICES,
+    EXPERTS,
+    MODEL,
+    SEQUENCES,
+    SOFTWARE,
+    SPACE,
+    listed,
+    settings,
+)
+
+
+class All:
+    """Keeps whatever fits."""
+
+    def __init__(self):
+        self.found = []
+
+    def hopeless(self, seconds, nbytes):
+        return False
+
+    def offer(self, one):
+        self.found.append(one)
+
+
+def key(one):
+    return one.layout, one.batch, one.software
+
+
+@pytest.fixture(scope="module", params=CASES)
+def predicted(request):
+    """(case, every possible layout's prediction, and the bounds of those that fit)."""
+    bounds, listing = listed(*CASES[request.param])
+    found = {key(s): predict_likely(s, DEVICES) for s in settings(bounds, listing)}
+    keeper = All()
+    bounds.scan(listing, keeper)
+    return request.param, found, {key(one): one for one in keeper.found}
+
+
+def test_closed_forms_are_predicts_bytes_and_never_above_its_seconds(predicted):
+    _, found, bounded = predicted
+    assert set(bounded) == {each for each, one in found.items() if one.fits}
+    assert 0 < len(bounded) < len(found)
+    ratios = []
+    for each, one in bounded.items():
+        assert one.nbytes == found[each].peak_bytes
+        assert one.seconds <= found[each].seconds * (1 + 1e-9), each
+        ratios.append(one.seconds / found[each].seconds)
+        if each[0].pp == 1:
+            assert one.seconds == pytest.approx(found[each].seconds, rel=1e-12)
+    assert min(ratios) > 0.5 and sum(ratios) / len(ratios) > 0.9
+
+
+def test_the_best_of_all_is_the_best_that_is_found(predicted):
+    case, found, _ = predicted
+    model, space, card = CASES[case]
+    best = min(one.seconds for one in found.values() if one.fits)
+    one = search(model, card, DEVICES, SEQUENCES, software=SOFTWARE, space=space)
+    assert one.best.seconds == pytest.approx(best, rel=1e-12)
+    assert [each.seconds for each in one.choices] == sorted(each.seconds for each in one.choices)
+    assert one.slow + one.large + one.alone == one.listing.possible == len(found)
+    assert all(each.prediction.fits for each in one.choices)
+    # From a single prediction on, to the proof.
+    few = search(
+        model, card, DEVICES, SEQUENCES, software=SOFTWARE, space=space, predictions=1, prove=True
+    )
+    assert few.proven and few.best.seconds == pytest.approx(best, rel=1e-12)
+    assert len(few.choices) < len(found) / 2
+
+
+def test_no_layout_of_the_frontier_is_worse_in_both_and_the_leanest_is_there(predicted):
+    case, found, _ = predicted
+    model, space, card = CASES[case]
+    one = search(model, card, DEVICES, SEQUENCES, software=SOFTWARE, space=space, predictions=1)
+    front = one.pareto(tolerance=0.0)
+    assert len(front) > 2
+    for faster, leaner in itertools.pairwise(front):
+        assert faster.seconds <= leaner.seconds and faster.nbytes > leaner.nbytes
+    assert front[-1].nbytes == min(each.peak_bytes for each in found.values())
+    assert len(one.pareto(tolerance=0.2)) <= len(front)
+    with pytest.raises(ValueError, match="tolerance is 0 or more; got -1"):
+        one.pareto(-1)
+
+
+def test_the_space_is_every_product_that_is_possible_each_once():
+    """Counted another way: all degrees, and what has a second name taken out."""
+    space = replace(SPACE, cp=None)
+    found = []
+    for pp, replicate, shard, cp, tp in itertools.product((1, 2, 4, 8), repeat=5):
+        if pp * replicate * shard * cp * tp != DEVICES:
+            continue
+        schedules = [(name, 2 if name == "interleaved" else 1) for name in space.schedules]
+        for stage, again, cut, (name, chunks), micro, recompute in itertools.product(
+            range(4), (True, False), (False, True), schedules if pp > 1 else [("1f1b", 1)],
+            space.micro_batches, space.recompute,
+        ):  # fmt: skip
+            second_name = (
+                (stage == 0 and shard > 1)
+                or (stage > 0 and shard * cp == 1)
+                or (stage < 3 and not again)
+                or (cut and tp == 1)
+            )
+            if second_name:
+                continue
+            layout = Layout(
+                dp_replicate=replicate, dp_shard=shard, pp=pp, cp=cp, tp=tp, stage=stage, schedule=name,
+                chunks=chunks, sequence_parallel=cut, reshard_after_forward=again,
+            )  # fmt: skip
+            found.append((layout, Batch(SEQUENCES, micro), recompute))
+    possible = set()
+    for layout, batch, recompute in found:
+        try:
+            check(MODEL, layout, batch, DEVICES)
+        except ValueError:
+            continue
+        possible.add((layout, batch, recompute))
+    bounds, listing = listed(MODEL, space)
+    assert listing.layouts == len(found)
+    assert listing.possible == len(possible)
+    assert {
+        (s.layout, s.batch, s.software.recompute) for s in settings(bounds, listing)
+    } == possible
+    assert f"{len(found):,} layouts, of which {len(possible):,} are possible" in str(listing)
+
+
+@pytest.mark.parametrize(
+    ("devices", "sequences", "about", "said"),
+    [
+        (6, 12, "widths", r"heads\(16\) is no multiple of tp\(3\)"),
+        (8, 12, "sequences", r"sequences\(12\) is no multiple of dp_replicate\(8\)"),
+        (16, 16, "layers", r"layers\(8\) are fewer than pp\("),
+    ],
+)
+def test_what_is_refused_is_counted_with_the_equation(devices, sequences, about, said):
+    _, listing = listed(MODEL, SPACE, CARD, devices, sequences)
+    assert listing.refused[about] > 0 and re.search(said, str(listing))
+    assert sum(listing.refused.values()) + sum(
+        each.size for slices in listing.slices.values() for each in slices
+    ) == listing.layouts  # fmt: skip
+
+
+def test_keepers_keep_the_fastest_and_those_that_nothing_beats_in_both():
+    def one(seconds, nbytes):
+        return Candidate(seconds, nbytes, Layout(), Batch(1), SOFTWARE)
+
+    fastest, front = Fastest(2), Frontier(0.0)
+    for seconds, nbytes in ((5, 5), (3, 9), (4, 6), (6, 4), (4, 7), (3, 8)):
+        fastest.offer(one(seconds, nbytes))
+        front.offer(one(seconds, nbytes))
+    assert [each.seconds for each in fastest.found] == [3, 3] and fastest.limit == 3
+    assert [(each.seconds, each.nbytes) for each in front.found] == [(3, 8), (4, 6), (5, 5), (6, 4)]
+    assert fastest.hopeless(3, 0) and not fastest.hopeless(2.9, 99)
+    assert front.hopeless(5, 5) and not front.hopeless(4.5, 5.5)
+
+
+@pytest.mark.parametrize(
+    "precision", [Precision("bf16 autocast"), Precision(eight_bit=True, gather_8bit=True)]
+)
+def test_what_is_costed_once_is_what_each_layout_costs(precision):
+    """One store for all layouts: none finds there what was costed for another that differs."""
+    known_ = {}
+    card = known("H100 SXM", launch=1e-6)
+    for stage, tp, ep, shard, replicate in itertools.product(
+        (0, 1, 2, 3), (1, 2), (1, 4), (4, 8), (1, 2)
+    ):
+        layout = Layout(stage=stage, tp=tp, ep=ep, dp_shard=shard, dp_replicate=replicate)
+        for micro in (1, 4):
+            s = Setting(EXPERTS, card, layout, Batch(64, micro), precision, SOFTWARE)
+            once, alone = Stages(s, known_), Stages(s)
+            assert once.blocks == alone.blocks, layout
+            assert (once.embedding, once.head) == (alone.embedding, alone.head), layout
+    assert len(known_) < 128

@@ -19,7 +19,7 @@ chosen elsewhere  "other sources", and of each of CHOSEN the one of three values
 "other sources" is beside that of the other sources, which are other programs with far smaller models: little to beat.
 
 What it comes to. One number of a source carries over to sizes of models that it was not fitted to. Over numbers of GPUs
-of mpt the planner has a median error that is no better than the constant's, and a worse 90th percentile. With nothing
+of mpt the planner's median error is within the constant's own interval, and its 90th percentile is worse. With nothing
 fitted to a source its errors are two to three times as large, and CHOSEN does not help: values that do best elsewhere
 lie at the ends of what is tried and are no better than those that are kept, for these were chosen on all three sources.
 Where `reached` of other cards predicts mpt better than the card's own, it makes up for what a long run loses. "inside

@@ -7,15 +7,17 @@ One layer on 1,438 images, a convex loss, and one process: what any number of ra
 cases:
 
     ten      ten clients, Dirichlet's labels with alpha = 0.1; all take part in each round, with ten full-batch steps.
-             "all data" is the same with images dealt without skew: nobody drifts there.
+             "all data" is the same with images dealt without skew: clients hardly drift there.
     sorted   as in the SCAFFOLD paper's experiments with 0 % similarity (Karimireddy et al., 1910.06378, section 7):
              images sorted by their label, many clients, a fifth of them per round, steps on a fifth of a client's
-             images each, one or five passes. Here there are 50 clients, and digits instead of EMNIST.
+             images each, one or five passes. Here there are 50 clients, digits instead of EMNIST, and
+             the loss over training images instead of test accuracy.
 
-A seed deals the images and draws the clients of a round; all methods of a seed share both, so differences are taken
-within a seed. Each method's learning rate is tuned on seeds of its own by the loss after the last round, and the best
-lies inside what was tried (curves.tuned_lr). FedProx is tuned for each of several mu besides, FedAdam for each of
-several learning rates of its server: family() says which is the best.
+A seed deals the images and draws the clients of a round. All methods of a seed share both, but for "all data", whose
+deal is another; so differences are taken within a seed. Each method's learning rate is tuned, among rates that double,
+on three other seeds, the same for all, by the loss after the last round; the best lies inside what was tried
+(curves.tuned_lr). FedProx is tuned for each of several mu besides, FedAdam (tau = 0.01) for each of several learning
+rates of its server ("all data, FedAdam" with 1 alone): family() says which is the best.
 
     runs["tuned | CASE | METHOD"]         ends {learning rate: [loss after the last round, by seed]}, best
     runs["rounds | CASE | METHOD | SEED"] losses [after each round, over all training images]; None where no number
@@ -57,7 +59,10 @@ MUS, SERVER_LRS = (0.01, 0.1, 1.0), (0.1, 0.3, 1.0, 3.0)
 
 @dataclass(frozen=True)
 class Settings:
-    """What the numbers depend on; a results file is continued only with the same ones (seeds may grow)."""
+    """What may be passed, of what the numbers depend on; a file is continued only with the same (seeds may grow).
+
+    Alpha, K, tau and the clients are in the code: after a change of these the file is deleted first.
+    """
 
     rounds: int = 30
     tuning: int = 3  # seeds

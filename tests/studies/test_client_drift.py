@@ -47,10 +47,20 @@ def test_every_run_is_there(script, results):
             for seed in range(results["seeds"]):
                 run = results["runs"][script.key("rounds", case, method.name, seed)]
                 assert len(run["losses"]) == 30 and None not in run["losses"]
+    assert script.family(results, "ten", "FedAdam") == "FedAdam, server 1"
+    assert script.family(results, "ten", "FedProx") == "FedProx, mu = 0.01"
     assert len(list(script.summary(results))) == 2 + sum(map(len, script.METHODS.values()))
 
 
-@pytest.mark.parametrize(("case", "name"), [("ten", "SCAFFOLD"), ("sorted", "FedAvg, 1 epochs")])
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        ("ten", "SCAFFOLD"),
+        ("ten", "FedProx, mu = 0.01"),
+        ("ten", "FedAdam, server 1"),
+        ("sorted", "FedAvg, 1 epochs"),
+    ],
+)
 def test_a_run_is_as_it_was_committed(script, results, case, name):
     """Its first rounds: later ones amplify the last digits, which are the processor's."""
     settings = script.Settings(rounds=4)

@@ -141,6 +141,6 @@ def check_apart(answer: Answer) -> None:
     _require(
         answer,
         drawn(alike=False),
-        "With how many steps does FedAvg still arrive, and how many rounds does it take then? Was SCAFFOLD measured "
-        "with more steps than that, and with more on either side?",
+        "With how many steps does FedAvg still arrive, and how many rounds does it take then? And the other method: "
+        "was it measured with half and with twice the steps of its best?",
     )

@@ -60,12 +60,13 @@ def _seconds(
 
 
 def job(ranks: int) -> Job:
-    """Every client is drawn at least once, and not as many in each round, where there are several."""
+    """Every client is drawn at least once. Of several the first round does not draw all, and not all rounds as many."""
     others = range(1, ranks)
     while True:
         drawn = [sorted(random.sample(others, random.randint(1, ranks - 1))) for _ in range(ROUNDS)]
         everyone, sizes = {k for S in drawn for k in S}, {len(S) for S in drawn}
-        if len(everyone) == ranks - 1 and (len(sizes) > 1 or ranks == 2):
+        several = len(sizes) > 1 and len(drawn[0]) < ranks - 1
+        if len(everyone) == ranks - 1 and (several or ranks == 2):
             break
     problems = [
         (0.5 + 1.5 * torch.rand(N, dtype=torch.double), torch.randn(N, dtype=torch.double) + rank)

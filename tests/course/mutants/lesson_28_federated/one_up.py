@@ -90,6 +90,14 @@ MUTANTS = [
         ((_MEAN, "c = c + moved"),),
     ),
     (
+        "c is the mean over the clients that have come so far",
+        "what does the server add up",
+        (
+            ("c, own = torch.zeros_like(x), torch.zeros_like(x)", "c, own, total, seen = *torch.zeros(3, len(x), dtype=x.dtype), set()"),
+            (_MEAN, "seen, total = seen | set(S), total + moved\n            c = total / len(seen)"),
+        ),
+    ),
+    (
         "the steps are left out, by both",
         "How many has it taken",
         ((_OWN, "own = own - c + (x - y) / lr"), (_MOVED, _MOVED.replace("(steps[k] * lr)", "lr"))),

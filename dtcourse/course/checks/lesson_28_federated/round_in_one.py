@@ -148,7 +148,7 @@ def check_nobody(answer: Answer) -> None:
             )
 
 
-@ROUND.check("n + 1 numbers in one sum", points=3, needs=("check_mean",))
+@ROUND.check("a vector and its weight in one sum", points=3, needs=("check_mean",))
 def check_bytes(answer: Answer) -> None:
     """Of all ranks together, as many as a ring's sum of them sends."""
     for ranks in (2, 3, 5):

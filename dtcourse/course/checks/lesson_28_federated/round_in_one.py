@@ -51,12 +51,12 @@ def _seconds(round_in_one: Any, x: Tensor, mine: list[Come]) -> float:
 def drawn(ranks: int, idle: int | None) -> list[Come]:
     """By rank, the clients of a round that live there: one to three, none on the rank that is idle.
 
-    Samples differ a hundredfold, and two ranks never have as many.
+    No rank's samples are as few as there are ranks: a mean over ranks is never one over its own samples by chance.
     """
     found: list[Come] = []
     for rank in range(ranks):
         size = 0 if rank == idle else random.randint(1, 3)
-        samples = [random.randint(1, 9) + 40 * rank for _ in range(size)]
+        samples = [random.randint(6, 14) + 40 * rank for _ in range(size)]
         found.append([(n, torch.randn(N, dtype=torch.double) + rank) for n in samples])
     random.shuffle(found)
     return found

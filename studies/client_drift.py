@@ -215,12 +215,6 @@ def after(results: dict[str, Any], case: str, method: str, rounds: int) -> list[
     return [math.inf if end is None else end for end in ends]
 
 
-def rounds_to(results: dict[str, Any], case: str, method: str, target: float) -> list[float]:
-    """By seed, the rounds to a loss; infinite where it is not reached."""
-    runs = (results["runs"][key("rounds", case, method, seed)] for seed in range(results["seeds"]))
-    return [curves.steps_to([None, *run["losses"]], target, 1) for run in runs]
-
-
 def summary(results: dict[str, Any]) -> Iterator[str]:
     """A line for each method: losses after some rounds, and the interval of the difference from FedAvg."""
     rounds = results["settings"]["rounds"]

@@ -121,7 +121,7 @@ def run(
     own = {rotation.TRIED: "fixed", "DTCOURSE_TEST_SLOWNESS": f"{slowness:.2f}", MARK: mark}
     process = subprocess.Popen(
         outcomes.command(str(python), record, arguments, slowness, again),
-        cwd=ROOT, env={**os.environ, **own}, start_new_session=True,
+        cwd=ROOT, env=machine.PATIENT | dict(os.environ) | own, start_new_session=True,
     )  # fmt: skip
     code = 124
     try:

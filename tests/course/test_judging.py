@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from dtcourse.course.grading import check_in, check_notebook
-from dtcourse.course.judging import bubblewrap, framework, limits, process
+from dtcourse.course.judging import bubblewrap, framework, limits, process, requirements
 from dtcourse.course.judging.defining import define
 from dtcourse.course.judging.process import MARK
 from dtcourse.course.judging.runs import InKernel, plain
@@ -353,6 +353,7 @@ REPLIES = [
         "should be",
     ),
     ("{'failed': 'Passed', 'sentence': 'all is well'}", "all is well"),
+    ("{'failed': 'Unjudged', 'sentence': 'it was the judge'}", "✗ twice the number"),
     ("{}", "could not be compared"),
     (
         "{'values': [Bomb()], 'seconds': 1.0}",
@@ -378,7 +379,7 @@ serving.serve(sys.argv[1])
     monkeypatch.setattr(process, "_CODE", lies)
     reports = check_notebook(notebook("def double(n):\n    return 2 * n"), [DOUBLE] * len(REPLIES))
     for found, (_, word) in zip(reports, REPLIES, strict=True):
-        assert found.points == 0 and not found.passed
+        assert found.points == 0 and not found.passed and not found.unjudged
         assert word in str(found)
     assert not (tmp_path / "bomb").exists()
 
@@ -402,6 +403,10 @@ def test_an_answer_sees_no_secret_and_a_home_of_its_own(monkeypatch, confined):
     assert cwd == "/tmp" if confined else not os.path.exists(cwd)
 
 
+def _fails(*_, **__):
+    raise requirements.unjudged(OSError("no room"))
+
+
 def test_in_a_notebook_the_same_checks_speak_and_a_failure_fails_the_cell(monkeypatch, capsys):
     monkeypatch.setattr(framework, "exercises", lambda lesson=None: {"double": DOUBLE})
     framework.check("double", lambda n: 2 * n)
@@ -410,6 +415,10 @@ def test_in_a_notebook_the_same_checks_speak_and_a_failure_fails_the_cell(monkey
         framework.check("double", lambda n: n)
     assert "should be" in capsys.readouterr().out
     assert caught.value._render_traceback_() == ["Not there yet: see the lines marked ✗."]
+    monkeypatch.setattr(InKernel, "call", _fails)
+    with pytest.raises(framework.NotPassed, match="Not judged: run this cell again"):
+        framework.check("double", lambda n: n)
+    assert "  ? This could not be judged" in capsys.readouterr().out
     with pytest.raises(ValueError, match="did you mean 'double'"):
         framework.check("duoble", print)
     with pytest.raises(ValueError, match="got 2 answers"):

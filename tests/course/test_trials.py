@@ -8,10 +8,11 @@ from functools import cache
 import pytest
 import torch
 
-from dtcourse.course.judging import trial_ranks, trials
+from dtcourse.course.judging import framework, trial_ranks, trials
 from dtcourse.course.judging.framework import CheckFailed
-from dtcourse.course.judging.requirements import Refused
+from dtcourse.course.judging.requirements import Refused, Unjudged
 from dtcourse.course.judging.runs import InKernel
+from dtcourse.course.judging.simulated import Simulated
 from dtcourse.emulation import EmulatedDevice
 from dtcourse.launch import standby
 from tests import kept_ranks
@@ -199,14 +200,72 @@ def test_what_cannot_have_been_tried_is_refused(told):
         trial_ranks.told_by(told, CHOICES, 2)
 
 
-def test_ranks_of_the_judges_own_that_fail_are_no_fault_of_the_answer(monkeypatch):
+ONE = framework.Exercise("one", lesson="00", title="One", takes=("choose",), target="1 choice")
+
+
+@ONE.check("the one that is possible", points=3)
+def check_one(answer):
+    trials.require_possible("Here", case().tried(answer), CHOICES[0], "Take another.")
+
+
+@ONE.check("and the same once more", points=2)
+def check_one_again(answer):
+    raise AssertionError("where the judge has failed, no further check is made")
+
+
+def judged(answer):
+    return framework.judge(ONE, InKernel({"choose": answer}))
+
+
+def test_ranks_of_the_judges_own_that_fail_give_no_verdict(monkeypatch):
     monkeypatch.setattr(trial_ranks, "all_of", fails)
-    with pytest.raises(CheckFailed, match=r"no fault of your answer.*RankFailure"):
+    with pytest.raises(
+        Unjudged, match=r"no fault of the answer.*RankFailure.*no room.*Check it again"
+    ):
         tried(lambda measure, told: (2, True))
+    report = judged(lambda measure, told: (2, True))
+    assert not report.verdicts and not report.passed
+    assert (report.points, report.possible, ONE.points) == (0, 0, 5)
+    assert "could not be judged" in str(report) and "✗" not in str(report)
 
 
 def fails(runs, given):
     raise OSError("no room")
+
+
+@pytest.mark.parametrize(
+    "error", [Unjudged("It was the judge."), OSError("no room"), MemoryError()]
+)
+def test_what_an_answer_raises_costs_its_points(error):
+    def answer(measure, told):
+        raise error
+
+    report = judged(answer)
+    first = report.verdicts[0]
+    assert not report.unjudged and not first.passed
+    assert type(error).__name__ in first.sentence
+    assert (report.points, report.possible) == (0, 5)
+
+
+class CannotBeSent:
+    """An answer that raises where it is pickled, in the process that judges it."""
+
+    def __reduce__(self):
+        raise Unjudged("It was the judge.")
+
+
+def test_an_answer_that_cannot_be_sent_costs_its_points():
+    report = judged(CannotBeSent())
+    assert not report.unjudged and "cannot be sent" in report.verdicts[0].sentence
+
+
+def breaks(choice):
+    raise MemoryError("none left")
+
+
+def test_a_simulation_that_fails_in_the_judge_gives_no_verdict():
+    with pytest.raises(Unjudged, match=r"MemoryError \(none left\)"):
+        Simulated(breaks, CHOICES, (), (), 2).search()
 
 
 def test_so_many_choices_may_be_run_in_whichever_way():

@@ -8,6 +8,7 @@
     verdicts.py    what many exercises ask, case by case: a diagnosis, a choice near the best one
     samples.py     what exercises on reading data ask: each sample once
     trials.py      a decision that is judged by running it: the answer may try some choices of a job
+    own_ranks.py   the judge's own ranks, whose failure is no verdict
     simulated.py   the same for a job that runs in one process
     taking.py      what of a student's notebook an exercise takes: a function and what that needs
     forbidden.py   ready-made answers, which are refused by their text; ready_made.py where they are called

@@ -30,6 +30,7 @@ from dtcourse.course.judging.requirements import (
     Refused,
     Stopped,
     Unfinished,
+    Unjudged,
     number,
     require,
     require_close,
@@ -46,6 +47,7 @@ __all__ = [
     "Report",
     "Stopped",
     "Unfinished",
+    "Unjudged",
     "Verdict",
     "check",
     "exercises",
@@ -103,6 +105,8 @@ def judge(
     """Put every check of an exercise to an answer; tells of each check before and after it.
 
     on_verdict: told of a check that needs another one when that has been made, too
+
+    Where the judge itself fails (Unjudged), no further check is made: it would wait for the same failure once more.
     """
 
     def tell(verdicts: list[Verdict]) -> None:
@@ -125,6 +129,9 @@ def judge(
             break
         except Refused as error:
             report.refused = str(error)
+            break
+        except Unjudged as error:
+            report.unjudged = str(error)
             break
         except CheckFailed as error:
             verdict = Verdict(one, False, str(error))
@@ -164,8 +171,8 @@ def check(name: str | Callable[..., Any], *answers: Any) -> None:
         check("ring_shift", ring_shift)
         check(ring_shift)                   # the exercise that takes a function of this name
 
-    Raises NotPassed if a check fails or the answer is refused, so that the cell fails too. Raises ValueError for an
-    exercise that there is not, or the wrong number of functions.
+    Raises NotPassed if a check fails, the answer is refused or could not be judged, so that the cell fails too. Raises
+    ValueError for an exercise that there is not, or the wrong number of functions.
     """
     from dtcourse.course.judging import forbidden
     from dtcourse.course.judging.runs import InKernel
@@ -202,6 +209,8 @@ def check(name: str | Callable[..., Any], *answers: Any) -> None:
     with standby.keeping():
         report = judge(exercise, answer, on_verdict=lambda verdict: print(verdict, flush=True))
     print(report.tail)
+    if report.unjudged:
+        raise NotPassed("Not judged: run this cell again.")
     if not report.passed:
         raise NotPassed(
             "not written yet" if report.unfinished else "Not there yet: see the lines marked ✗."

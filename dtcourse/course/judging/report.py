@@ -44,6 +44,8 @@ class Report:
     verdicts: list[Verdict] = field(default_factory=list)
     unfinished: str = ""
     refused: str = ""
+    # Why there is no verdict: the judge itself has failed. Whatever a check has said before counts for nothing.
+    unjudged: str = ""
     # Sentences on what the answer reached for outside its own folder: no verdict on what it computes.
     attempts: list[str] = field(default_factory=list)
     _final: list[Verdict] = field(default_factory=list, repr=False)
@@ -58,9 +60,14 @@ class Report:
     @property
     def points(self) -> int:
         """The points that were earned."""
-        if self.refused:
+        if self.refused or self.unjudged:
             return 0
         return sum(verdict.check.points for verdict in self.verdicts if verdict.counts)
+
+    @property
+    def possible(self) -> int:
+        """The points that could be earned: none where the judge has failed."""
+        return 0 if self.unjudged else self.exercise.points
 
     def settle(self, *, ended: bool = False) -> list[Verdict]:
         """The verdicts that are final now and were not before: those checks have been made that they need.
@@ -91,6 +98,8 @@ class Report:
         """What follows the verdicts."""
         if self.refused:
             return f"  refused: {self.refused}"
+        if self.unjudged:
+            return f"  ? {self.unjudged}"
         if self.unfinished:
             return f"  · {self.unfinished}\n  Target: {self.exercise.target}."
         left = self.exercise.checks[len(self.verdicts) :]

@@ -9,6 +9,19 @@ class CheckFailed(Exception):
     """An answer is wrong; the message is a sentence that teaches."""
 
 
+class Unjudged(Exception):
+    """What the judge runs without the answer has failed: that is no verdict, and costs nothing."""
+
+
+def unjudged(error: Exception) -> Unjudged:
+    """What is said of an exercise where the judge itself has failed with this."""
+    return Unjudged(
+        "This could not be judged, which is no fault of the answer: what the judge runs itself ended with "
+        f"{type(error).__name__} ({' '.join(str(error).split())[:200]}). Check it again: until then its points are "
+        "neither earned nor lost. If it stays so, tell whoever keeps the course."
+    )
+
+
 class Unfinished(CheckFailed):
     """The answer is not written yet, or is not in the notebook."""
 
@@ -28,7 +41,7 @@ class Refused(CheckFailed):
     """The answer reaches for the checks or for what measures it."""
 
 
-# By name, as they travel.
+# By name, as they travel. Unjudged is none of them: no answer's process says that its judge has failed.
 KINDS = {kind.__name__: kind for kind in (CheckFailed, Refused, Stopped, Unfinished)}
 
 

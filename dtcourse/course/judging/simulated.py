@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dtcourse.course.judging import own_ranks
 from dtcourse.course.judging.asking import Answer
 from dtcourse.course.judging.threads import one_thread
 from dtcourse.course.judging.trial_ranks import Choice, Measured, measuring, named, place
@@ -48,8 +49,8 @@ class Simulated:
         return Tried(self.choices[at], self.measured(self.choices[at]), tries)
 
     def measured(self, choice: Choice) -> Measured:
-        """What one choice measures, in this process."""
-        with one_thread():
+        """What one choice measures, in this process. Raises Unjudged where the job fails."""
+        with own_ranks.no_verdict(), one_thread():
             return self.job(choice, *self.given)
 
     def search(self) -> dict[Choice, Measured]:

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from dtcourse.course.judging import limits, trial_ranks
+from dtcourse.course.judging import own_ranks, trial_ranks
 from dtcourse.course.judging.asking import Answer
-from dtcourse.course.judging.requirements import CheckFailed, require
+from dtcourse.course.judging.requirements import require
 from dtcourse.course.judging.trial_ranks import Choice, Measured
 from dtcourse.course.judging.verdicts import require_near_best
 
@@ -58,8 +58,9 @@ class Case:
         probe: Callable[..., Measured] | None = None,
         probed: Sequence[Choice] = (),
     ) -> Tried:
-        """What an answer chooses, and what that measures on ranks that know no answer. Raises CheckFailed as Answer.run
-        does.
+        """What an answer chooses, and what that measures on ranks that know no answer.
+
+        Raises CheckFailed as Answer.run does, and Unjudged where the judge's own ranks fail.
 
         probe, probed: a job that these ranks run, too, for each of these, with the same `given`: what a check needs to
                        know of the best choice, or of all
@@ -84,22 +85,11 @@ class Case:
         )
 
     def _run(self, runs: list[tuple[Callable[..., Measured], Choice]]) -> list[Measured]:
-        """What ranks of the judge's own measure in these: on this machine, and none that has had an answer."""
-        from dtcourse.launch import RankFailure, deadlock, launch, standby
-
+        """What ranks of the judge's own measure in these."""
         if not runs:
             return []
-        how = HOW | {"device": "cpu", "timeout": limits.patience(120.0)} | self.cluster
         what = (trial_ranks.all_of, self.ranks, runs, self.given)
-        try:
-            with standby.aside(), deadlock.found_early():
-                return launch(*what, **how, cluster="here")[0]
-        except (RankFailure, OSError) as error:
-            raise CheckFailed(
-                "This could not be judged, which is no fault of your answer: the ranks that measure its choice ended "
-                f"with {type(error).__name__} ({' '.join(str(error).split())[:200]}). Check it once more; if it stays "
-                "so, tell whoever keeps the course."
-            ) from error
+        return own_ranks.launched(*what, **(HOW | self.cluster))[0]
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ Two terms came into the planner when a first comparison had shown that they were
 its worst 11 %): what full sharding and buckets copy on the device, and that a backward sum of tensor parallelism goes
 beside the gradients of weights. Both are counted from bytes and measured seconds.
 
-Without experts the median error is 0.6 % and the worst 5.7 %: with reduce_once hybrid keeps what a first backward pass
+Without experts the median error is 0.6 % and the worst 5.4 %: with reduce_once hybrid keeps what a first backward pass
 has gathered, and the planner gathers it for each micro-batch. With experts two steps of 54 are missed by over 10 %
-(12.0 %), nearly all are predicted short, and those where no token leaves its rank by up to 6 %. That tokens go
+(12.2 %), nearly all are predicted short, and those where no token leaves its rank by up to 6 %. That tokens go
 unevenly, and that their counts are sent before them, is not predicted; what else is missing is not known.
 
 runs["MODEL | SEQUENCES of a micro-batch"] =

@@ -27,6 +27,6 @@ def alike(setting: Setting) -> tuple[Any, ...]:
         group(layout, "cp"),
         experts_group(layout),
         expert_slices(layout),
-        s.gathers_8bit and layout.shared,
+        s.gathers_8bit and (layout.shared, layout.expert_copies),
         layout.expert_copies * layout.dp_replicate == 1,
     )

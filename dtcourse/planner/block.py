@@ -89,7 +89,7 @@ class Block:
         """One MLP, or the gate and the experts that the tokens go to."""
         m, N, tp = self.model, self.tokens, self.layout.tp
         if not self.experts:
-            return self._mlp(N, m.wide // tp, 1)
+            return self._mlp(N, m.wide // tp)
         # The gate is multiplied in the activations' dtype also where other layers are in 8 bits.
         found = self._linear(
             self.rows if self.layout.etp < tp else N, m.experts, m.hidden, eight=False
@@ -97,19 +97,24 @@ class Block:
         # All wait for the fullest rank, whose experts have as many rows each.
         come, local = self.setting.received, self.setting.experts_on_rank
         each = math.ceil(come / local)
-        found += self._mlp(each, m.expert // self.layout.etp, local, last=False)
+        copies = self.layout.expert_copies
+        found += self._mlp(each, m.expert // self.layout.etp, local, copies, last=False)
         if m.shared:
-            found += self._mlp(N, m.shared * m.expert // tp, 1)
+            found += self._mlp(N, m.shared * m.expert // tp)
         # To the experts' order and back: the rows that are sent and those that come, and what they are weighted by.
         moved = self.setting.dispatched + come
         return found + self._pass(moved * m.hidden * 3 * self.b, 8, back=1.0)
 
-    def _mlp(self, rows: int, width: int, count: int, last: bool = True) -> list[Kernel]:
-        """last: nothing asks for its result again; of an expert's the gate's gradient does."""
+    def _mlp(
+        self, rows: int, width: int, count: int = 1, copies: int | None = None, last: bool = True
+    ) -> list[Kernel]:
+        """copies: ranks that share its states; last: nothing asks for its result again; of an expert's the gate's
+        gradient does.
+        """
         m, b, s = self.model, self.b, self.software
         up = 2 if m.gated else 1
-        found = self._linear(rows, up * width, m.hidden, count)
-        down = self._linear(rows, m.hidden, width, count)
+        found = self._linear(rows, up * width, m.hidden, count, copies=copies)
+        down = self._linear(rows, m.hidden, width, count, copies=copies)
         found += [replace(each, last=last) for each in down]
         numbers = rows * count * width
         if not m.gated:
@@ -179,8 +184,15 @@ class Block:
         return self.setting.experts_on_rank * each
 
     def _linear(
-        self, rows: int, out: int, into: int, count: int = 1, eight: bool = True
+        self,
+        rows: int,
+        out: int,
+        into: int,
+        count: int = 1,
+        eight: bool = True,
+        copies: int | None = None,
     ) -> list[Kernel]:
+        """copies: ranks that share the weights' states; None: as all but experts have."""
         eight = eight and self.precision.eight_bit
         options: dict[str, Any] = {"element": self.b, "eight": eight, "tf32": self.precision.tf32}
         found = linear(rows, out, into, self.hardware, count=count, **options)
@@ -188,7 +200,7 @@ class Block:
             return found
         # What is multiplied is read for its largest number, read again, and written in 8 bits; of weights that come in
         # 8 bits each rank has done so with its part.
-        alone = self.layout.shared if self.setting.gathers_8bit else 1
+        alone = (copies or self.layout.shared) if self.setting.gathers_8bit else 1
         once = rows * into * count * (2 * self.b + 1)
         again = rows * out * count * (2 * self.b + 1)
         few = 1 if self.software.compiled else 4

@@ -62,9 +62,12 @@ class Bounds:
         return self._pieces[key]
 
     def cheapest(self, family: Family) -> Stages:
-        """Blocks that add no gradients up and cast no weights: no layout of the family has cheaper ones."""
+        """Blocks that add no gradients up, cast no weights, and share what is cast to 8 bits with all other ranks: no
+        layout of the family has cheaper ones.
+        """
         if family not in self._cheapest:
-            others = {"dp_shard": 2 * family.ep, "stage": 3, "reduce_once": None}
+            copies = max(2, -(-self.devices // (family.tp * family.cp * family.ep)))
+            others = {"dp_shard": copies * family.ep, "stage": 3, "reduce_once": None}
             self._cheapest[family] = Stages(self.setting(family, **others), self._blocks)
         return self._cheapest[family]
 

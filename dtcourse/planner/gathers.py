@@ -76,11 +76,14 @@ def _hidden(
         add(parts[phase], {"sharding": seen, "contention": slower}, share * count)
 
 
-def copied(s: Setting, parts: dict[str, Parts], weights: Weights) -> None:
-    """What gathers and reductions of one micro-batch copy, on the device itself."""
+def copied(s: Setting, parts: dict[str, Parts], weights: Weights, found: Sequence[Unit]) -> None:
+    """What gathers and reductions of one micro-batch copy, on the device itself. weights: of the stage; found: its
+    blocks, which alone are gathered again for the backward pass.
+    """
     moved = sharding.copies(weights, s)
+    blocks = sharding.copies(sum((each for _, each in found), Weights(0.0)), s)
     every = s.layout.pp == 1 or s.layout.reshard_after_forward
     share = 1 if every else 1 / s.micro_batches
     again = s.layout.reshard_after_forward and every
     add(parts[FORWARD], {"memory": share * moved.gather})
-    add(parts[INPUT], {"memory": again * moved.gather + (not s.layout.once) * moved.reduce})
+    add(parts[INPUT], {"memory": again * blocks.gather + (not s.layout.once) * moved.reduce})

@@ -176,7 +176,7 @@ def stage_bytes(
         acts += held.around
         # Logits, and in float32: the same, logarithms of probabilities, their gradient (as the loss keeps them).
         temporary = max(temporary, s.logits * (s.element + LOSS[s.loss]))
-    gathered = sharding.held(s, units)
+    gathered = sharding.held(s, units, table=last and s.model.tied and not s.layout.ends_apart)
     if (
         not s.software.optimizer_fused
     ):  # a number for each of the optimizer's, when activations are gone

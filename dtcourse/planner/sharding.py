@@ -80,7 +80,7 @@ def copies(weights: Weights, setting: Setting) -> Exchange:
         ranks = shard.ranks if layout.stage else shard.ranks * others.ranks
         if ranks * others.ranks == 1 or not numbers:
             continue
-        gather += 2 * nbytes
+        gather += 2 * nbytes  # fully_shard copies also what this rank shares with nobody
         back = s.reduce + 2 * s.accumulate if layout.stage else s.reduce + s.accumulate
         reduce += numbers * (s.accumulate + s.reduce) + back * numbers / (
             ranks if layout.stage else 1
@@ -98,8 +98,10 @@ def gathered(weights: Weights, setting: Setting) -> tuple[float, float]:
     return dense, experts
 
 
-def held(s: Setting, units: Sequence[tuple[Weights, int]]) -> float:
-    """Bytes of parameters that are gathered, and of gradients until they are sent."""
+def held(s: Setting, units: Sequence[tuple[Weights, int]], table: bool = False) -> float:
+    """Bytes of parameters that are gathered, and of gradients until they are sent. table: the first unit is a tied one,
+    which stays gathered from the embedding to the head and back.
+    """
     layout = s.layout
     shared = layout.shared > 1
     found = 0.0
@@ -115,12 +117,12 @@ def held(s: Setting, units: Sequence[tuple[Weights, int]]) -> float:
         # Two neighbouring units at once; or all, from their first forward on, where they are not given back.
         bytes_ = [gathered(each, s) for each, _ in units]
         sizes = [dense * shared + experts * spread for dense, experts in bytes_]
-        pairs = [
-            max(x + y, 2 * x * (n > 1))
-            for x, y, n in zip(sizes, [*sizes[1:], 0.0], counts, strict=True)
-        ]
+        others = list(zip(sizes, counts, strict=True))[table:]
+        after = [*(size for size, _ in others[1:]), 0.0]
+        pairs = [max(x + y, 2 * x * (n > 1)) for (x, n), y in zip(others, after, strict=True)]
         whole = sum(x * n for x, n in zip(sizes, counts, strict=True))
-        found += max(pairs) if layout.reshard_after_forward else whole
+        some = max(pairs, default=0.0) + sizes[0] * table
+        found += some if layout.reshard_after_forward else whole
     if layout.stage >= 2:
         # Gradients of a unit until they are scattered; of all until the step's end, where they are averaged once.
         whole = sum(x * n for x, n in zip(numbers, counts, strict=True))

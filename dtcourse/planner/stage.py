@@ -143,7 +143,7 @@ class Stages:
         if s.layout.stage == 3:
             ends_ = (self.embedding if first else None, self.head if last else None)
             gathers.gathered(s, parts, found, *ends_)
-            gathers.copied(s, parts, weights)
+            gathers.copied(s, parts, weights, found)
         wait_for_host(parts, host)  # which runs on while messages are waited for
         once = self._once(weights, found, sum(parts[INPUT].values()) + sum(parts[WEIGHT].values()))
         if s.model.tied and first != last:  # both ends have the table: its gradients are added up

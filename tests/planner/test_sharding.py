@@ -93,3 +93,42 @@ def test_what_comes_in_8_bits_is_not_cast_again(llama):
 def test_a_gather_in_8_bits_is_of_products_in_8_bits():
     with pytest.raises(ValueError, match="gather_8bit is of eight_bit"):
         Precision(gather_8bit=True)
+
+
+def test_an_experts_weights_are_cast_by_the_ranks_that_hold_them(mixtral):
+    """Given out one to each rank nobody shares them: each casts all of its own, as without the 8-bit gather."""
+    moved = []
+    for ep in (1, 8):
+        layout = Layout(dp_shard=8, ep=ep, stage=3)
+        both = [
+            Stages(setting(mixtral, layout, Precision(eight_bit=True, gather_8bit=each)))
+            for each in (False, True)
+        ]
+        blocks = [each.blocks[True] for each in both]
+        saved = blocks[0][0].parts["forward"]["memory"] - blocks[1][0].parts["forward"]["memory"]
+        linear, experts = blocks[0][1].linear, blocks[0][1].experts
+        moved.append((saved, 5 * 7 / 8 * (linear + (ep == 1) * experts)))
+    card = known("H100 SXM")
+    for saved, nbytes in moved:
+        assert saved == pytest.approx(nbytes / (card.hbm * card.hbm_share), rel=0.01)
+
+
+def test_what_is_copied_again_in_the_backward_pass_is_what_is_gathered_again(llama):
+    """The blocks. The head is still there, and nobody asks for the embedding."""
+    layout = Layout(dp_shard=16, stage=3)
+    again, kept = (
+        predict(llama, known("H100 SXM"), replace(layout, reshard_after_forward=each), Batch(16))
+        for each in (True, False)
+    )
+    card = known("H100 SXM")
+    blocks = 2 * 2 * llama.layers * llama.layer_parameters() / (card.hbm * card.hbm_share)
+    assert again.parts["memory"] - kept.parts["memory"] == pytest.approx(blocks, rel=1e-9)
+
+
+def test_a_tied_table_stays_gathered_beside_two_blocks(llama):
+    """It is the head's at the end of the forward pass, and the first that backward asks for."""
+    tied, layout = replace(llama, tied=True), Layout(dp_shard=16, stage=3)
+    found = predict(tied, "H100 SXM", layout, Batch(16)).memory[0]["gathered"]
+    table, block = tied.vocabulary * tied.hidden, tied.layer_parameters()
+    # And the gradients of the largest unit, all in two bytes.
+    assert found == pytest.approx(2 * (table + 2 * block) + 2 * max(table, block), rel=1e-3)

@@ -113,30 +113,35 @@ def why_it_waits(item: pytest.Item) -> str:
 
     marker = item.get_closest_marker("stands_on")
     if marker is None:
-        return rotation.why_once_is_enough(item.nodeid)
+        return rotation.why_others_are_enough(item.nodeid)
     # A module that is marked as a whole, since its tests share what is slow, takes its turn as a whole.
     name = item.nodeid if marker in item.own_markers else item.path.name
     turn = {"place": zlib.crc32(name.encode()), **marker.kwargs}
     turn.pop("early", None)
-    own = (item.path.relative_to(ROOT).as_posix(), "requirements.lock", *marker.args)
+    own = (file_of(item), "requirements.lock", *marker.args)
     return rotation.why_it_waits(files=own, **turn)
+
+
+def file_of(item: pytest.Item) -> str:
+    """A test's file, from the repository's top."""
+    return item.path.relative_to(ROOT).as_posix()
 
 
 def in_the_order_of_their_turns(items: list[pytest.Item]) -> None:
     """What is most worth its time begins first, since at the end of that time the others wait (tests/rotation.py)."""
     from tests import rotation
 
-    def first(mark: pytest.Mark | None) -> int:
-        if mark and "early" in mark.kwargs:
-            return 2
-        return int(mark is None or mark.kwargs.get("share") == rotation.ALL)
+    def first(item: pytest.Item, mark: pytest.Mark | None) -> int:
+        if mark is None:
+            return int(rotation.is_about_a_change(file_of(item)))
+        return 2 if "early" in mark.kwargs else int(mark.kwargs.get("share") == rotation.ALL)
 
     marks = [item.get_closest_marker("stands_on") for item in items]
     items[:] = [
         items[number]
         for number in rotation.order(
             [
-                (item.nodeid, mark not in item.own_markers, first(mark))
+                (item.nodeid, mark not in item.own_markers, first(item, mark))
                 for item, mark in zip(items, marks, strict=True)
             ]
         )
@@ -145,11 +150,13 @@ def in_the_order_of_their_turns(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before its fixtures start a cluster or a browser
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test that takes turns waits where it has not begun in time."""
-    if os.environ.get("DTCOURSE_TEST_TURNS_END") and item.get_closest_marker("stands_on"):
+    """A test that takes turns, or is about nothing that has changed, waits where it has not begun in time."""
+    if os.environ.get("DTCOURSE_TEST_TURNS_END"):
         from tests import rotation
 
-        if reason := rotation.why_too_late():
+        marked = item.get_closest_marker("stands_on")
+        may_wait = marked or not rotation.is_about_a_change(file_of(item))
+        if may_wait and (reason := rotation.why_too_late()):
             pytest.skip(reason)
 
 

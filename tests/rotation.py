@@ -2,8 +2,9 @@
 
     fixed    what `make test` tries: every test but those marked `stands_on`. The same set on every machine, with git,
              without it and in a shallow clone.
-    drawn    what CI tries (`make test-ci`): besides, each marked test where something that it stands on has changed
-             lately, and of the others a share, by DTCOURSE_TEST_DRAW, which is the hash of HEAD's tree: two
+    drawn    what CI tries (`make test-ci`): every test and lesson that is about something that has changed
+             (tests/subjects.py), and of the others a third. Of the marked ones each where something that it stands on
+             has changed, and of the others a share. DTCOURSE_TEST_DRAW draws, which is the hash of HEAD's tree: two
              commits with the same files draw the same.
     all      what `make test-all` tries, and pytest by hand, where nothing is set.
 
@@ -11,10 +12,14 @@ Marked is what there is much of, and more of with each lesson: answers to exerci
 ranks. Solutions as notebooks wait by the same rule (tools/test.py). What the rule leaves out is deselected, with a
 sentence that begins with NOT_ITS_TURN, and tools/test.py counts it.
 
+Changed is what differs from the commit in .ci/landed, the last one that CI has found good: whoever begins work writes
+it there. Where that commit is unknown, changed is what the last ten commits or three hours have brought.
+
 After much work at once most of the marked tests stand on something that has changed, and CI has an end. So they are
 a stage of their own, the last one, with a time (DTCOURSE_TEST_TURNS_END) at which those that have not begun wait too:
 what is marked `early` comes first, then what every run tries, what few others are like next, and the many that are
-alike in an order drawn anew.
+alike in an order drawn anew. The other stages have such a time for what is about nothing that has changed: on a slow
+machine a run tries less and does not fail for it.
 
 CI runs some tests twice, on a bare machine with Debian's Python (tools/bare_machine.py) and here. Of what has just
 passed there every second one waits here, by the same draw; what is other with the programs than without does not.
@@ -33,6 +38,8 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 
+from tests.subjects import subjects
+
 ROOT = Path(__file__).resolve().parents[1]
 TRIED, DRAW = "DTCOURSE_TEST_SHARE", "DTCOURSE_TEST_DRAW"
 END = "DTCOURSE_TEST_TURNS_END"  # as time.time() has it; where it is not set there is no end
@@ -43,6 +50,7 @@ THIRD, HALF, ALL = (1, 3), (1, 2), (1, 1)
 # With the programs it is another proof: answers in bubblewrap, a lesson that starts Slurm.
 WITH_PROGRAMS = ("tests/course/", "lessons/26-")
 MANY = 100  # marked tests of one file: from so many on they are variants of a few
+LANDED = ".ci/landed"
 # Commits, and hours: the longer of the two is more than what is pushed at once.
 LATELY, HOURS = 10, 3
 
@@ -78,9 +86,30 @@ def is_tried(
     lately: Share,
 ) -> bool:
     """The rule of `drawn`, for given changes (None: unknown, so everything counts as changed) and a given draw."""
-    changed = paths is None or any(path.startswith(tuple(files)) for path in paths)
-    some, of = lately if changed else share
+    some, of = lately if touch(paths, files) else share
     return (place + int(drawn[:8], 16)) % of < some
+
+
+def touch(paths: Collection[str] | None, files: Collection[str]) -> bool:
+    """Whether one of the paths is one of the files or lies in one of these folders; so where the paths are unknown."""
+    return paths is None or any(path.startswith(tuple(files)) for path in paths)
+
+
+def why_others_are_enough(test: str) -> str:
+    """Why a test without a mark, or a lesson as a whole, waits; empty where it does not.
+
+    test: its node id, or the lesson's name from the repository's top
+    """
+    if os.environ.get(TRIED) != "drawn":
+        return ""
+    about = subjects(test.partition("::")[0])
+    return why_once_is_enough(test) or why_it_waits(zlib.crc32(test.encode()), about, THIRD)
+
+
+@cache
+def is_about_a_change(name: str) -> bool:
+    """Whether a test file, or a notebook, is about something that has changed: it waits for no end."""
+    return touch(changed(), subjects(name))
 
 
 def why_once_is_enough(test: str) -> str:
@@ -106,7 +135,7 @@ def passed_bare() -> frozenset[str]:
 
 
 def why_too_late() -> str:
-    """Why a marked test that has not begun by now waits; empty where there is time."""
+    """Why a test that may wait, and has not begun by now, does; empty where there is time."""
     end = os.environ.get(END)
     if not end or time.time() < float(end):
         return ""
@@ -163,18 +192,26 @@ def tree() -> str:
 
 @cache
 def changed() -> list[str] | None:
-    """The files that are not as they were LATELY commits and HOURS hours before the last commit; None where that
-    cannot be told (no git, a shallow clone, so young a repository)."""
+    """The files that are not as they were when CI last found all good; or, where that is not known, LATELY commits and
+    HOURS hours before the last commit. None where that cannot be told either (no git, a shallow clone, so young a
+    repository)."""
     by_number = git("rev-parse", "--verify", "-q", f"HEAD~{LATELY}")
     now = int(git("log", "-1", "--format=%ct") or 0)
     by_time = git("rev-list", "-1", f"--before={now - HOURS * 3600}", "HEAD")
-    base = git("merge-base", by_number, by_time) if by_number and by_time else ""
+    base = landed() or (git("merge-base", by_number, by_time) if by_number and by_time else "")
     if not base:
         return None
     return (
         git("diff", "--name-only", base).split()
         + git("ls-files", "-o", "--exclude-standard").split()
     )
+
+
+def landed() -> str:
+    """The last commit that CI has found good, if this one stands on it; else empty."""
+    file = ROOT / LANDED
+    commit = file.read_text("utf-8").strip() if file.is_file() else ""
+    return commit if commit and git("merge-base", commit, "HEAD") == commit else ""
 
 
 def git(*arguments: str) -> str:

@@ -19,8 +19,8 @@ stage, and the summary has both outputs and an entry for tests/flakes.toml.
     DTCOURSE_TEST_BARE=0 ...             # tools/bare_machine.py ended so before: into the summary with it
     DTCOURSE_TEST_PYTHON=0 ...           # and tools/other_python.py
 
-Unit tests that take turns are a stage of their own (turns), the last one. In CI what takes turns and has not begun
-after twelve minutes of it, or fifteen of the notebooks with other parameters, waits for another run.
+Unit tests that take turns are a stage of their own (turns), the last one. In CI each stage has minutes (ENDS) after
+which what may wait, and has not begun, waits for another run.
 
 A stage may take three times its usual minutes, and more on a slower or busier machine (machine.py
 measures it before each stage). Where there is an end for all, a stage may take all that is left but the later ones'
@@ -31,6 +31,7 @@ Ctrl-C and SIGTERM end everything that was started, and the summary is printed.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -65,18 +66,18 @@ LISTED = 10  # slowest tests, and slowest files
 # Minutes of each stage on two idle cores, by what the run tries.
 USUAL = {
     "fixed": {"unit": 11.5, "timing": 0.5, "notebooks": 3.5, "parameters": 0.5},
-    "drawn": {"unit": 11.5, "timing": 0.5, "notebooks": 7, "parameters": 4, "turns": 2.5},
+    "drawn": {"unit": 8, "timing": 0.5, "notebooks": 5, "parameters": 4, "turns": 2.5},
     "all": {"unit": 11.5, "timing": 0.5, "notebooks": 7, "parameters": 14, "turns": 28},
 }
-# Minutes of a stage in CI after which what takes turns and has not begun waits: on a slower machine less is tried, and
-# no other stage waits for it.
-TURNS = {"parameters": 15.0, "turns": 12.0}
+# Minutes of a stage in CI after which what may wait, and has not begun, does: on a slower machine less is tried, and no
+# other stage waits for it. What is about a change, and no test that takes turns, is always tried.
+ENDS = {"unit": 26.0, "notebooks": 16.0, "parameters": 7.0, "turns": 5.0}
 
 
 @dataclass
 class Stage:
     """One run of pytest: what it is for, what it is given, the minutes that it usually takes, what it leaves out,
-    after how many minutes what takes turns and has not begun waits (0: after none), and whether the outputs of tests
+    after how many minutes what may wait, and has not begun, does (0: after none), and whether the outputs of tests
     that pass are kept.
     """
 
@@ -143,7 +144,7 @@ class Result:
 def stages(share: str) -> list[Stage]:
     """All of them, in order. Timing comes alone: a busy second core would spoil what it measures."""
     usual, parallel = USUAL[share], ["-n", WORKERS]
-    nbval = ["-ptools.forked_kernels", "--nbval", "--nbval-current-env"]
+    nbval = ["-ptools.forked_kernels", "-ptools.late_notebooks", "--nbval", "--nbval-current-env"]
     sanitize = ROOT / "tests" / "notebooks" / "sanitize.cfg"
     if sanitize.exists():
         nbval.append(f"--nbval-sanitize-with={sanitize}")
@@ -168,7 +169,7 @@ def stages(share: str) -> list[Stage]:
         Stage(
             "notebooks",
             "lessons and solutions, their outputs compared with the committed ones",
-            [*nbval, *tried, *parallel, "--dist", "loadfile"],
+            [*nbval, *tried, *parallel, "--dist", "loadfile", "--no-loadscope-reorder"],
             waiting=waiting,
         ),
         Stage(
@@ -186,7 +187,7 @@ def stages(share: str) -> list[Stage]:
     listed = [stage for stage in listed if stage.name in usual]
     for stage in listed:
         stage.usual = usual[stage.name]
-        stage.ends = TURNS.get(stage.name, 0.0) if share == "drawn" else 0.0
+        stage.ends = ENDS.get(stage.name, 0.0) if share == "drawn" else 0.0
     return [stage for stage in listed if stage.name != "notebooks" or tried]
 
 
@@ -199,8 +200,9 @@ def marked(name: str) -> list[str]:
 
 
 def notebooks() -> tuple[list[str], Counter[str]]:
-    """The notebooks to execute in this run, and why how many are left out: some of the solutions, while others are
-    put before the judge (tests/course/test_exercises.py), and a lesson that has just run on the bare machine.
+    """The notebooks to execute in this run, what is about a change first; and why how many are left out: some of the
+    solutions, while others are put before the judge (tests/course/test_exercises.py), some of the lessons that are
+    about nothing that has changed, or have just run on the bare machine.
     """
     tried, waiting = [], Counter()
     for folder in ("lessons", "solutions"):
@@ -210,12 +212,21 @@ def notebooks() -> tuple[list[str], Counter[str]]:
                 files = rotation.files_of_solution(path.name)
                 why = rotation.why_it_waits(place, files, rotation.THIRD, lately=rotation.HALF)
             else:
-                why = rotation.why_once_is_enough(name)
+                why = rotation.why_others_are_enough(name)
             if why:
                 waiting[f"{folder}, {why}"] += 1
             else:
                 tried.append(name)
+    drawn = os.environ.get(rotation.TRIED) == "drawn"
+    # The longest begin first, so that no process is left with one at the end.
+    tried.sort(key=lambda name: (drawn and not rotation.is_about_a_change(name), -seconds_of(name)))
     return tried, waiting
+
+
+def seconds_of(notebook: str) -> float:
+    """How long it took when it was last executed; 0 where it does not say."""
+    metadata = json.loads((ROOT / notebook).read_text("utf-8")).get("metadata", {})
+    return float(metadata.get("dtcourse", {}).get("seconds", 0))
 
 
 class Stop:
@@ -399,7 +410,7 @@ def main() -> None:
     if share == "drawn" and any(result.stage.name == "bare" and result.fine for result in results):
         os.environ[rotation.BARE] = str(REPORTS / "bare.jsonl")
     left = stages(share)
-    names = [stage.name for stage in left]
+    names = USUAL[share]  # of which one with nothing to try is not left
     if unknown := [name for name in sys.argv[1:] if name not in names]:
         sys.exit(f"No stage {', '.join(unknown)}; there are {', '.join(names)}.")
     if sys.argv[1:]:

@@ -18,9 +18,8 @@ class Project:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         tools = sorted(path.relative_to(ROOT) for path in ROOT.glob("tools/*.py"))
-        own = [
-            f"tests/{name}.py" for name in ("conftest", "rotation", "turns", "optional_programs")
-        ]
+        names = ("conftest", "rotation", "subjects", "turns", "optional_programs")
+        own = [f"tests/{name}.py" for name in names]
         others = ("pyproject.toml", *own)
         for name in (*map(Path, others), *tools):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -211,6 +211,25 @@ def test_what_has_changed_lately_is_all_that_is_pushed_at_once(tmp_path, at, hou
 
 
 @needs_git
+def test_what_has_changed_is_all_since_ci_found_all_good_where_that_is_known(tmp_path, at):
+    folder = repository(tmp_path, [20] * 20 + [8] * 5)
+    at(folder)
+    hashes = subprocess.run(
+        ["git", "rev-list", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
+    )
+    file = folder / ".ci" / "landed"
+    file.parent.mkdir()
+    own = [".ci/landed"]  # not committed here
+    for back in (0, 3, 17):
+        file.write_text(f"{hashes.stdout.split()[back]}\n", encoding="utf-8")
+        assert len(rotation.changed()) == back + len(own)
+    by_number = {str(number) for number in range(25 - rotation.LATELY, 25)}
+    for unknown in ("", "0" * 40, "no commit"):
+        file.write_text(unknown, encoding="utf-8")
+        assert set(rotation.changed()) == {*by_number, *own}
+
+
+@needs_git
 def test_two_commits_with_one_tree_draw_the_same_and_another_file_draws_anew(
     tmp_path, at, monkeypatch
 ):

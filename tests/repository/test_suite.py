@@ -22,7 +22,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # Most of the time goes into starting pytest again and again, which a busy machine stretches.
 pytestmark = pytest.mark.timeout(1200)
 OF_THE_SUITE = pytest.mark.stands_on(
-    "tools/", "tests/conftest.py", "tests/rotation.py", "tests/turns.py", "pyproject.toml"
+    "tools/",
+    "tests/conftest.py",
+    "tests/rotation.py",
+    "tests/subjects.py",
+    "tests/turns.py",
+    "pyproject.toml",
 )
 
 
@@ -296,7 +301,9 @@ def tool(monkeypatch):
     return module
 
 
-def test_every_lesson_is_executed_and_solutions_take_turns(tool, monkeypatch):
+def test_every_lesson_is_executed_that_is_about_a_change_and_the_others_take_turns(
+    tool, monkeypatch
+):
     lessons, solutions = (
         {path.name for path in ROOT.glob(f"{kind}/*.ipynb")} for kind in ("lessons", "solutions")
     )
@@ -305,23 +312,29 @@ def test_every_lesson_is_executed_and_solutions_take_turns(tool, monkeypatch):
     monkeypatch.setattr(
         tool.rotation, "changed", lambda: ["dtcourse/course/checks/lesson_02_x/a.py"]
     )
+    tool.rotation.is_about_a_change.cache_clear()
     monkeypatch.setattr(tool.rotation, "passed_bare", frozenset)
     monkeypatch.setenv("DTCOURSE_TEST_SHARE", "drawn")
     runs = []
     for draw in ("0", "1", "2"):
         monkeypatch.setenv("DTCOURSE_TEST_DRAW", draw)
         tried, waiting = tool.notebooks()
-        assert {name for name in tried if name.startswith("lessons")} == {
-            f"lessons/{name}" for name in lessons
-        }
+        assert tried[0].startswith("lessons/02-"), "what is about a change comes first"
         assert sum(waiting.values()) == len(names["lessons"]) + len(solutions) - len(tried) > 0
-        assert all(reason.startswith("solutions, not its turn: ") for reason in waiting)
-        runs.append({name for name in tried if name.startswith("solutions")})
-    assert len(set().union(*runs)) == len(solutions), "in three runs"
+        assert {reason.partition(":")[0] for reason in waiting} == {
+            "lessons, not its turn",
+            "solutions, not its turn",
+        }
+        runs.append(set(tried))
+    assert len(set().union(*runs)) == len(lessons) + len(solutions), "in three runs"
     changed = {name for name in runs[0] | runs[1] if name.startswith("solutions/02")}
     assert len(changed) == 1, "where something has changed, in two"
     monkeypatch.setenv("DTCOURSE_TEST_SHARE", "fixed")
-    assert tool.notebooks()[0] == sorted(f"lessons/{name}" for name in lessons)
+    listed = tool.notebooks()[0]
+    assert sorted(listed) == sorted(f"lessons/{name}" for name in lessons)
+    seconds = [tool.seconds_of(name) for name in listed]
+    assert seconds == sorted(seconds, reverse=True) and seconds[0] > 0
+    tool.rotation.is_about_a_change.cache_clear()
 
 
 @pytest.mark.parametrize(("name", "stage"), [("timing", "timing"), ("notebooks", "parameters")])
@@ -337,7 +350,7 @@ def test_a_stage_of_few_tests_is_given_the_files_that_have_them(tool, name, stag
 def test_every_stage_has_its_usual_minutes(tool, share):
     assert {stage.name: stage.usual for stage in tool.stages(share)} == tool.USUAL[share]
     ends = {stage.name: stage.ends for stage in tool.stages(share) if stage.ends}
-    assert ends == (tool.TURNS if share == "drawn" else {})
+    assert ends == (tool.ENDS if share == "drawn" else {})
 
 
 TURNS = """
@@ -377,7 +390,7 @@ def test_what_takes_turns_comes_last_and_what_has_not_begun_in_time_waits(projec
 
     tool = project.folder / "tools" / "test.py"
     text = tool.read_text(encoding="utf-8")
-    at_once = text.replace('"parameters": 15.0, "turns": 12.0', '"parameters": 1e-9, "turns": 1e-9')
+    at_once = text.replace('"parameters": 7.0, "turns": 5.0', '"parameters": 1e-9, "turns": 1e-9')
     assert at_once != text
     tool.write_text(at_once, encoding="utf-8")
     done = stages(project, "unit", "parameters", "turns", **drawn)
@@ -389,6 +402,54 @@ def test_what_takes_turns_comes_last_and_what_has_not_begun_in_time_waits(projec
         strict=True,
     ):
         assert line.startswith(f"    {stage}not its turn: the time of a run for such tests")
+
+
+@pytest.mark.slow
+@OF_THE_SUITE
+def test_what_is_about_nothing_that_has_changed_is_drawn_and_waits_where_it_is_late(project):
+    """In a repository where `sharding` has changed since CI found it good, `compression` and a lesson have not."""
+    many = "import pytest\n\n@pytest.mark.parametrize('which', range(12))\ndef test_it(which):\n    pass\n"
+    for name in ("sharding", "compression"):
+        (project.folder / "tests" / name).mkdir()
+        project.write(f"{name}/test_{name}.py", many)
+    for number in range(6):
+        write_notebook(project.folder / "lessons" / f"0{number}-a.ipynb", "print(1)", "1\n")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "good"]):
+        subprocess.run([*git, *words], cwd=project.folder, check=True)
+    good = subprocess.run([*git, "rev-parse", "HEAD"], cwd=project.folder, capture_output=True)
+    (project.folder / ".ci").mkdir()
+    (project.folder / ".ci" / "landed").write_bytes(good.stdout)
+    project.write("sharding/test_sharding.py", f"{many}# changed\n")
+
+    drawn = {
+        "DTCOURSE_TEST_SHARE": "drawn",
+        "PYTEST_PLUGINS": "xdist.plugin,pytest_timeout,nbval.plugin",
+    }
+    tried = []
+    for draw in "012":
+        done = stages(project, "unit", "notebooks", DTCOURSE_TEST_DRAW=draw, **drawn)
+        assert done.returncode == 0, done.stdout + done.stderr
+        finished = {}
+        for stage in ("unit", "notebooks"):
+            record = (project.folder / "build" / "reports" / f"{stage}.jsonl").read_text("utf-8")
+            lines = map(json.loads, record.splitlines())
+            finished[stage] = [line["test"] for line in lines if line.get("outcome") == "passed"]
+        assert sum("sharding" in test for test in finished["unit"]) == 12
+        tried += [
+            test for test in finished["unit"] + finished["notebooks"] if "sharding" not in test
+        ]
+    assert sorted(tried) == sorted(set(tried)) and len(tried) == 12 + 6  # each in one of three
+
+    tool = project.folder / "tools" / "test.py"
+    text = tool.read_text("utf-8")
+    at_once = text.replace('"unit": 26.0, "notebooks": 16.0', '"unit": 1e-9, "notebooks": 1e-9')
+    assert at_once != text
+    tool.write_text(at_once, "utf-8")
+    done = stages(project, "unit", "notebooks", DTCOURSE_TEST_DRAW="0", **drawn)
+    assert done.stdout.splitlines()[-1] == "12 passed, 0 failed, 0 skipped", done.stdout
+    late = [line for line in part(done.stdout, "left out").splitlines() if "time of a run" in line]
+    assert len(late) == 2  # of each stage
 
 
 def test_a_stage_has_more_time_on_a_slower_machine(tool):

@@ -58,7 +58,7 @@ def _launches(module: str) -> bool:
         if isinstance(one, ast.ImportFrom) and (one.module or "").startswith(package)
         for alias in one.names
     ]
-    launching = bool({"launch", "search"} & calls) or "trials.Case(" in text
+    launching = bool({"launch", "launched", "search"} & calls) or "trials.Case(" in text
     return launching or any(map(_launches, beside))
 
 
@@ -70,6 +70,19 @@ def test_an_exercise_says_whether_its_checks_launch():
     assert {one.name for one in ALL.values() if one.launches} == {
         one.name for one in ALL.values() if _launches(*one.modules)
     }
+
+
+def test_checks_launch_where_a_failure_is_no_verdict():
+    """By own_ranks.launched: an error of launch itself would be told the answer's author as theirs."""
+    found = {
+        (path.stem, function.name)
+        for path in (PACKAGE / "course" / "checks").rglob("*.py")
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef)
+        and any(isinstance(n, ast.Call) and _called(n) == "launch" for n in ast.walk(function))
+    }
+    for_notebooks = ("choose_sharding", "stages", "layouts")
+    assert found == {(name, "measure") for name in for_notebooks}
 
 
 def test_the_judges_own_ranks_are_copies_of_it():

@@ -6,7 +6,7 @@ import random
 from functools import cache
 from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require_diagnoses
+from dtcourse.course.judging import Answer, Exercise, own_ranks, require_diagnoses
 from dtcourse.emulation import EmulatedNetwork
 
 DIAGNOSE = Exercise(
@@ -76,14 +76,12 @@ def _train(jobs: list[tuple[str, int | None, int]]) -> list[list[float]]:
 @cache
 def cases(size: int) -> list[tuple[tuple[Log], Diagnosis]]:
     """A log of each kind from `size` ranks, and what is right. Which rank is slow is drawn, and so is the noise."""
-    from dtcourse import launch
-
     jobs = [
         (kind, random.randrange(size) if kind == "rank" else None, random.randrange(10**6))
         for kind in WORK
     ]
-    how: dict[str, Any] = {"device": "cpu", "backend": "ring", "clock": "virtual"}
-    run = launch(_train, size, jobs, network=NETWORK, timeout=60.0, **how)
+    how: dict[str, Any] = {"backend": "ring", "clock": "virtual", "timeout": 60.0}
+    run = own_ranks.launched(_train, size, jobs, network=NETWORK, **how)
     found = []
     for (kind, slow, _), by_rank in zip(jobs, zip(*run, strict=True), strict=True):
         seconds, batch = max(times[-1] for times in by_rank), BATCHES[size]

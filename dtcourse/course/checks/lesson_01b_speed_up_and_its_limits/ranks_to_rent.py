@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, call_each, require
+from dtcourse.course.judging import Answer, Exercise, call_each, own_ranks, require
 from dtcourse.course.judging.verdicts import NEAR
 from dtcourse.emulation import EmulatedNetwork
 from dtcourse.plural import plural
@@ -84,14 +83,13 @@ def _steps(work: list[tuple[float, float]]) -> list[list[float]]:
 @cache
 def measured(network: Network, jobs: tuple[Job, ...]) -> list[dict[int, float]]:
     """For each job, {ranks: seconds of a step}, run on the emulated cluster."""
-    from dtcourse import launch
-
     latency, transfer = network
     emulated = EmulatedNetwork(latency=latency, bandwidth=NUMBERS * 8 / transfer)
     work = [(compute, repeated) for compute, repeated, *_ in jobs]
     different = list(dict.fromkeys(work))
-    where: dict[str, Any] = {"device": "cpu", "backend": "ring", "clock": "virtual"}
-    run = launch(_steps, MOST, different, network=emulated, timeout=120.0, **where)
+    run = own_ranks.launched(
+        _steps, MOST, different, network=emulated, backend="ring", clock="virtual"
+    )
     found = {
         done: {size: max(times) for size, times in enumerate(zip(*by_rank, strict=True), 1)}
         for done, by_rank in zip(different, zip(*run, strict=True), strict=True)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dtcourse.course.judging import own_ranks
 from dtcourse.emulation import EmulatedNetwork
 
 MS = 1e-3
@@ -50,13 +51,10 @@ def run(steps: list[Step], ranks: int) -> list[Trace]:
     """Runs them, one after the other, and returns for each: its buckets; rows of each rank, by their begin; the ranks'
     own gradients and those that their optimizers use, (ranks, layers), one number of each.
     """
-    from dtcourse import launch
-
     times = 2 * (ranks - 1)
     network = EmulatedNetwork(LATENCY * MS / times, times / ranks * 4 * BLOCK / (BYTES * MS))
-    found = launch(
-        _all, ranks, steps, record=True, backend="ring", network=network, device="cpu",
-        clock="virtual", timeout=60.0,
+    found = own_ranks.launched(
+        _all, ranks, steps, record=True, backend="ring", network=network, clock="virtual", timeout=60.0
     )  # fmt: skip
     traces = []
     for at, step in enumerate(steps):

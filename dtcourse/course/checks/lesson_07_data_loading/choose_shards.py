@@ -7,9 +7,15 @@ import tempfile
 from collections import Counter
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from dtcourse.course.judging import Answer, Exercise, require, require_near_best, trials
+from dtcourse.course.judging import (
+    Answer,
+    Exercise,
+    own_ranks,
+    require,
+    require_near_best,
+    trials,
+)
 from dtcourse.emulation import EmulatedNetwork
 from dtcourse.plural import plural
 
@@ -128,10 +134,7 @@ def _every(storage: Storage) -> list[tuple[float, float, float]]:
 @cache
 def measured(storage: Storage) -> dict[trials.Choice, trials.Measured]:
     """Seconds, samples held and mixing of every choice: all are run. Ranks say nothing to each other until the end."""
-    from dtcourse import launch
-
-    how: dict[str, Any] = {"clock": "virtual", "network": EmulatedNetwork(), "device": "cpu"}
-    by_rank = launch(_every, RANKS, storage, timeout=120.0, **how)
+    by_rank = own_ranks.launched(_every, RANKS, storage, clock="virtual", network=EmulatedNetwork())
     both = zip(*by_rank, strict=True)
     return dict(zip(CHOICES, (tuple(map(max, *one)) for one in both), strict=True))
 

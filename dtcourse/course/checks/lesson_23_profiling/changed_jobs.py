@@ -16,7 +16,7 @@ import torch
 
 from dtcourse.course.checks.lesson_23_profiling import drawn_jobs
 from dtcourse.course.checks.lesson_23_profiling.drawn_jobs import STEPS, Job, Row
-from dtcourse.course.judging import trials
+from dtcourse.course.judging import own_ranks, trials
 from dtcourse.emulation import EmulatedNetwork
 
 RANKS = 4
@@ -120,13 +120,10 @@ def measured(jobs: list[Job]) -> list[float]:
 
 
 def _launched(jobs: list[Job], record: bool = False) -> Any:
-    from dtcourse import launch
-
     network = EmulatedNetwork(FIXED / MESSAGES, TIMES / PER_BYTE)
-    return launch(
-        _steps, RANKS, jobs, record=record, backend="ring", device="cpu", network=network,
-        clock="virtual", timeout=120.0,
-    )  # fmt: skip
+    return own_ranks.launched(
+        _steps, RANKS, jobs, record=record, backend="ring", network=network, clock="virtual"
+    )
 
 
 def _steps(jobs: list[Job]) -> list[tuple[float, float, list[Row]]]:

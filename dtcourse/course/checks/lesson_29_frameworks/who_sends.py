@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtcourse.course.checks.lesson_29_frameworks.counted_steps import Job, sent_by_this_rank
-from dtcourse.course.judging import Answer, Exercise, call_each, number, require
+from dtcourse.course.judging import Answer, Exercise, call_each, number, own_ranks, require
 
 WHO = Exercise(
     "who_sends",
@@ -40,12 +40,10 @@ STAGES: tuple[Job, ...] = (
 
 def _counted(jobs: tuple[Job, ...]) -> list[list[int]]:
     """[job][rank]."""
-    from dtcourse.launch import launch
-
     found: dict[Job, list[int]] = {}
     for ranks in sorted({job[-1] for job in jobs}):
         some = [job for job in jobs if job[-1] == ranks]
-        run = launch(sent_by_this_rank, ranks, some, backend="ring", device="cpu")
+        run = own_ranks.launched(sent_by_this_rank, ranks, some, backend="ring")
         found |= {job: [by_rank[i] for by_rank in run] for i, job in enumerate(some)}
     return [found[job] for job in jobs]
 

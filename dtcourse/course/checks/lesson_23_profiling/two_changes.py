@@ -46,7 +46,7 @@ def _hint(job: Job, choice: Choice, best: Choice) -> str:
 
 def _chosen(got: Any) -> Choice:
     """An answer, in the order of the list."""
-    named = isinstance(got, (list, tuple, set, frozenset)) and len(set(map(str, got))) == 2
+    named = isinstance(got, (list, tuple)) and len(set(map(str, got))) == 2
     choice = tuple(name for name in CHANGES if named and name in got)
     require(
         len(choice) == 2,

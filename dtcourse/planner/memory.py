@@ -98,12 +98,17 @@ def block_bytes(setting: Setting, experts: bool = False, recompute: str | None =
 
 
 def _ops_bytes(s: Setting, experts: bool) -> float:
-    """torchtitan's selective recomputation: the block's input, and the results of attention's core and of every second
-    product: queries, values, one of the MLP's inner layer, the block's output.
+    """torchtitan's selective recomputation: the block's input, and the results of attention's core, of every second
+    product (queries, values, one of the MLP's inner layer, the last one, before tensor ranks sum it) and of
+    reduce-scatters.
     """
     m, tp = s.model, s.layout.tp
-    inner = s.received * m.expert / s.layout.etp if experts else s.tokens * m.wide / tp
-    kept = 2 * s.rows * m.hidden + s.tokens * (2 * m.queries + m.keys) / tp + inner
+    inner = s.tokens * (m.shared * m.expert if experts else m.wide) / tp
+    if experts:
+        inner += s.received * m.expert / s.layout.etp
+    scattered = 2 * s.rows if s.layout.sequence_parallel else 0
+    stream = (s.rows + s.tokens + scattered) * m.hidden
+    kept = stream + s.tokens * (2 * m.queries + m.keys) / tp + inner
     return kept * s.element + 4 * s.tokens * m.heads / tp
 
 

@@ -89,10 +89,18 @@ def _again(setting: Setting, experts: bool) -> dict[str, float]:
     software = setting.software
     if software.recompute == "selective":
         return {"context": 1.0}
-    if not software.again:
-        return {}
     # Where a block is not recomputed to its end nobody asks for its last sum; for what experts made the gate does.
     stops = software.early_stop and not (experts and not setting.model.shared)
+    if software.recompute == "ops":
+        # What reduce-scatters and attention's core made is kept; ulysses has messages before and behind that core.
+        left = 0.5 if setting.layout.sequence_parallel or stops else 1.0
+        return {
+            "tensor": left,
+            "context": float(setting.layout.context == "ulysses"),
+            "experts": 1.0,
+        }
+    if not software.again:
+        return {}
     left = (0.75 if setting.layout.sequence_parallel else 0.5) if stops else 1.0
     return {"tensor": software.again * left, "context": software.again, "experts": software.again}
 

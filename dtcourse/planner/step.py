@@ -12,7 +12,7 @@ from dtcourse.planner.impossible import check
 from dtcourse.planner.layout import Batch, Layout, layers_of
 from dtcourse.planner.model import Model
 from dtcourse.planner.network import neighbour
-from dtcourse.planner.pipelines import in_flight, rank_of, schedule_of
+from dtcourse.planner.pipelines import in_flight, least_makespan, rank_of, schedule_of
 from dtcourse.planner.prediction import Prediction
 from dtcourse.planner.ranges import corners, likely
 from dtcourse.planner.segments import FORWARD, INPUT, PHASES, WEIGHT, Parts, add
@@ -133,6 +133,13 @@ def _makespan(s: Setting, stages: list[Stage], transfer: float) -> tuple[float, 
     ):  # in the middle of a long step each round takes as long as the one before
         longer = _simulated(s, stages, more, transfer).makespan
         makespan += (longer - makespan) * (s.micro_batches - fewer) / (more - fewer)
+        # Of uneven stages the rounds after these may be longer: never below what is proven of the whole.
+        times = ([each.seconds(phase) for each in stages] for phase in (FORWARD, INPUT, WEIGHT))
+        ranks = simulation.schedule.rank_of
+        makespan = max(
+            makespan,
+            least_makespan(str(s.layout.schedule), ranks, *times, s.micro_batches, transfer),
+        )
     return makespan, simulation
 
 

@@ -134,12 +134,12 @@ def _makespan(s: Setting, stages: list[Stage], transfer: float) -> tuple[float, 
         longer = _simulated(s, stages, more, transfer).makespan
         makespan += (longer - makespan) * (s.micro_batches - fewer) / (more - fewer)
         # Of uneven stages the rounds after these may be longer: never below what is proven of the whole.
-        times = ([each.seconds(phase) for each in stages] for phase in (FORWARD, INPUT, WEIGHT))
-        ranks = simulation.schedule.rank_of
-        makespan = max(
-            makespan,
-            least_makespan(str(s.layout.schedule), ranks, *times, s.micro_batches, transfer),
+        forward, inputs, weights = (
+            [each.seconds(phase) for each in stages] for phase in (FORWARD, INPUT, WEIGHT)
         )
+        name, ranks = str(s.layout.schedule), simulation.schedule.rank_of
+        least = least_makespan(name, ranks, forward, inputs, weights, s.micro_batches, transfer)
+        makespan = max(makespan, least)
     return makespan, simulation
 
 

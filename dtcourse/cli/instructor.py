@@ -50,6 +50,9 @@ def grade(
     in processes that run its code: who wants to, and knows how, can fake those. A full score in them from code that you
     do not understand is worth a look.
 
+    Where the judge itself fails (no memory, a rank of its own that dies), nobody's points are lost: the exercise shows
+    ? and is in no total, and the note of its line begins with what is to be graded again.
+
     Without bubblewrap, [bold]--trust[/bold] runs the answers as you, with your files within their reach. Do that with
     code that you have read, or in a container or a virtual machine made for it.
 
@@ -82,6 +85,13 @@ def grade(
         points.add_row(escape(one.student), escape(one.file), _earned(one), note)
     console.print(points)
     refused = sum(bool(one.refused) for one in grades)
+    again = [one.file for one in grades if one.to_be_graded_again]
+    if again:
+        errors.print(
+            f"[red]To be graded again, in part or whole:[/red] {escape(', '.join(again))}. The judge itself failed "
+            "there: those points are in no total, and shown as ?.",
+            soft_wrap=True,
+        )
     console.print(
         f"{len(grades) - refused} graded, {refused} refused. {target / 'points.csv'}, {target / 'feedback'}/",
         soft_wrap=True,
@@ -89,7 +99,10 @@ def grade(
 
 
 def _earned(grade: Grade) -> str:
-    return "-" if grade.possible is None else f"{grade.points} of {grade.possible}"
+    if grade.possible is None:
+        return "-"
+    again = ", and to be graded again" if grade.to_be_graded_again else ""
+    return f"{grade.total} of {grade.possible or '?'}{again}"
 
 
 def _warn(names: list[str]) -> None:

@@ -96,7 +96,7 @@ def check(
     and the like. Other statements of the notebook are not run: no call of a function that sets a global name. Where
     bubblewrap is installed (Linux) they run in it; else as you, which is right for your own answers, and for a
     stranger's is not.
-    Exit code: 0 where all checks pass, 1 where not, 2 where there is nothing to check.
+    Exit code: 0 where all checks pass, 1 where not, 2 where there is nothing to check or something could not be judged.
 
     Examples: [bold]dtcourse check 02[/bold], [bold]dtcourse check 02 ring_shift[/bold],
     [bold]dtcourse check handed-in/ana-02.ipynb[/bold]
@@ -127,8 +127,16 @@ def check(
             console.print(escape(line), soft_wrap=True)
     good = sum(report.passed for report in reports)
     points = sum(report.points for report in reports)
-    possible = sum(report.exercise.points for report in reports)
+    possible = sum(report.possible for report in reports)
+    unjudged = [report.exercise.name for report in reports if report.unjudged]
+    judged = len(reports) - len(unjudged)
     console.print(
-        f"\n{Path(shown).name}: {good} of {plural(len(reports), 'exercise')}, {points} of {plural(possible, 'point')}."
+        f"\n{Path(shown).name}: {good} of {plural(judged, 'exercise')}, {points} of {plural(possible, 'point')}."
     )
+    if unjudged:
+        console.print(
+            f"Not judged, through no fault of yours: {', '.join(unjudged)}. Check again.",
+            soft_wrap=True,
+        )
+        raise typer.Exit(2)
     raise typer.Exit(0 if good == len(reports) else 1)

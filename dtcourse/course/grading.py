@@ -1,5 +1,7 @@
 """Grading a folder of notebooks. Each is checked as its author would (checking.py).
 
+Where the judge itself fails, nobody's points are lost: what could not be judged is in no total, and marked.
+
 Every notebook is read before the first answer runs. Each notebook runs in a sandbox of its own (judging/sandbox.py),
 and nothing that is read from an answer is executed or unpickled here. On Linux, bubblewrap keeps an answer from the
 files, processes and networks of the machine; what it reached for is named in its feedback and in the note of its line.
@@ -22,6 +24,8 @@ from dtcourse.course import notebook as nbfile
 from dtcourse.course import places
 from dtcourse.course.checking import LIMIT, check_in, check_notebook, exercises_of
 from dtcourse.course.handed_in import Submission, submissions
+from dtcourse.course.judging.framework import Exercise, Report
+from dtcourse.course.judging.requirements import NoSandbox, unjudged
 from dtcourse.course.marks import Grade, check_own, write
 from dtcourse.course.places import PACKAGE
 from dtcourse.course.workspace import number_in
@@ -88,6 +92,7 @@ def grade(
 def _grade_one(submission: Submission, lesson: str | None, options: dict[str, Any]) -> Grade:
     result = Grade(submission.student, submission.file, owner=submission.owner)
     name = Path(submission.file).name
+    wanted: list[Exercise] = []
     try:
         result.lesson = lesson or number_in(name)
         wanted = exercises_of(result.lesson)
@@ -95,11 +100,24 @@ def _grade_one(submission: Submission, lesson: str | None, options: dict[str, An
         if submission.refused:
             raise ValueError(submission.refused)
         result.reports = check_notebook(nbfile.parse(submission.data, name), wanted, **options)
+    except NoSandbox as error:
+        result.reports = _not_judged(wanted, error)
     except ValueError as error:
         result.refused = f"{error}"
-    except Exception as error:  # one submission must not cost the others their grade
+    except RecursionError as error:  # its text goes deeper than Python reads
         result.refused = f"It could not be graded: {type(error).__name__}: {error}"
+    except (
+        Exception
+    ) as error:  # neither does it cost the others their grade, nor its author the points
+        result.reports = _not_judged(wanted, error)
+    if result.reports:
+        result.possible = sum(report.possible for report in result.reports)
     return result
+
+
+def _not_judged(wanted: list[Exercise], error: Exception) -> list[Report]:
+    """Of each exercise, where the judge has failed before any check was made."""
+    return [Report(exercise, unjudged=str(unjudged(error))) for exercise in wanted]
 
 
 def _course() -> list[Path]:

@@ -20,7 +20,8 @@ from dtcourse.course.judging.framework import Report
 class Grade:
     """What one submission earned, with the reports; `refused` says why nothing could be graded.
 
-    possible: the points that its lesson's exercises give; None where nobody can say which lesson it is of
+    possible: the points that its lesson's exercises give, but for those that could not be judged; None where nobody can
+              say which lesson it is of
     owner:    the user who put the file there
     """
 
@@ -39,18 +40,32 @@ class Grade:
 
     @property
     def note(self) -> str:
-        """One line for the instructor: what was refused and why, what was reached for, what was not attempted."""
+        """One line for the instructor: what could not be judged, what was refused and why, what was reached for, what
+        was not attempted.
+        """
         if self.refused:
             return shown(self.refused)
         if self.reports and all(_unattempted(report) for report in self.reports):
             return "not attempted"
-        said = []
+        again = [report.exercise.name for report in self.reports if report.unjudged]
+        said = [f"TO BE GRADED AGAIN: {', '.join(again)}."] if again else []
         for report in self.reports:
-            sentences = [report.refused, *report.attempts]
+            sentences = [report.unjudged, report.refused, *report.attempts]
             sentences += ["not attempted" if _unattempted(report) else report.unfinished]
             if words := " ".join(filter(None, sentences)):
                 said.append(f"{report.exercise.name}: {words}".rstrip(".") + ".")
         return shown(" ".join(said))
+
+    @property
+    def total(self) -> str:
+        """The points as the table has them: "?" where nothing could be judged."""
+        unjudged = self.reports and all(report.unjudged for report in self.reports)
+        return "?" if unjudged else f"{self.points}"
+
+    @property
+    def to_be_graded_again(self) -> bool:
+        """Whether something could not be judged."""
+        return any(report.unjudged for report in self.reports)
 
     @property
     def tried(self) -> int:
@@ -63,7 +78,7 @@ class Grade:
         if self.refused:
             lost = [f"0 of {self.possible} points.", ""] if self.possible is not None else []
             return "\n".join([*lines, *lost, self.refused, ""])
-        lines += [f"{self.points} of {self.possible} points.", ""]
+        lines += [f"{self.total} of {self.possible or '?'} points.", ""]
         for report in self.reports:
             lines += ["```text", str(report), "```", ""]
         return "\n".join(lines)
@@ -89,7 +104,10 @@ def write(grades: list[Grade], out: Path) -> None:
         ["student", "file", "owner", "lesson", *columns, "points", "possible", "tried", "note"]
     )
     for grade in grades:
-        earned = {report.exercise.name: report.points for report in grade.reports}
+        earned = {
+            report.exercise.name: "?" if report.unjudged else report.points
+            for report in grade.reports
+        }
         cells = [earned.get(name, "") if not grade.refused else "" for name in columns]
         row = [
             grade.student,
@@ -97,7 +115,7 @@ def write(grades: list[Grade], out: Path) -> None:
             grade.owner,
             grade.lesson,
             *cells,
-            grade.points,
+            grade.total,
             "" if grade.possible is None else grade.possible,
             grade.tried,
             grade.note,

@@ -455,6 +455,18 @@ def test_grade_a_folder_of_all_sorts(course):
     assert len(submissions(course / "handed-in", graded)) == 10
 
 
+def test_what_the_judge_failed_at_is_neither_passed_nor_failed(course, monkeypatch):
+    report = framework.Report(DOUBLE, unjudged="It was the judge.")
+    monkeypatch.setattr("dtcourse.course.grading.check_notebook", lambda *_, **__: [report])
+    submission(course, "ana-03.ipynb", "    return 2 * n")
+    said = dtcourse("check", course / "handed-in" / "ana-03.ipynb", code=2)
+    assert "? It was the judge." in said and "0 of 0 exercises, 0 of 0 points" in said
+    assert "Not judged, through no fault of yours: double." in said
+    said = dtcourse("grade", course / "handed-in", *TRUST)
+    assert "To be graded again, in part or whole: ana-03.ipynb." in said
+    assert "1 of 1: ana-03.ipynb, ? of ?, and to be graded again" in said
+
+
 @pytest.mark.slow
 def test_an_answer_that_edits_the_package_changes_no_grade_and_is_told(
     course, monkeypatch, tmp_path

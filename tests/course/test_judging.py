@@ -194,6 +194,17 @@ def test_a_sandbox_that_does_not_start_is_no_fault_of_the_answer(monkeypatch, tm
         report("def double(n): return 2 * n", exercise=DOUBLE)
 
 
+def test_a_process_that_the_system_has_no_room_for_is_no_fault_of_the_answer(monkeypatch):
+    def refused(*_, **__):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(process.subprocess, "Popen", refused)
+    before = len(os.listdir("/dev/fd"))
+    with pytest.raises(requirements.NoSandbox, match="Resource temporarily unavailable"):
+        report("def double(n): return 2 * n", exercise=DOUBLE, confined=False)
+    assert len(os.listdir("/dev/fd")) == before, "no pipe stays open"
+
+
 @pytest.fixture
 def impatient(monkeypatch):
     """What never ends needs no longer on a busy machine; the load there is also what another test has left behind."""

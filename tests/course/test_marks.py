@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from dtcourse.course import grading
 from dtcourse.course.doctor.cluster import closed_to_others
-from dtcourse.course.grading import Grade, grade, write
+from dtcourse.course.grading import Grade, exercises_of, grade, write
+from dtcourse.course.judging.framework import Report
+from dtcourse.course.judging.requirements import NoSandbox
 
 
 def modes(folder):
@@ -66,3 +71,50 @@ def test_what_ends_a_run_leaves_the_marks_that_were_given(tmp_path):
         grade(tmp_path, tmp_path / "graded", trust=True, on_grade=stop)
     table = (tmp_path / "graded" / "points.csv").read_text()
     assert "ana-03.ipynb" in table and "bob" not in table
+
+
+EMPTY = json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": []})
+# What comes of a submission: reports, or an error of the judge's or of the submission's own.
+OUTCOMES = {
+    "ana": None,
+    "bob": NoSandbox("the sandbox did not start: no room"),
+    "cem": OSError("no room"),
+    "dee": ValueError("It is no notebook."),
+    "eli": RecursionError("too deep"),
+}
+
+
+def test_what_the_judge_failed_at_is_in_no_total_and_marked(tmp_path, monkeypatch):
+    for student in OUTCOMES:
+        (tmp_path / f"{student}-02.ipynb").write_text(EMPTY)
+    left = list(OUTCOMES.values())
+
+    def checked(_, wanted, **__):
+        if error := left.pop(0):
+            raise error
+        first, *others = wanted
+        return [Report(first, unjudged="x"), *(Report(one, unfinished="y") for one in others)]
+
+    monkeypatch.setattr(grading, "check_notebook", checked)
+    grade(tmp_path, tmp_path / "graded", trust=True)
+    first, *others = exercises_of("02")
+    rest = sum(one.points for one in others)
+    with (tmp_path / "graded" / "points.csv").open() as file:
+        rows = {row["student"]: row for row in csv.DictReader(file)}
+    totals = {student: (row["points"], row["possible"]) for student, row in rows.items()}
+    whole = f"{first.points + rest}"
+    assert totals == {
+        "ana": ("0", f"{rest}"),
+        "bob": ("?", "0"),
+        "cem": ("?", "0"),
+        "dee": ("0", whole),
+        "eli": ("0", whole),
+    }
+    assert rows["ana"][first.name] == "?" and rows["ana"][others[0].name] == "0"
+    assert rows["ana"]["note"].startswith(f"TO BE GRADED AGAIN: {first.name}. {first.name}: x.")
+    for student in ("bob", "cem"):
+        assert {rows[student][one.name] for one in (first, *others)} == {"?"}
+        assert rows[student]["note"].startswith(f"TO BE GRADED AGAIN: {first.name}, ")
+        assert "no room" in rows[student]["note"]
+        page = (tmp_path / "graded" / "feedback" / f"{student}.md").read_text()
+        assert "? of ? points" in page and "could not be judged" in page

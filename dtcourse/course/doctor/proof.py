@@ -80,7 +80,7 @@ def exercise() -> Iterator[Finding]:
             )[0]
             for kind in ("solutions", "exercises")
         )
-        said = solved.refused or solved.unfinished
+        said = solved.refused or solved.unfinished or solved.unjudged
         said = said or "; ".join(one.sentence for one in solved.verdicts if not one.passed)
         _require(solved.passed, f"the solution of {wanted[0].name} does not pass: {said}")
         _require(

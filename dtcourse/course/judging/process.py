@@ -19,17 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from dtcourse.course.judging import attempts, limits
-from dtcourse.course.judging.requirements import CheckFailed, Refused, Stopped
+from dtcourse.course.judging.requirements import CheckFailed, NoSandbox, Refused, Stopped
 
 START = 90.0  # seconds to import torch, twice, on a busy machine
 LARGEST = 512 * 2**20
 MARK = "DTCOURSE_SANDBOX"
 _MOST_TOLD = 1 << 16  # bytes of attempts that are read
 _CODE = "import sys; from dtcourse.course.judging.serving import serve; serve(sys.argv[1])"
-
-
-class NoSandbox(ValueError):
-    """The answer's process did not come to life, which is no fault of the answer."""
 
 
 class AnswerProcess:
@@ -42,7 +38,8 @@ class AnswerProcess:
     policy:      what is an answer's own
     imports:     modules for its ranks
 
-    It takes seconds to import torch; wait_until_ready before it is spoken with.
+    It takes seconds to import torch; wait_until_ready before it is spoken with. Raises NoSandbox where the system
+    starts no process.
     """
 
     def __init__(
@@ -69,20 +66,27 @@ class AnswerProcess:
         tasks = limits.tasks() if self.confined else None
         orders = {**theirs, "memory": memory, "tasks": tasks, "policy": policy, "imports": imports}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is ready, or with it
-        # bubblewrap ends with the thread that starts it, so that has to be one that lasts: the main thread.
-        self._popen = subprocess.Popen(
-            # -P: its folder is the answer's, and no module is imported from there.
-            [*front, sys.executable, "-P", "-c", _CODE, json.dumps(orders)],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-            pass_fds=tuple(theirs.values()),
-            start_new_session=True,
-        )
-        for descriptor in theirs.values():
-            os.close(descriptor)
+        try:
+            # bubblewrap ends with the thread that starts it, so that has to be one that lasts: the main thread.
+            self._popen = subprocess.Popen(
+                # -P: its folder is the answer's, and no module is imported from there.
+                [*front, sys.executable, "-P", "-c", _CODE, json.dumps(orders)],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                pass_fds=tuple(theirs.values()),
+                start_new_session=True,
+            )
+        except OSError as error:  # no memory for one more, or too many of them
+            for descriptor in (self._hear, self._tell, self._overhear):
+                os.close(descriptor)
+            self._errors.close()
+            raise NoSandbox(f"the sandbox did not start: {error}") from None
+        finally:
+            for descriptor in theirs.values():
+                os.close(descriptor)
 
     def wait_until_ready(self) -> None:
         """Until it has imported what answers need; from then on it is held to its limits.

@@ -13,6 +13,10 @@ class Unjudged(Exception):
     """What the judge runs without the answer has failed: that is no verdict, and costs nothing."""
 
 
+class NoSandbox(ValueError):
+    """The answer's process did not come to life, which is no fault of the answer."""
+
+
 def unjudged(error: Exception) -> Unjudged:
     """What is said of an exercise where the judge itself has failed with this."""
     return Unjudged(

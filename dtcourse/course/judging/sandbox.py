@@ -64,9 +64,8 @@ class Sandbox:
         private: Iterable[Path] = (),
         imports: list[str] | None = None,
     ) -> None:
-        self._heard = (
-            time.monotonic()
-        )  # when it last replied: what the judge computes meanwhile is not its time
+        # Until when the answer has computed: its time stands still while the judge does.
+        self._heard = time.monotonic()
         self.ends = self._heard + limits.patience(limit)
         self.memory = limits.memory() if memory is None else memory
         self.modules = MODULES if modules is None else modules
@@ -105,7 +104,7 @@ class Sandbox:
         self.process = process
 
     def begin(self) -> None:
-        """Start the process, and do not wait: it imports torch, as its judge may have to."""
+        """Start the process, and do not wait: it imports torch, as its judge may have to. Raises NoSandbox."""
         if self.process is None:
             self._start()
 

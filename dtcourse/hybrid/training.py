@@ -30,6 +30,7 @@ from dtcourse.parameters.averaging import average
 from dtcourse.parameters.clipping import clip_grad_norm
 from dtcourse.parameters.replicas import Group
 from dtcourse.pipeline_parallel import Pipeline, Schedule, Stage
+from dtcourse.pipeline_parallel.batch import check_scale
 
 IGNORED = -100
 
@@ -98,6 +99,7 @@ class HybridTraining:
         (not on an emulated cluster).
         Gradients of a step before are still there: zero_grad first.
         """
+        check_scale(scale)
         # All ranks begin their first step, and raise together or not at all. An emulated step is measured, and what is
         # asked once would be in its time.
         if self._first and clock.installed() is None:
@@ -124,6 +126,11 @@ class HybridTraining:
             raise ValueError(
                 "tokens and targets have one shape, (samples, tokens of each); got "
                 f"{tuple(tokens_BS.shape)} and {tuple(targets_BS.shape)}"
+            )
+        if tokens_BS.device != targets_BS.device or tokens_BS.is_meta:
+            raise ValueError(
+                "tokens and targets are on one device, with values; got "
+                f"{tokens_BS.device} and {targets_BS.device}"
             )
         self.config.check_batch(*tokens_BS.shape)
         check_length(tokens_BS.shape[-1], self.max_length)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dtcourse import device
-from dtcourse.parameters.grad_norm import Spread, scale_to, total_norm
+from dtcourse.parameters.grad_norm import Spread, check_max_norm, scale_to, total_norm
 from dtcourse.parameters.naming import gradients_in
 from dtcourse.parameters.owners import owners_of
 from dtcourse.parameters.placement import local
@@ -27,7 +27,9 @@ def clip_grad_norm(
 
     As torch.nn.utils.clip_grad_norm_ of the plain model on the whole batch, the same on every rank. All ranks call it,
     when the gradients are averaged: before, each rank's are of its own part of the batch, and so is their norm.
+    Raises ValueError where max_norm or norm_type is no number above 0, and nothing is scaled.
     """
+    check_max_norm(max_norm)
     norm = grad_norm(model, norm_type)
     scale_to(
         [local(e.parameter.grad) for e in gradients_in(model) if e.parameter.grad is not None],

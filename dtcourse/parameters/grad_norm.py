@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, TypeVar
 
 import torch
@@ -45,8 +46,8 @@ def total_norm(
 
     norm_type: 1, 2, ... or inf;  owners: groups whose ranks hold gradients of different parameters
     """
-    if not norm_type > 0:
-        raise ValueError(f"norm_type is above 0, or inf; got {norm_type}")
+    if not _is_above_zero(norm_type):
+        raise ValueError(f"norm_type is a number above 0, or inf; got {norm_type!r}")
     infinite = math.isinf(norm_type)
     op = dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM
     held: dict[tuple[Group, ...], list[torch.Tensor]] = {}
@@ -116,8 +117,7 @@ def scale_to(
     error_if_nonfinite: bool = False,
 ) -> None:
     """Scales gradients whose norm is `norm` so that it is at most `max_norm`, by the same factor on all ranks."""
-    if not max_norm > 0:
-        raise ValueError(f"max_norm is above 0; got {max_norm}")
+    check_max_norm(max_norm)
     if error_if_nonfinite and not torch.isfinite(norm):
         raise RuntimeError(
             f"the gradients' global norm is {norm.item()}: there is nothing to clip to"
@@ -125,6 +125,19 @@ def scale_to(
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         gradient.mul_(scale.to(gradient.device, gradient.dtype))
+
+
+def check_max_norm(max_norm: float) -> None:
+    """Whether gradients can be clipped at it; asked before the norm, which is a collective."""
+    if not _is_above_zero(max_norm):
+        raise ValueError(f"max_norm is a number above 0; got {max_norm!r}")
+
+
+def _is_above_zero(number: object) -> bool:
+    """A tensor of one number is one too, as in PyTorch."""
+    if isinstance(number, torch.Tensor):
+        return number.numel() == 1 and bool(number > 0)
+    return isinstance(number, Real) and not isinstance(number, bool) and float(number) > 0
 
 
 def _sum_of_powers(gradients: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:

@@ -214,6 +214,12 @@ def split_batch(batch: Any, micro_batches: int, name: str) -> list[Tensors]:
     return list(parts)
 
 
+def check_scale(scale: object) -> None:
+    """Whether it can scale a loss; a number cannot: a loss scaler's changes from step to step."""
+    if scale is not None and not callable(scale):
+        raise ValueError(f"scale is a function, such as a loss scaler's .scale; got {scale!r}")
+
+
 def samples(target: Any) -> int:
     """How many samples a micro-batch has, by its target: a tensor, or several with the samples on dim 0."""
     return len(as_tensors(target, "A target is")[0])

@@ -29,7 +29,7 @@ from dtcourse.parameters.owners import note_copied
 from dtcourse.parameters.partial_gradients import PartialGradients, summed_once
 from dtcourse.parameters.placement import local
 from dtcourse.pipeline_parallel.actions import BACKWARD, Schedule
-from dtcourse.pipeline_parallel.batch import samples
+from dtcourse.pipeline_parallel.batch import check_scale, samples
 from dtcourse.pipeline_parallel.copies import gradient_owner, lies_in_a_flat, sum_over_copies
 from dtcourse.pipeline_parallel.performer import Performer
 from dtcourse.pipeline_parallel.replicas import Replicas
@@ -122,9 +122,10 @@ class Pipeline(Performer):
         Returns the mean loss on the last stage's rank, not scaled, None elsewhere: a tensor, for whose value nobody has
         waited.
 
-        Raises ValueError if the batch has fewer samples than there are micro-batches, or a stage's outputs change in
-        shape: on the rank that finds it, and as StepRefused on those that wait for that rank.
+        Raises ValueError if scale is no function, the batch has fewer samples than there are micro-batches, or a
+        stage's outputs change in shape: on the rank that finds it, and as StepRefused on those that wait for that rank.
         """
+        check_scale(scale)
         with self.summing_shared(), summed_once(self.partial):
             with self.step_with(self.mail):
                 batch = self.batch(x, target, scale=scale)

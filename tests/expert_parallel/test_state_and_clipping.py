@@ -58,7 +58,7 @@ def clipped():
         with pytest.raises(RuntimeError, match="global norm is nan"):
             clip_grad_norm(moe, 1.0, error_if_nonfinite=True)
         for bad, message in (
-            ({"max_norm": 0.0}, "max_norm is above 0; got 0.0"),
+            ({"max_norm": 0.0}, "max_norm is a number above 0; got 0.0"),
             ({"max_norm": 1.0, "norm_type": -1.0}, "above 0, or inf; got -1.0"),
         ):
             with pytest.raises(ValueError, match=message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -185,3 +186,34 @@ def test_meshes_that_are_not_the_configs():
         product = "pp(1) x dp_replicate(1) x dp_shard(2) x cp(1) x tp(3) = 6, and there are 2 ranks"
         assert heard["product"] == product
         assert "layers says how many each of 1 stage has of 4" in heard["model"]
+
+
+def what_a_step_is_told():
+    """On two ranks: what is no function to scale by, no number to clip at, and tokens on no device of the model's."""
+    training = parallelize(Transformer(TIED), HybridConfig(tp=2).mesh("cpu"), HybridConfig(tp=2))
+    batch = torch.zeros(2, 8, dtype=torch.long)
+    heard = {
+        "scale": said(training.step, batch, batch, 2.0),
+        "meta": said(training.step, batch.to("meta"), batch.to("meta")),
+    }
+    training.step(batch, batch)
+    before = [p.grad.clone() for p in training.module.parameters()]
+    for wrong in ("1", None, 0.0, math.nan, True, [1.0]):
+        heard[f"max_norm={wrong}"] = said(training.clip_grad_norm, wrong)
+    heard["norm_type"] = said(training.clip_grad_norm, 1.0, "2")
+    assert all(p.grad.equal(g) for p, g in zip(training.module.parameters(), before, strict=True))
+    assert math.isfinite(training.clip_grad_norm(1, 2))  # and it goes on
+    return heard
+
+
+def test_what_a_step_and_its_clipping_are_given():
+    for heard in launch(what_a_step_is_told, 2):
+        assert heard.pop("scale") == "scale is a function, such as a loss scaler's .scale; got 2.0"
+        assert (
+            heard.pop("meta")
+            == "tokens and targets are on one device, with values; got meta and meta"
+        )
+        assert heard.pop("norm_type") == "norm_type is a number above 0, or inf; got '2'"
+        for name, sentence in heard.items():
+            wrong = name.partition("=")[2]
+            assert sentence.replace("'", "") == f"max_norm is a number above 0; got {wrong}"

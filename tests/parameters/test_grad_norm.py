@@ -56,9 +56,9 @@ def test_one_message_an_axis_however_many_gradients():
 
 def test_mistakes_are_explained():
     one = torch.ones(1)
-    with pytest.raises(ValueError, match=r"norm_type is above 0, or inf; got 0"):
+    with pytest.raises(ValueError, match=r"norm_type is a number above 0, or inf; got 0"):
         total_norm([], 0)
-    with pytest.raises(ValueError, match=r"max_norm is above 0; got -1"):
+    with pytest.raises(ValueError, match=r"max_norm is a number above 0; got -1"):
         scale_to([one], one, -1)
     with pytest.raises(RuntimeError, match="norm is inf: there is nothing to clip to"):
         scale_to([one], torch.tensor(math.inf), 1.0, error_if_nonfinite=True)

@@ -295,7 +295,7 @@ OF_FLATS = {
     used_while_freed_without_gradients: r"2.weight \[2, 4\] .* is sharded",
     used_in_another_function: r"2.bias \[2\] .* is sharded",
     forward_around_the_hooks: r"Call the module itself \(model\(x\), not model.forward\(x\)\)",
-    clipped_to_nothing: "max_norm is above 0; got 0.0",
+    clipped_to_nothing: "max_norm is a number above 0; got 0.0",
     clipped_by_torch: r"weight \[4, 2\] of 0 is sharded, .*of its gradient would be .* call model.clip_grad_norm_",
     clipped_by_torch_in_groups: "model.clip_grad_norm_",
     norm_by_torch: "model.clip_grad_norm_",

@@ -8,7 +8,10 @@ from functools import cache
 import pytest
 import torch
 
-from dtcourse.course.judging import framework, trial_ranks, trials
+from dtcourse.course.checks.lesson_13b_messages_and_ports import choose_sending
+from dtcourse.course.checks.lesson_16b_fsdp_in_practice import choose_host
+from dtcourse.course.checks.lesson_19b_overlapped_tensor_parallel import choose_overlap
+from dtcourse.course.judging import framework, own_ranks, trial_ranks, trials
 from dtcourse.course.judging.framework import CheckFailed
 from dtcourse.course.judging.requirements import Refused, Unjudged
 from dtcourse.course.judging.runs import InKernel
@@ -198,6 +201,38 @@ def test_what_was_tried_is_looked_at():
 def test_what_cannot_have_been_tried_is_refused(told):
     with pytest.raises(Refused, match="speaks for the rank that tells what was run"):
         trial_ranks.told_by(told, CHOICES, 2)
+
+
+class Names:
+    """An answer that names a choice, and has tried none."""
+
+    def __init__(self, choice):
+        self.choice = choice
+
+    def run(self, step, world_size, *args, **options):
+        return [self.choice, []]
+
+
+@pytest.mark.parametrize(
+    ("exercise", "cases", "width"),
+    [
+        (choose_sending, choose_sending.BYTES | choose_sending.MESSAGES, 1),
+        (choose_host, choose_host.ROOM | choose_host.LITTLE | choose_host.LINK, 2),
+        (choose_overlap, choose_overlap.QUICK | choose_overlap.LONG, 1),
+    ],
+)
+def test_a_choice_and_the_best_one_are_measured_by_one_launch(exercise, cases, width, monkeypatch):
+    launches = []
+
+    def launched(function, ranks, runs, given, **how):
+        launches.append([choice for _, choice in runs])
+        return [[(1.0,) * width for _ in runs]]
+
+    monkeypatch.setattr(own_ranks, "launched", launched)
+    for given, best in cases.items():
+        choice = exercise.choice_of(best) if exercise is choose_host else best
+        exercise._require(Names(choice), {given: best}, "Which?")
+        assert launches.pop() == [choice, choice] and not launches
 
 
 ONE = framework.Exercise("one", lesson="00", title="One", takes=("choose",), target="1 choice")

@@ -33,11 +33,15 @@ class Bounds:
     """Closed forms for all layouts of one model on one cluster.
 
     base: known numbers, with a layout that says what is the same in all
+    ends: the same with each range at one of its ends; sure: what does not fit at each of these is not kept
     slow, large, alone: layouts that the last scan left out by a floor, by memory, and looked at one by one
     """
 
-    def __init__(self, base: Setting, devices: int) -> None:
-        self.base, self.devices = base, devices
+    def __init__(
+        self, base: Setting, devices: int, ends: Sequence[Setting] = (), sure: bool = False
+    ) -> None:
+        self.base, self.devices, self.sure = base, devices, sure
+        self.ends = [Bounds(each, devices) for each in ends]
         self.slow = self.large = self.alone = 0
         self._blocks: dict[Any, Any] = {}
         self._held: dict[Any, Held] = {}
@@ -137,6 +141,23 @@ class Bounds:
         kept = in_flight(shape[1], shape[0], shape[2], s.micro_batches)
         return self._most(made, pieces, pieces.units(made), kept)
 
+    def at_ends(self, s: Setting) -> list[tuple[float, float]]:
+        """(bytes that it needs, bytes that there are) with each range at one of its ends."""
+        found = []
+        for end in self.ends:
+            software = replace(
+                end.base.software,
+                recompute=s.software.recompute,
+                recompute_every=s.software.recompute_every,
+            )
+            there = replace(end.base, layout=s.layout, batch=s.batch, software=software)
+            found.append((end.nbytes(there), end.base.hardware.memory))
+        return found
+
+    def surely(self, s: Setting) -> bool:
+        """Whether it fits at all of them."""
+        return all(needed <= there for needed, there in self.at_ends(s))
+
     def _cut(
         self, family: Family, each: Slice, schedules: Schedules, cut: Cut, least: float, keeper: Keeper
     ) -> None:  # fmt: skip
@@ -171,8 +192,10 @@ class Bounds:
             if keeper.hopeless(seconds[whole], nbytes):
                 continue
             most = self._most(made, pieces, units, kept[one])
-            if most <= s.hardware.memory:
-                layout = replace(s.layout, schedule=one)
+            layout = replace(s.layout, schedule=one)
+            if most <= s.hardware.memory and (
+                not self.sure or self.surely(replace(s, layout=layout))
+            ):
                 keeper.offer(Candidate(seconds[whole], most, layout, s.batch, s.software))
 
     def _most(

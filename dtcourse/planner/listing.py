@@ -10,24 +10,40 @@ from dtcourse.planner import impossible
 from dtcourse.planner.layout import V_SHAPED, Batch, Layout
 from dtcourse.planner.model import Model
 from dtcourse.planner.pipelines import possible
+from dtcourse.planner.setting import Setting
 from dtcourse.planner.space import Cut, Family, Slice, Space, cuts_of, schedules_of
 
 
 @dataclass
 class Listing:
     """slices: by family, what is possible; layouts: how many there are in all; refused, examples: by what an equation
-    is about, how many layouts it refuses, and its sentence for one of them.
+    is about, how many layouts it refuses, and its sentence for one of them; passed_over: degrees that divide nothing.
     """
 
     slices: dict[Family, list[Slice]] = field(default_factory=dict)
     layouts: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
+    passed_over: list[str] = field(default_factory=list)
 
     @property
     def possible(self) -> int:
         """How many no equation refuses."""
         return self.layouts - sum(self.refused.values())
+
+    def has(self, s: Setting, base: Layout) -> bool:
+        """Whether this is one of the possible ones. base: what the search has not changed."""
+        layout = s.layout
+        family = Family(
+            layout.tp, layout.sequence_parallel, layout.cp, layout.ep, s.batch.micro_batch, s.software.recompute
+        )  # fmt: skip
+        for each in self.slices.get(family, ()):
+            for cut in each.cuts if each.pp == layout.pp else ():
+                for name, chunks in each.schedules:
+                    others = {"pp": each.pp, "schedule": name, "chunks": chunks, **cut._asdict()}
+                    if layout == family.layout(base, **others):
+                        return True
+        return False
 
     def refuse(self, about: str, layouts: int, example: Callable[[], str]) -> None:
         """Counts them."""
@@ -41,6 +57,7 @@ class Listing:
         lines = [f"{self.layouts:,} layouts, of which {self.possible:,} are possible"]
         for about, count in sorted(self.refused.items(), key=lambda each: -each[1]):
             lines.append(f"  {count:,} are refused by their {about}: {self.examples[about]}")
+        lines += [f"  not tried, since they do not divide: {each}" for each in self.passed_over]
         return "\n".join(lines)
 
 
@@ -56,7 +73,7 @@ class Asked:
 
     def listing(self) -> Listing:
         """All layouts of the space."""
-        found = Listing()
+        found = Listing(passed_over=self.space.passed_over(self.model, self.devices))
         for family in self.space.families(self.model, self.devices):
             pipelines = self.space.pipelines(family, self.devices)
             try:

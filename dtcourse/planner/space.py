@@ -11,7 +11,7 @@ schedule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from dtcourse.planner.layout import V_SHAPED, Layout
 from dtcourse.planner.model import Model
 from dtcourse.planner.software import Software
 
+DEGREES = ("tp", "cp", "pp", "ep", "dp_shard", "chunks", "micro_batches")
 CHUNKED = ("interleaved", "breadth_first")
 Schedules = list[tuple[str, int]]  # names, and stages of a rank where they are chunked
 
@@ -46,6 +47,13 @@ class Family(NamedTuple):
         """The same program, recomputing as this family does."""
         every = base.recompute_every if self.recompute == "full" else 1
         return replace(base, recompute=self.recompute, recompute_every=every)
+
+
+# What a search changes of a layout; all else it leaves as it is.
+TRIED = (
+    "dp_replicate", "dp_shard", "pp", "stage", "reshard_after_forward", "schedule", "chunks", "layers", "tp",
+    "sequence_parallel", "cp", "ep",
+)  # fmt: skip
 
 
 class Cut(NamedTuple):
@@ -83,6 +91,9 @@ class Space:
     """What is tried of each choice; None: every degree that divides the devices (ep: the experts).
 
     chunks: of the schedules that have them; reshard_after_forward: of ZeRO's stage 3
+
+    Raises ValueError for what is no value of a layout, and for nothing to try. A degree that does not divide is passed
+    over: the search says so.
     """
 
     tp: tuple[int, ...] | None = None
@@ -102,16 +113,18 @@ class Space:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            if (given := getattr(self, each.name)) is not None:
-                object.__setattr__(self, each.name, tuple(given))
-        for name in ("tp", "cp", "pp", "ep", "dp_shard", "chunks", "micro_batches"):
-            given = getattr(self, name)
-            if given is not None and (not given or min(given) < 1):
-                raise ValueError(f"{name} is one number or more, each at least 1; got {given}")
-        others = ("stages", "reshard_after_forward", "sequence_parallel", "schedules", "recompute")
-        for name in others:
+            name, given = each.name, getattr(self, each.name)
+            if given is None and each.default is None:
+                continue
+            if isinstance(given, str) or not isinstance(given, Iterable):
+                raise ValueError(f"{name} is all values to try, as ({given!r},); got {given!r}")
+            object.__setattr__(self, name, tuple(dict.fromkeys(given)))
             if not getattr(self, name):
                 raise ValueError(f"{name} has at least one value to try; got none")
+        for name in DEGREES:
+            given = getattr(self, name)
+            if given and not all(isinstance(one, int) and one >= 1 for one in given):
+                raise ValueError(f"{name} is one number or more, each at least 1; got {given}")
         # Each is refused by name where there is no such thing.
         for stage in self.stages:
             Layout(dp_shard=2, stage=stage)
@@ -130,6 +143,24 @@ class Space:
                         for micro_batch in self.micro_batches:
                             for recompute in self.recompute:
                                 yield Family(tp, cut, cp, ep, micro_batch, recompute)
+
+    def passed_over(self, model: Model, devices: int) -> list[str]:
+        """In words, degrees that were asked for and divide nothing."""
+        found = []
+        for name in ("tp", "cp", "pp", "dp_shard", "ep"):
+            number = model.experts if name == "ep" else devices
+            lost = [
+                one for one in getattr(self, name) or () if number % one or (one > 1 and not number)
+            ]
+            of = (
+                f"{devices} devices"
+                if name != "ep"
+                else f"{number} experts"
+                if number
+                else "a model without experts"
+            )
+            found += [f"{name} {', '.join(map(str, lost))} of {of}"] if lost else []
+        return found
 
     def pipelines(self, family: Family, devices: int) -> tuple[int, ...]:
         """Lengths of a family's pipelines."""

@@ -71,7 +71,7 @@ def test_closed_forms_are_predicts_bytes_and_never_above_its_seconds(predicted):
 
 
 def test_the_best_of_all_is_the_best_that_is_found(predicted):
-    case, found, _ = predicted
+    case, found, bounded = predicted
     model, space, card = CASES[case]
     best = min(one.seconds for one in found.values() if one.fits)
     one = search(model, card, DEVICES, SEQUENCES, software=SOFTWARE, space=space)
@@ -85,17 +85,26 @@ def test_the_best_of_all_is_the_best_that_is_found(predicted):
     )
     assert few.proven and few.best.seconds == pytest.approx(best, rel=1e-12)
     assert len(few.choices) < len(found) / 2
+    tried = {each.key for each in few.choices}
+    assert all(one.seconds >= best * (1 - 1e-9) for k, one in bounded.items() if k not in tried)
 
 
 def test_no_layout_of_the_frontier_is_worse_in_both_and_the_leanest_is_there(predicted):
     case, found, _ = predicted
     model, space, card = CASES[case]
     one = search(model, card, DEVICES, SEQUENCES, software=SOFTWARE, space=space, predictions=1)
-    front = one.pareto(tolerance=0.0)
-    assert len(front) > 2
-    for faster, leaner in itertools.pairwise(front):
-        assert faster.seconds <= leaner.seconds and faster.nbytes > leaner.nbytes
-    assert front[-1].nbytes == min(each.peak_bytes for each in found.values())
+    fitting = [each for each in found.values() if each.fits]
+    for front, proven in ((one.pareto(0.0), False), (one.pareto(0.0, prove=True), True)):
+        assert len(front) > 2
+        for faster, leaner in itertools.pairwise(front):
+            assert faster.seconds <= leaner.seconds and faster.nbytes > leaner.nbytes
+        assert front[0].seconds <= one.best.seconds
+        assert front[-1].nbytes == min(each.peak_bytes for each in fitting)
+        better = [
+            each for each in fitting for member in front
+            if each.seconds < member.seconds * (1 - 1e-9) and each.peak_bytes < member.nbytes
+        ]  # fmt: skip
+        assert not (proven and better)
     assert len(one.pareto(tolerance=0.2)) <= len(front)
     with pytest.raises(ValueError, match="tolerance is 0 or more; got -1"):
         one.pareto(-1)

@@ -37,6 +37,7 @@ listing.py     the same, counted: what is possible, and which equation refuses t
 pieces.py      stages that are alike
 keepers.py     what is kept of many layouts: the fastest, or those to which none is better in time and memory
 bounds.py      closed forms: bytes, and seconds that no prediction is below
+found.py       what a search has found
 search.py      search(): the fastest layouts that fit
 why_not.py     why another one is not taken, in words
 unequal_work.py  layers' costs and bytes, and a plan for ranks that are not alike
@@ -48,6 +49,7 @@ No constant is for one model. What was fitted, to which runs, and how well it do
 
 from __future__ import annotations
 
+from dtcourse.planner.found import Choice, Found
 from dtcourse.planner.hardware import Hardware
 from dtcourse.planner.layout import Batch, Layout
 from dtcourse.planner.measured import Measured
@@ -61,6 +63,8 @@ from dtcourse.planner.step import predict
 
 __all__ = [
     "Batch",
+    "Choice",
+    "Found",
     "Hardware",
     "Layout",
     "Measured",

@@ -131,8 +131,7 @@ class Bounds:
                     if keeper.hopeless(least, nbytes):
                         self.slow += layouts
                         continue
-                    for cut in each.cuts:
-                        self._cut(family, each, schedules, cut, least, keeper)
+                    self._cuts(family, each, schedules, least, nbytes, keeper)
 
     def nbytes(self, s: Setting) -> float:
         """Of the rank that needs most, as predict() has them."""
@@ -157,6 +156,27 @@ class Bounds:
     def surely(self, s: Setting) -> bool:
         """Whether it fits at all of them."""
         return all(needed <= there for needed, there in self.at_ends(s))
+
+    def _cuts(
+        self, family: Family, each: Slice, schedules: Schedules, least: float, nbytes: float, keeper: Keeper
+    ) -> None:  # fmt: skip
+        """All of a slice's. nbytes: what the first rank keeps beside its states, at least."""
+        base, pieces = self.base, self.pieces(each.pp, *schedules[0])
+        units = pieces.units(self.cheapest(family))
+        first = next(iter(pieces.alike))
+        weights = sum((one * n for piece in first for one, n in units[piece]), Weights(0.0))
+        etp = family.tp if base.layout.expert_tp is None else base.layout.expert_tp
+        for cut in each.cuts:
+            shared = cut.dp_shard * family.cp
+            copies = max(1, shared * family.tp // (family.ep * etp))
+            states = memory.states_bytes(base, weights, cut.stage, shared, copies)
+            needed = nbytes + sum(states.values())
+            if needed > base.hardware.memory:
+                self.large += len(schedules)
+            elif keeper.hopeless(least, needed):
+                self.slow += len(schedules)
+            else:
+                self._cut(family, each, schedules, cut, least, keeper)
 
     def _cut(
         self, family: Family, each: Slice, schedules: Schedules, cut: Cut, least: float, keeper: Keeper

@@ -172,7 +172,8 @@ def stage_bytes(
     has the head; in_flight: micro-batches that it keeps at once; held: where it is known already.
     """
     s, held = setting, held or Held.of(setting)
-    states = _states(s, sum((each * n for each, n in units), Weights(0.0)))
+    weights = sum((each * n for each, n in units), Weights(0.0))
+    states = states_bytes(s, weights, s.layout.stage, s.layout.shared, s.layout.expert_copies)
     kept = held.block * blocks * in_flight
     # Offloaded: one is computed, one is on its way.
     acts = min(kept, 2 * held.block) if s.software.offload else kept
@@ -210,14 +211,16 @@ def _kinds(s: Setting) -> list[tuple[bool, float]]:
     return [(kind, share) for kind, share in ((False, 1 - experts), (True, experts)) if share]
 
 
-def _states(s: Setting, weights: Weights) -> dict[str, float]:
-    layout = s.layout
+def states_bytes(
+    s: Setting, weights: Weights, stage: int, shared: int, copies: int
+) -> dict[str, float]:
+    """By kind, of ZeRO's stage over the ranks that share dense weights, and over those that share experts'."""
     states = {"parameters": 0.0, "gradients": 0.0, "optimizer states": 0.0}
-    for numbers, ranks in ((weights.dense, layout.shared), (weights.experts, layout.expert_copies)):
+    for numbers, ranks in ((weights.dense, shared), (weights.experts, copies)):
         if numbers:
             found = model_states(
                 round(numbers), precision=s.precision.states, optimizer=s.precision.optimizer,
-                stage=layout.stage, ranks=ranks,
+                stage=stage, ranks=ranks,
             )  # fmt: skip
             for kind, nbytes in found.items():
                 states[kind] += nbytes

@@ -235,6 +235,17 @@ def test_a_choice_and_the_best_one_are_measured_by_one_launch(exercise, cases, w
         assert launches.pop() == [choice, choice] and not launches
 
 
+def test_to_practise_is_one_launch(monkeypatch, capsys):
+    """The answer's own: what is chosen has been measured there, or is not asked for."""
+    monkeypatch.setattr(trials, "PRACTICE", case(), raising=False)
+    check = framework.Check("x", 1, trials.practise)  # of the module where PRACTICE is
+    exercise = framework.Exercise("x", "00", "x", ("choose",), "1 choice", checks=[check])
+    monkeypatch.setattr(framework, "exercises", lambda: {"x": exercise})
+    monkeypatch.setattr(own_ranks, "launched", None)
+    trials.practise("x", lambda measure, told: (2, measure(2, False)[0] > 0))
+    assert capsys.readouterr().out == "(2, False) 2\nchosen: (2, True)\n"
+
+
 ONE = framework.Exercise("one", lesson="00", title="One", takes=("choose",), target="1 choice")
 
 

@@ -38,15 +38,21 @@ class Simulated:
     most: int
 
     def tried(self, answer: Answer) -> Tried:
-        """What an answer chooses. Raises CheckFailed as Answer.call does."""
+        """What an answer chooses, and what that measures here.
+
+        Raises CheckFailed as Answer.call does, and Unjudged where the job fails in this process.
+        """
+        choice, seen = self.asked(answer)
+        at = place(self.choices, choice)
+        if at is None:
+            return Tried(choice, None, seen)
+        return Tried(self.choices[at], self.measured(self.choices[at]), seen)
+
+    def asked(self, answer: Answer) -> tuple[Any, list[tuple[Choice, Measured]]]:
+        """What an answer chooses, and what it has seen (see Tried). Raises CheckFailed as Answer.call does."""
         what = (self.job, list(self.choices), tuple(self.given), tuple(self.told), self.most)
         got, seen = answer.call(_session, *what, timeout=60.0)
-        choice = named(self.choices, got)
-        at = place(self.choices, choice)
-        tries = [(tuple(a), tuple(b)) for a, b in seen]
-        if at is None:
-            return Tried(choice, None, tries)
-        return Tried(self.choices[at], self.measured(self.choices[at]), tries)
+        return named(self.choices, got), [(tuple(a), tuple(b)) for a, b in seen]
 
     def measured(self, choice: Choice) -> Measured:
         """What one choice measures, in this process. Raises Unjudged where the job fails."""

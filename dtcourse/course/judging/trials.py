@@ -65,11 +65,7 @@ class Case:
         probe, probed: a job that these ranks run, too, for each of these, with the same `given`: what a check needs to
                        know of the best choice, or of all
         """
-        what = (self.job, self.choices, self.given, self.told, self.most)
-        how = HOW | {"timeout": 60.0} | self.cluster
-        run = answer.run(trial_ranks.session, self.ranks, *what, **how)
-        choice = trial_ranks.named(self.choices, run[0])
-        seen = trial_ranks.told_by(run[1], self.choices, self.most)
+        choice, seen = self.asked(answer)
         at = trial_ranks.place(self.choices, choice)
         runs = [(probe or self.job, one) for one in probed]
         if at is None:
@@ -77,6 +73,14 @@ class Case:
         choice = self.choices[at]
         *each, measured = self._run([*runs, (self.job, choice)])
         return Tried(choice, measured, seen, each)
+
+    def asked(self, answer: Answer) -> tuple[Any, list[tuple[Choice, Measured]]]:
+        """What an answer chooses, and what it has seen (see Tried). Raises CheckFailed as Answer.run does."""
+        what = (self.job, self.choices, self.given, self.told, self.most)
+        how = HOW | {"timeout": 60.0} | self.cluster
+        run = answer.run(trial_ranks.session, self.ranks, *what, **how)
+        choice = trial_ranks.named(self.choices, run[0])
+        return choice, trial_ranks.told_by(run[1], self.choices, self.most)
 
     def search(self) -> dict[Choice, Measured]:
         """What each of the choices measures: all of them are run, by the judge's own ranks."""
@@ -128,10 +132,10 @@ def practise(name: str, choose: Callable[..., Any]) -> None:
 
     exercise = exercises()[name].load()
     case = sys.modules[exercise.checks[0].function.__module__].PRACTICE
-    tried = case.tried(InKernel({exercise.takes[0]: choose}))
-    for choice, measured in tried.seen:
+    chosen, seen = case.asked(InKernel({exercise.takes[0]: choose}))
+    for choice, measured in seen:
         print(choice, *(f"{number:.6g}" for number in measured))
-    print("chosen:", tried.choice)
+    print("chosen:", chosen)
 
 
 def require_possible(where: str, tried: Tried, example: Choice, why: str) -> Measured:

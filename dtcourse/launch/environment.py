@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import linecache
+import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from dtcourse.launch import options
+
+_inherited: ContextVar[Collection[str] | None] = ContextVar("dtcourse_inherited", default=None)
+
+
+@contextmanager
+def inheriting(names: Collection[str]) -> Iterator[None]:
+    """Ranks that are launched on this machine in this block have of this process's variables these alone."""
+    token = _inherited.set(names)
+    try:
+        yield
+    finally:
+        _inherited.reset(token)
+
+
+def inherited() -> dict[str, str]:
+    """What of this process's variables the ranks of a launch have: all, but for `inheriting`."""
+    names = _inherited.get()
+    return {name: one for name, one in os.environ.items() if names is None or name in names}
 
 
 def environments(

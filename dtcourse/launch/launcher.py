@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -223,7 +222,7 @@ def _run_here(
         closing(serialization.Payload(serialized)) as payload,
         closing(rendezvous.Rendezvous()) as store,
     ):
-        base = {**os.environ, **asked.environment}
+        base = environment.inherited() | asked.environment
         variables = environment.environments(layout, store.address, store.port, base)
         settings = [asked.of(r, variables[r], store.path) for r in range(layout.world_size)]
         with (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from functools import cache
 
 import pytest
 import torch
 
+from dtcourse import launch
 from dtcourse.course.checks.lesson_13b_messages_and_ports import choose_sending
 from dtcourse.course.checks.lesson_16b_fsdp_in_practice import choose_host
 from dtcourse.course.checks.lesson_19b_overlapped_tensor_parallel import choose_overlap
@@ -244,6 +246,21 @@ def test_to_practise_is_one_launch(monkeypatch, capsys):
     monkeypatch.setattr(own_ranks, "launched", None)
     trials.practise("x", lambda measure, told: (2, measure(2, False)[0] > 0))
     assert capsys.readouterr().out == "(2, False) 2\nchosen: (2, True)\n"
+
+
+def variables():
+    return dict(os.environ)
+
+
+def test_the_judges_ranks_have_named_variables_alone(monkeypatch):
+    settings = {"DTCOURSE_CHECK": "all", "SOMEBODYS": "own"}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    found = own_ranks.launched(variables, 1, init=False)[0]
+    assert not settings.keys() & found.keys()
+    assert found["PATH"] == os.environ["PATH"] and found["WORLD_SIZE"] == "1"
+    whole = launch(variables, 1, init=False)[0]
+    assert {name: whole[name] for name in settings} == settings, "a launch of anybody's has all"
 
 
 ONE = framework.Exercise("one", lesson="00", title="One", takes=("choose",), target="1 choice")

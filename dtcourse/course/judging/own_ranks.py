@@ -14,6 +14,12 @@ from typing import Any
 from dtcourse.course.judging import limits
 from dtcourse.course.judging.requirements import unjudged
 
+# What these ranks have of the judge's environment variables: where programs, packages and the user's folders are,
+# language and time. No setting of PyTorch, gloo or the course in somebody's shell is among them.
+VARIABLES = {
+    *("HOME", "USER", "TMPDIR", "PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ")
+}
+
 
 @contextmanager
 def no_verdict() -> Iterator[None]:
@@ -29,9 +35,9 @@ def launched(function: Callable[..., Any], world_size: int, *args: Any, **how: A
 
     The time limit, 120 s where `how` names none, is longer where the machine is busy.
     """
-    from dtcourse.launch import deadlock, launch, standby
+    from dtcourse.launch import deadlock, environment, launch, standby
 
     options: dict[str, Any] = {"device": "cpu", "timeout": 120.0, **how, "cluster": "here"}
     options["timeout"] = limits.patience(options["timeout"])
-    with no_verdict(), standby.aside(), deadlock.found_early():
+    with no_verdict(), standby.aside(), deadlock.found_early(), environment.inheriting(VARIABLES):
         return launch(function, world_size, *args, **options)

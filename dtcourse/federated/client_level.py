@@ -13,15 +13,14 @@ number of clients that came, which would tell who came. Without any client the s
 
 The server adds the noise, so it is trusted: it sees each client's change. What it gives out is private. Secure
 aggregation hides the changes from the server, and bounds nothing that the sum tells: the two are for different things.
-The clients of a round follow from the run's seed, so that is the server's secret. The noise has a seed of its own: two
-runs with the same noise would differ by a client's change alone. See private_work.py for what is left out.
+Who takes part, and the noise, are the server's secret: they come from the system's generator (system_random.py), and
+not from the run's seed, unless noise_seed is given. See private_work.py for what is left out.
 
 Source: McMahan et al. (ICLR 2018, arXiv 1710.06963), algorithm 1 with the fixed-denominator estimator.
 """
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 import torch.distributed as dist
@@ -42,8 +41,8 @@ class ClientLevelFedAvg(FedAvg):
     max_norm:         C, of one client's change
     noise_multiplier: z; the noise's standard deviation is z C
     budget:           round() raises BudgetSpent before it would pass this. None: it is only counted
-    noise_seed:       None: drawn by the system, new in each run, as privacy needs it; a number makes a run that can be
-        repeated, and whose noise anybody can take off who has the number
+    noise_seed:       of the noise, where `seed` draws the clients. None: both are the system's, as privacy needs it; a
+        number makes a run that can be repeated, and whose noise anybody can take off who has the number
     accountant:       what the rounds have told
     """
 
@@ -67,11 +66,6 @@ class ClientLevelFedAvg(FedAvg):
         self.rate, self.max_norm, self.noise_multiplier = rate, max_norm, noise_multiplier
         self.budget, self.accountant, self.noise_seed = budget, Accountant(), noise_seed
         super().__init__(model, clients, work, None, seed, **options)
-        if noise_seed is None:
-            drawn = [secrets.randbits(63)]
-            if self.world_size > 1:
-                dist.broadcast_object_list(drawn, group=self.group, group_src=0)
-            self.noise_seed = drawn[0]
 
     def settings(self) -> dict[str, Any]:
         return super().settings() | {
@@ -91,7 +85,12 @@ class ClientLevelFedAvg(FedAvg):
 
     def draw_clients(self, number: int) -> list[int]:
         """Each client on its own: their number is drawn too."""
-        return self.clients.drawn_by_poisson(self.rate, self.seed, number)
+        if self.noise_seed is not None:
+            return self.clients.drawn_by_poisson(self.rate, self.seed, number)
+        drawn = [self.clients.drawn_by_poisson(self.rate, None, number)]
+        if self.world_size > 1:
+            dist.broadcast_object_list(drawn, group=self.group, group_src=0)
+        return drawn[0]
 
     def sent(self, change: Tensor, client: int) -> tuple[Tensor, int]:
         """As FedAvg's, and clipped: last of all, so that no compressor makes it longer."""
@@ -100,6 +99,9 @@ class ClientLevelFedAvg(FedAvg):
 
     def mean(self, total: Tensor, weight: float) -> Tensor:
         """The noisy sum by the number of clients that is expected: the same noise on every rank."""
-        draw = generator(self.noise_seed or 0, "noise", self.rounds)
+        secret = self.noise_seed is None
+        draw = None if secret else generator(self.noise_seed or 0, "noise", self.rounds)
         noise = noise_like(total, self.noise_multiplier * self.max_norm, draw)
+        if secret and self.world_size > 1:
+            dist.broadcast(noise, group=self.group, group_src=0)
         return (total + noise) / (self.rate * len(self.clients))

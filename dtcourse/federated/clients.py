@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dtcourse.federated import system_random
 from dtcourse.parameters.replicas import Group
 from dtcourse.parameters.seeds import seed_of
 
@@ -77,13 +78,17 @@ class Clients:
         order = torch.randperm(len(self), generator=generator(seed, "clients", number))
         return sorted(order[:num_clients].tolist())
 
-    def drawn_by_poisson(self, rate: float, seed: int, number: int) -> list[int]:
-        """Each client takes part with probability `rate`, on its own: how many do is drawn too, and may be none."""
+    def drawn_by_poisson(self, rate: float, seed: int | None, number: int) -> list[int]:
+        """Each client takes part with probability `rate`, on its own: how many do is drawn too, and may be none.
+
+        seed: None where nobody may be able to draw them again; ranks then draw different ones
+        """
         if not 0 < rate <= 1:
             raise ValueError(
                 f"rate is the probability to take part, above 0 and at most 1; got {rate}"
             )
-        return poisson_sample(len(self), rate, generator(seed, "clients", number)).tolist()
+        draw = None if seed is None else generator(seed, "clients", number)
+        return poisson_sample(len(self), rate, draw).tolist()
 
     def living_on(
         self, rank: int, world_size: int, among: Sequence[int] | None = None
@@ -92,14 +97,20 @@ class Clients:
         return [k for k in (range(len(self)) if among is None else among) if k % world_size == rank]
 
 
-def poisson_sample(num: int, rate: float, draw: torch.Generator) -> Tensor:
+def poisson_sample(num: int, rate: float, draw: torch.Generator | None) -> Tensor:
     """The indices of those of `num` that take part, each with probability `rate` and whatever the others do.
+
+    draw: None where nobody may be able to draw them again (system_random.py)
 
     This is the sampling that the accountant's formula is of (accountant.py). Batches of a fixed size are not, nor is an
     epoch's order cut into batches.
     """
     # in double: the probability is `rate` to 53 bits
-    return (torch.rand(num, generator=draw, dtype=torch.float64) < rate).nonzero().flatten()
+    if draw is None:
+        coins = system_random.uniform((num,))
+    else:
+        coins = torch.rand(num, generator=draw, dtype=torch.float64)
+    return (coins < rate).nonzero().flatten()
 
 
 def generator(seed: int, *place: object) -> torch.Generator:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from dtcourse.federated import system_random
 from dtcourse.federated.vectors import ModelVector
 
 
@@ -45,7 +46,13 @@ def clipped(rows: Tensor, max_norm: float) -> Tensor:
     return torch.where(norms > bounds, scaled * (max_norm / norms), rows)
 
 
-def noise_like(x: Tensor, deviation: float, draw: torch.Generator) -> Tensor:
-    """Numbers of N(0, deviation^2), drawn on the CPU, so that a seed gives the same everywhere."""
-    noise = torch.randn(x.shape, generator=draw, dtype=torch.float64) * deviation
-    return noise.to(device=x.device, dtype=x.dtype)
+def noise_like(x: Tensor, deviation: float, draw: torch.Generator | None) -> Tensor:
+    """Numbers of N(0, deviation^2), drawn on the CPU, so that a seed gives the same everywhere.
+
+    draw: None where nobody may be able to draw them again (system_random.py)
+    """
+    if draw is None:
+        noise = system_random.normal(x.shape)
+    else:
+        noise = torch.randn(x.shape, generator=draw, dtype=torch.float64)
+    return (noise * deviation).to(device=x.device, dtype=x.dtype)

@@ -12,9 +12,9 @@ is known beforehand, and not the size of the batch. n itself is taken for public
 
 The bound holds against the server too, since the client adds the noise before anything is sent, and nobody else knows
 which batches were drawn. It is for the samples; the client as a whole (that it took part, what its samples have in
-common) is not hidden: client_level.py is for that. Noise and batches are seeded by the system's secure generator,
-unless noise_seed is given. What is left out: torch's generator is not a cryptographer's, and the last digits of a
-float's noise tell of what it was added to (Mironov, CCS 2012): production adds whole numbers.
+common) is not hidden: client_level.py is for that. Noise and batches come from the system's generator
+(system_random.py), unless noise_seed is given. What is left out: the last digits of a float's noise tell of what it was
+added to (Mironov, CCS 2012); production adds whole numbers.
 
 Source: Abadi et al. (CCS 2016, arXiv 1607.00133), algorithm 1. Memory: N numbers for each sample of a batch.
 """
@@ -45,8 +45,8 @@ class SampleLevelWork(ClientWork):
     noise_multiplier: z; the noise's standard deviation is z C
     budget:           of each client; one whose budget is spent takes part no more. None: it is only counted
     accountants:      client -> what it has spent
-    noise_seed:       of noise and batches. None: the system's, new in each run, as privacy needs it; a number makes
-        a run that can be repeated, and whose noise anybody can take off who has the number
+    noise_seed:       of noise and batches. None: they are the system's, as privacy needs it; a number makes a run that
+        can be repeated, and whose noise anybody can take off who has the number, or tries all 2^32
 
     Every rank counts all clients, so they agree on who takes part.
     """
@@ -106,15 +106,19 @@ class SampleLevelWork(ClientWork):
 
     def batches(self, size: int, steps: int, draw: torch.Generator) -> Iterator[Tensor]:
         for _ in range(steps):
-            yield poisson_sample(size, self.rate, draw)
+            yield poisson_sample(size, self.rate, self._secret(draw))
 
     def gradient(
         self, vector: ModelVector, inputs: Tensor, targets: Tensor, size: int, draw: torch.Generator
     ) -> Tensor:
         each = per_sample_gradients(vector, self.loss, inputs, targets)
         total = clipped(each, self.max_norm).sum(0)
-        noise = noise_like(total, self.noise_multiplier * self.max_norm, draw)
+        noise = noise_like(total, self.noise_multiplier * self.max_norm, self._secret(draw))
         return (total + noise) / (self.rate * size)
+
+    def _secret(self, draw: torch.Generator) -> torch.Generator | None:
+        """What noise and batches are drawn from."""
+        return None if self.noise_seed is None else draw
 
 
 def check_private(rate: float, max_norm: float, noise_multiplier: float) -> None:

@@ -18,6 +18,7 @@ from dtcourse.federated import (
     clipped,
     per_sample_gradients,
     poisson_sample,
+    system_random,
 )
 from dtcourse.federated.clients import generator
 from dtcourse.federated.vectors import ModelVector
@@ -91,6 +92,36 @@ def test_noise_is_new_in_each_run_round_client_and_step():
     like = torch.corrcoef(vectors) - torch.eye(len(vectors))
     assert like.abs().max() < 6 / vectors.shape[1] ** 0.5
     assert torch.equal(torch.stack(noises(1)), vectors[8:12])
+
+
+def test_no_generator_of_torch_draws_what_is_to_stay_secret(monkeypatch):
+    """One on the CPU keeps 32 bits of its seed: who tries them all has the noise, and who was drawn."""
+    seeds = (5, 5 + (7 << 32))
+    short = [torch.rand(3, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+    assert torch.equal(*short), "torch keeps more of a seed now: say so in system_random.py"
+    vector, data = ModelVector(build()), (CLIENTS.inputs[:9], CLIENTS.targets[:9])
+    federated, work, draw = client_level(noise_seed=None), private(noise_seed=None), generator(1)
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("drawn by a generator of torch's")
+
+    monkeypatch.setattr(torch, "randn", refuse)
+    monkeypatch.setattr(torch, "rand", refuse)
+    assert work.train(vector, vector.read(), data, 2, draw).isfinite().all()
+    federated.round()
+    drawn = {tuple(federated.draw_clients(0)) for _ in range(40)}
+    assert len(drawn) > 1, "the public seed does not say who takes part"
+
+
+def test_the_systems_numbers_are_uniform_and_normal():
+    flat, bell = system_random.uniform((40_000,)), system_random.normal((200, 200)).flatten()
+    assert flat.dtype == bell.dtype == torch.float64 and flat.min() >= 0 and flat.max() < 1
+    for numbers, cdf in ((flat, lambda x: x), (bell, torch.special.ndtr)):
+        ordered = cdf(numbers.sort().values)
+        steps = torch.arange(1, len(numbers) + 1) / len(numbers)
+        # Kolmogorov and Smirnov's distance: above this once in 10^9 times
+        assert (ordered - steps).abs().max() < 3.3 / len(numbers) ** 0.5
+    assert system_random.normal((0,)).shape == (0,)
 
 
 def test_what_is_not_finite_is_clipped_to_nothing():

@@ -17,6 +17,7 @@ from dtcourse.pipeline_parallel.actions import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
+    Action,
     Schedule,
 )
 from dtcourse.pipeline_parallel.validate import peak_memory, validate
@@ -197,14 +198,16 @@ class Simulation(HasTimeline):
         )
 
 
-def simulate(schedule: Schedule, times: Times, memory: Memory | None = None) -> Simulation:
+def simulate(
+    schedule: Schedule, times: Times, memory: Memory | None = None, order: Sequence[Action] | None = None
+) -> Simulation:  # fmt: skip
     """When each action of a valid schedule starts and ends, on ranks that do one action at a time.
 
     The gradient of a full backward leaves at its end, that of a backward-input at its own. A message within a rank
     takes no time. Memory: `stored` from a forward's start, `kept` from the end of backward-input, nothing from the end
     of the backward or backward-weight.
 
-    Raises ScheduleError if it cannot be run (validate.py). Raises ValueError if times or memory make no sense.
+    order: what validate() has said of it. Raises ScheduleError if it cannot be run, ValueError for senseless times.
     """
     seconds = times.per_stage(schedule)
     rank_of, last = schedule.rank_of, schedule.num_stages - 1
@@ -220,7 +223,7 @@ def simulate(schedule: Schedule, times: Times, memory: Memory | None = None) -> 
     delay_after = [transfer if here != there else 0.0 for here, there in pairwise(rank_of)]
     sends = times.sender_waits
     update = 0.0 if schedule.flush else times.optimizer / schedule.num_chunks
-    for stage, kind, i in validate(schedule):
+    for stage, kind, i in order or validate(schedule):
         rank = rank_of[stage]
         start, busy, updates = free[rank], 0.0, 0.0
         if kind == FORWARD:

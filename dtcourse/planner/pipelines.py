@@ -10,22 +10,27 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from dtcourse.pipeline_parallel import Schedule
-from dtcourse.pipeline_parallel.actions import looped, v_shaped
+from dtcourse.pipeline_parallel.actions import Action, looped, v_shaped
+from dtcourse.pipeline_parallel.validate import validate
 from dtcourse.planner.layout import V_SHAPED, Layout, Maker
 
 WHOLE = ("1f1b", "interleaved", "gpipe", "breadth_first")  # a backward is one action
 
 
-def schedule_of(layout: Layout, micro_batches: int) -> Schedule:
-    """The layout's, kept for the next one that asks for the same. Not to be changed."""
+def schedule_of(layout: Layout, micro_batches: int) -> tuple[Schedule, list[Action]]:
+    """The layout's, with its actions in an order that can be performed; kept for the next one that asks for the same.
+    Not to be changed.
+    """
     if callable(layout.schedule):
-        return layout.schedule_of(micro_batches)
+        made = layout.schedule_of(micro_batches)
+        return made, validate(made)
     return _made(layout.schedule, layout.pp, layout.chunks, micro_batches)
 
 
-@lru_cache(maxsize=8)  # the longest have some 10 MB
-def _made(schedule: str, pp: int, chunks: int, micro_batches: int) -> Schedule:
-    return Layout(pp=pp, schedule=schedule, chunks=chunks).schedule_of(micro_batches)
+@lru_cache(maxsize=8)  # the longest have some 20 MB
+def _made(schedule: str, pp: int, chunks: int, micro_batches: int) -> tuple[Schedule, list[Action]]:
+    made = Layout(pp=pp, schedule=schedule, chunks=chunks).schedule_of(micro_batches)
+    return made, validate(made)
 
 
 def rank_of(schedule: str | Maker, pp: int, chunks: int) -> list[int]:

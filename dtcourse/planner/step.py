@@ -155,7 +155,7 @@ def _lengths(s: Setting) -> tuple[int, int]:
 
 
 def _simulated(s: Setting, stages: list[Stage], micro_batches: int, transfer: float) -> Simulation:
-    schedule = schedule_of(s.layout, micro_batches)
+    schedule, order = schedule_of(s.layout, micro_batches)
     times: dict[str, Any] = {
         name: [each.seconds(phase) for each in stages]
         for name, phase in (
@@ -164,9 +164,9 @@ def _simulated(s: Setting, stages: list[Stage], micro_batches: int, transfer: fl
             ("backward_weight", WEIGHT),
         )
     }
-    return simulate(
-        schedule, Times(**times, transfer=transfer, sender_waits=not s.layout.overlap_transfer)
-    )
+    waits = not s.layout.overlap_transfer
+    given = Times(**times, transfer=transfer, sender_waits=waits)
+    return simulate(schedule, given, order=order)
 
 
 def transfer(s: Setting) -> float:

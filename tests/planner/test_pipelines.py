@@ -9,6 +9,7 @@ import pytest
 
 from dtcourse.pipeline_parallel import gpipe
 from dtcourse.pipeline_parallel.simulate import Times, simulate
+from dtcourse.pipeline_parallel.validate import validate
 from dtcourse.planner import Batch, Layout, predict
 from dtcourse.planner.layout import V_SHAPED
 from dtcourse.planner.pipelines import WHOLE, in_flight, least_makespan, possible, rank_of
@@ -42,6 +43,10 @@ def test_closed_forms_are_the_schedules_own(name, chunks):
             times = [[drawn.uniform(0.5, 2.0) for _ in range(stages)] for _ in range(3)]
             for transfer in (0.0, 0.3):
                 found = simulate(schedule, Times(*times, transfer=transfer)).makespan
+                again = simulate(
+                    schedule, Times(*times, transfer=transfer), order=validate(schedule)
+                )
+                assert again.makespan == found
                 least = least_makespan(name, schedule.rank_of, *times, m, transfer)
                 assert 0.5 * found < least <= found * (1 + 1e-12), (pp, m, transfer)
 

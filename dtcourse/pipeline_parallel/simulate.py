@@ -221,7 +221,6 @@ def simulate(
     forward, backward = seconds[FORWARD], seconds[BACKWARD]
     backward_input, backward_weight = seconds[BACKWARD_INPUT], seconds[BACKWARD_WEIGHT]
     delay_after = [transfer if here != there else 0.0 for here, there in pairwise(rank_of)]
-    sends = times.sender_waits
     update = 0.0 if schedule.flush else times.optimizer / schedule.num_chunks
     for stage, kind, i in order or validate(schedule):
         rank = rank_of[stage]
@@ -242,7 +241,7 @@ def simulate(
             if stage:
                 busy = delay_after[stage - 1]
                 backward_arrives[stage - 1][i] = end + busy
-        free[rank] = (end + busy if sends else end) + updates
+        free[rank] = (end + busy if times.sender_waits else end) + updates
         starts[rank].append(start)
         ends[rank].append(end)
     memory = memory or Memory()

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from dtcourse.course.judging.sandbox import Sandbox
 
 LIMIT = 300.0
+# What reading a text raises that is nested further than Python goes: that is its author's fault, not the judge's.
+_TOO_DEEP = (RecursionError, MemoryError, SyntaxError, ValueError)
 
 
 def check_notebook(
@@ -116,6 +118,16 @@ def _take(notebook: nbfile.Notebook, exercise: Exercise) -> _Answered | Report:
         return Report(exercise, unfinished=str(error))
     except Refused as error:
         return Report(exercise, refused=str(error))
+    except _TOO_DEEP as error:
+        return _unreadable(exercise, error)
+
+
+def _unreadable(exercise: Exercise, error: Exception) -> Report:
+    return Report(
+        exercise,
+        refused=f"Python does not get through what {', '.join(exercise.takes)} needs ({type(error).__name__}): is an "
+        "expression nested hundreds of times, or a sum of hundreds of terms? Write it as a loop.",
+    )
 
 
 def _put(
@@ -129,7 +141,11 @@ def _put(
     from dtcourse.course.judging import forbidden
 
     exercise = taken.exercise.load()
-    if refused := forbidden.found(taken.pieces, exercise.forbidden):
+    try:
+        refused = forbidden.found(taken.pieces, exercise.forbidden)
+    except _TOO_DEEP as error:
+        return _unreadable(exercise, error)
+    if refused:
         return Report(exercise, refused=refused)
     sandbox.load(taken.pieces, exercise.takes)
     told = (lambda one: on_check(exercise, one)) if on_check else None

@@ -104,12 +104,9 @@ def _grade_one(submission: Submission, lesson: str | None, options: dict[str, An
         result.reports = _not_judged(wanted, error)
     except ValueError as error:
         result.refused = f"{error}"
-    except RecursionError as error:  # its text goes deeper than Python reads
-        result.refused = f"It could not be graded: {type(error).__name__}: {error}"
-    except (
-        Exception
-    ) as error:  # neither does it cost the others their grade, nor its author the points
+    except Exception as error:  # costs neither the others their grade, nor its author the points
         result.reports = _not_judged(wanted, error)
+        result.refused = "" if wanted else str(unjudged(error))
     if result.reports:
         result.possible = sum(report.possible for report in result.reports)
     return result

@@ -121,6 +121,16 @@ def test_wrong_dying_and_boasting_answers_one_after_the_other(shared):
         assert sentence in found.verdicts[0].sentence, body
 
 
+@pytest.mark.parametrize(
+    "expression", ["- " * 500 + "n", " + ".join(["n"] * 400), "n" + ".real" * 600]
+)
+def test_a_text_that_python_does_not_get_through_is_its_authors_own(expression):
+    """Neither a traceback, nor a failure of the judge's that costs nothing."""
+    found = double(f"return {expression}")
+    assert "Python does not get through what double needs (RecursionError)" in found.refused
+    assert (found.points, found.possible) == (0, DOUBLE.points)
+
+
 def test_an_untouched_exercise_fails_politely():
     found = double("# YOUR CODE HERE\nraise NotImplementedError()")
     assert found.unfinished.startswith("`double` is not written yet") and not found.verdicts

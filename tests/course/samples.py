@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from dtcourse.course.judging import Answer, Each, Exercise, require
+from dtcourse.course.judging import Answer, Each, Exercise, require, simulated, trials
 from dtcourse.emulation import EmulatedNetwork
 
 SHIFT = Exercise(
@@ -80,6 +80,30 @@ def check_double(answer: Answer) -> None:
         answer.call(_double, number, timeout=5) == 2 * number,
         f"double({number}) should be {2 * number}.",
     )
+
+
+# Decisions: what a number costs is drawn, so an answer that may try 3 of 12 finds the cheapest once in 4 times.
+NUMBERS, MAY_TRY = 12, 3
+CHOICES: list[trials.Choice] = [(number,) for number in range(NUMBERS)]
+GUESS = Exercise(
+    "guess", lesson="00", title="Guess", takes=("guess",), target="the cheapest, 3 of 12 tried"
+)
+
+
+def _cost(choice, costs):
+    return (costs[choice[0]],)
+
+
+def _require_cheapest(tried: trials.Tried, costs: list[float]) -> None:
+    trials.require_possible("Here", tried, (0,), "It is one of twelve numbers.")
+    require(costs[tried.choice[0]] == min(costs), "another one is cheaper.")
+
+
+@GUESS.check("the cheapest", points=2)
+def check_guess(answer: Answer) -> None:
+    costs = [float(cost) for cost in random.sample(range(100, 1000), NUMBERS)]
+    case = simulated.Simulated(_cost, CHOICES, (costs,), (NUMBERS,), MAY_TRY)
+    _require_cheapest(case.tried(answer), costs)
 
 
 # An answer that is called like a collective.

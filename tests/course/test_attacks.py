@@ -13,7 +13,7 @@ from dtcourse.course.grading import check_notebook
 from dtcourse.course.judging import bubblewrap
 from dtcourse.course.judging.sandbox import MODULES
 from tests.course.conftest import ROOT, SAMPLES
-from tests.course.samples import DOUBLE, IMPORTS, QUICK, SHIFT, notebook
+from tests.course.samples import DOUBLE, GUESS, IMPORTS, QUICK, SHIFT, notebook
 
 pytestmark = [
     pytest.mark.slow,
@@ -225,6 +225,32 @@ for name, lane, words in (
     ("by_the_clocks_lane", 'reach(clock, "_clo", "ck").main', "sets the time of its emulated"),
 ):
     attack(name, ["the answer " + words], TWICE.format(name=name, lane=lane), on=QUICK)
+
+
+# --- on how many choices a decision may try -------------------------------------------------------------------------
+
+# It is a number that was not tried, where it is asked whether one more may be, and number 0, which was, where it is
+# counted.
+attack(
+    "by_a_number_that_is_another_one_where_it_is_counted",
+    ["this is no possible choice"],
+    """
+class Kind(type):
+    __hash__ = type.__hash__
+    def __eq__(self, other): return True
+class Number(metaclass=Kind):
+    def __init__(self, number): self.number, self.asked = number, 0
+    def __hash__(self): return hash(0)
+    def __eq__(self, other):
+        if other: return other == self.number
+        self.asked += 1  # by the search for its place, by `in`, by what writes it down
+        return self.asked > 2
+def by_a_number_that_is_another_one_where_it_is_counted(measure, numbers):
+    found = {0: measure(0)} | {n: measure(Number(n)) for n in range(1, numbers)}
+    return [min(found, key=found.get)]
+""",
+    on=GUESS,
+)
 
 
 @pytest.fixture(scope="module")

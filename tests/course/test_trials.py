@@ -89,6 +89,27 @@ def test_what_is_no_choice_is_not_run():
             trials.require_possible("Here", found, CHOICES[0], "Take another.")
 
 
+class Pretends:
+    """Equal to whatever it is compared with."""
+
+    __hash__ = None
+
+    def __eq__(self, other):
+        return True
+
+
+def test_what_only_says_that_it_is_equal_is_no_choice():
+    choices = [(4, (True, False)), ("ring", (False, False))]
+    for wrong in (
+        *((4, (1, 0)), (4, [True, False]), (4, (True, Pretends())), ("ring", Pretends())),
+        *(Pretends(), [4, (True, False)], (Pretends(), Pretends())),
+    ):
+        assert trial_ranks.place(choices, wrong) is None
+    assert trial_ranks.place(choices, ("ring", (False, False))) == 1
+    measure, seen = trial_ranks.measuring(choices, 2, lambda at: (float(at),))
+    assert measure("ring", (False, False)) == (1.0,) and seen == {1: (1.0,)}
+
+
 def by_word(choice):
     """A job whose choices are single words."""
     return (float(len(choice[0])),)

@@ -15,7 +15,7 @@ from typing import Any
 from dtcourse.course.judging import own_ranks
 from dtcourse.course.judging.asking import Answer
 from dtcourse.course.judging.threads import one_thread
-from dtcourse.course.judging.trial_ranks import Choice, Measured, measuring, named, place
+from dtcourse.course.judging.trial_ranks import Choice, Measured, measuring, named, place, told_by
 from dtcourse.course.judging.trials import Tried, require_possible
 from dtcourse.course.judging.verdicts import require_near_best
 
@@ -52,7 +52,7 @@ class Simulated:
         """What an answer chooses, and what it has seen (see Tried). Raises CheckFailed as Answer.call does."""
         what = (self.job, list(self.choices), tuple(self.given), tuple(self.told), self.most)
         got, seen = answer.call(_session, *what, timeout=60.0)
-        return named(self.choices, got), [(tuple(a), tuple(b)) for a, b in seen]
+        return named(self.choices, got), told_by(seen, self.choices, self.most)
 
     def measured(self, choice: Choice) -> Measured:
         """What one choice measures, in this process. Raises Unjudged where the job fails."""
@@ -91,8 +91,8 @@ def _session(
     given: tuple[Any, ...],
     told: tuple[Any, ...],
     most: int,
-) -> tuple[Any, list[tuple[Choice, Measured]]]:
-    """In the answer's process: what it chose, and what it had measured before."""
+) -> tuple[Any, list[tuple[int, Measured]]]:
+    """In the answer's process: what it chose, and the places of what it had measured, each with what that measures."""
     measure, seen = measuring(choices, most, lambda at: job(choices[at], *given))
     with one_thread():
         chosen = choose(measure, *told)

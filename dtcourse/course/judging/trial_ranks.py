@@ -26,13 +26,23 @@ def named(choices: Sequence[Choice], got: Any) -> Any:
 
 
 def place(choices: Sequence[Choice], choice: Any) -> int | None:
-    """Where a choice is among them; None where it is not. True is 1 in Python, and here it is not."""
-    if not isinstance(choice, tuple):
-        return None
+    """Where a choice is among them; None where it is not. True is 1 in Python, and here it is not.
+
+    What an answer gives may be of a class of its own, which says for itself what it is equal to, and so may that class.
+    """
     for at, one in enumerate(choices):
-        if list(map(type, one)) == list(map(type, choice)) and one == choice:
+        if _is_plainly(one, choice):
             return at
     return None
+
+
+def _is_plainly(one: Any, other: Any) -> bool:
+    """Whether two things are of one type, and equal, and so are their parts; nothing of `other` is asked for that."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_is_plainly, one, other))
+    return bool(one == other)
 
 
 def told_by(tries: Any, choices: Sequence[Choice], most: int) -> list[tuple[Choice, Measured]]:
@@ -50,25 +60,25 @@ def told_by(tries: Any, choices: Sequence[Choice], most: int) -> list[tuple[Choi
 
 def measuring(
     choices: Sequence[Choice], most: int, run: Callable[[int], Measured]
-) -> tuple[Callable[..., Measured], dict[Choice, Measured]]:
-    """What an answer is given as `measure`, and what has been measured by it.
+) -> tuple[Callable[..., Measured], dict[int, Measured]]:
+    """What an answer is given as `measure`, and what has been measured by it, by its place.
 
     most: choices that may be measured; one of them again is not run again
     run: measures the choice at this place
     """
-    seen: dict[Choice, Measured] = {}
+    seen: dict[int, Measured] = {}
 
     def measure(*choice: Any) -> Measured:
         at = place(choices, choice)
         if at is None:
             raise ValueError(f"measure{choice!r}: this is no possible choice")
-        if choice not in seen:
+        if at not in seen:
             if len(seen) == most:
                 raise ValueError(
                     f"measure{choice!r}: {most} choices have been measured, and no more may be"
                 )
-            seen[choice] = run(at)
-        return seen[choice]
+            seen[at] = run(at)
+        return seen[at]
 
     return measure, seen
 

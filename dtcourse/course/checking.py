@@ -46,12 +46,13 @@ def check_notebook(
 ) -> list[Report]:
     """Put exercises' checks to a student's notebook, whose answers run in a process of their own.
 
-    limit:    seconds for all of it
+    limit:    seconds for what the answers' process is asked, without the judge's own work
     modules:  what that process imports the course from (judging/sandbox.py); None: where it is installed
     private:  folders that are none of its business
     confined: whether bubblewrap keeps it apart; None: where that is possible
 
-    Raises ValueError where the notebook is a copy of a lesson, which has no answers.
+    Raises ValueError where the notebook is a copy of a lesson, which has no answers, and NoSandbox, which is one, where
+    that process does not start.
     """
     if is_lesson(notebook):
         raise ValueError(

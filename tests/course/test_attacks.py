@@ -1,5 +1,5 @@
 """Answers that do nothing and want points. What tells the judge of all ranks belongs to none of them; a rank has its
-own input alone; and what is counted in it, the course alone counts.
+own input alone; what is counted in it, the course alone counts; and how many choices were tried, another rank.
 
 All of them are in one notebook, put to copies of the samples' exercises: an attack defines a function of its own name.
 """

@@ -112,7 +112,7 @@ def guarded(
     attempts.watch()
     if isinstance(functions, CheckFailed):
         return _told(functions)
-    # A job that the step is given is a part of what measures, too (trials.py).
+    # A job among its arguments measures what the answer tries (trial_ranks.py).
     steps: list[Callable[..., Any]] = [step, *(f for f in args if isinstance(f, FunctionType))]
     before, books_before = tampering.marks(*steps), books.instruments()
     # One that is refused fails, so that no other rank waits for it.

@@ -14,20 +14,22 @@ from dtcourse.planner.prediction import Prediction
 from dtcourse.planner.ranges import likely
 from dtcourse.planner.setting import Setting
 from dtcourse.planner.software import Software
-from dtcourse.planner.space import TRIED
+from dtcourse.planner.space import CHUNKED, TRIED
 from dtcourse.planner.step import predict, predict_likely
 from dtcourse.planner.why_not import GIB, unsure, why_not, words
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A layout that was predicted, with the likely number in place of each range. bound: what closed forms said."""
+    """A layout that was predicted, with the likely number in place of each range. bound: what closed forms said, if
+    they were asked.
+    """
 
     layout: Layout
     batch: Batch
     software: Software
     prediction: Prediction
-    bound: float
+    bound: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -112,6 +114,37 @@ class Found:
         in_space = self.listing.has(asked, self._bounds.base.layout)
         return why_not(asked, self._bounds.devices, self.best.prediction, best, in_space)
 
+    def what_if(
+        self, micro_batch: int | None = None, recompute: str | None = None, **changes: Any
+    ) -> Choice:
+        """The best with something else, on as many devices: predicted.
+
+        changes: fields of Layout. What pp, cp and tp leave of the devices is dp_shard's, or without ZeRO's stages
+                 dp_replicate's, unless one of these two is said: then it is the other's
+
+        Raises ValueError for a layout that is not possible, with the equation that fails.
+        """
+        layout = changed(self.best.layout, self._bounds.devices, changes)
+        s = self._asked(layout, micro_batch, recompute)
+        found = predict_likely(s, self._bounds.devices)
+        return Choice(s.layout, s.batch, s.software, found)
+
+    def controls(self) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+        """What what_if() may be asked, of what was searched: by name the values, and what the best has.
+
+        For plots.frontier_explorer(found.pareto(), found.what_if, *found.controls()).
+        """
+        families = list(self.listing.slices)
+        names = ("tp", "sequence_parallel", "cp", "ep", "micro_batch", "recompute")
+        values = {name: {getattr(one, name) for one in families} for name in names}
+        slices = [each for some in self.listing.slices.values() for each in some]
+        values["pp"] = {each.pp for each in slices}
+        values["schedule"] = {name for each in slices for name, _ in each.schedules}
+        values["stage"] = {cut.stage for each in slices for cut in each.cuts}
+        best = {**vars(self.best.layout), **vars(self.best.batch), **vars(self.best.software)}
+        found = {name: sorted(some) for name, some in values.items() if len(some) > 1}
+        return found, {name: best[name] for name in found}
+
     def _asked(self, layout: Layout, micro_batch: int | None, recompute: str | None) -> Setting:
         base, plain = self._bounds.base, Layout()
         software, micro_batch = self.best.software, micro_batch or self.best.batch.micro_batch
@@ -165,6 +198,36 @@ class Found:
             f"the first takes {low:.4g} to {high:.4g} s and {least:.1f} to {most:.1f} GiB, over what is only known as "
             f"a range{fits}",
         ])  # fmt: skip
+
+
+def changed(layout: Layout, devices: int, changes: dict[str, Any]) -> Layout:
+    """A layout with other fields, on as many devices. ValueError where they do not divide, and for no field."""
+    if strangers := changes.keys() - {each.name for each in fields(layout)}:
+        names = ", ".join(each.name for each in fields(layout))
+        raise ValueError(f"a layout has no {min(strangers)}; it has {names}")
+    wanted = {
+        name: changes.get(name, getattr(layout, name)) for name in ("pp", "cp", "tp", "stage", "ep")
+    }
+    pp, cp, tp, stage, ep = wanted.values()
+    data, left = divmod(devices, pp * cp * tp)
+    if left or not data:
+        raise ValueError(
+            f"{devices} devices are no multiple of pp({pp}) x cp({cp}) x tp({tp}) = {pp * cp * tp}"
+        )
+    one, other = ("dp_shard", "dp_replicate") if stage or ep > 1 else ("dp_replicate", "dp_shard")
+    if other in changes and one not in changes:
+        one, other = other, one
+    of_one = changes.get(one, data)
+    if data % of_one:
+        raise ValueError(f"pp, cp and tp leave {data} devices, no multiple of {one}({of_one})")
+    given = {one: of_one, other: data // of_one, **changes}
+    if tp == 1 and "sequence_parallel" not in changes:
+        given["sequence_parallel"] = False
+    if pp == 1:
+        given |= {"schedule": "1f1b", "chunks": 1}
+    elif "chunks" not in changes and "schedule" in given:
+        given["chunks"] = max(2, layout.chunks) if given["schedule"] in CHUNKED else 1
+    return replace(layout, **given)
 
 
 def _front(choices: Iterable[Choice], tolerance: float) -> list[Choice]:

@@ -2,7 +2,8 @@
 
     found = search(gpt3, "A100 SXM", devices=1024, batch=1536)
     print(found)                                       # the space, counted, and the ten fastest
-    found.best.layout, found.why_not(Layout(dp_shard=128, tp=8, stage=3)), found.pareto()
+    found.best.layout, found.why_not(Layout(dp_shard=128, tp=8, stage=3)), found.what_if(tp=8, recompute="full")
+    plots.frontier(found.pareto(), limit=80e9)         # of seconds and bytes; with controls: plots.frontier_explorer
 
 All layouts are counted. Closed forms (bounds.py) say of each how many bytes it needs, and how many seconds it takes at
 least; most are left out together with others. Those with the lowest bounds are predicted, with events.

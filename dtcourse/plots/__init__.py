@@ -12,6 +12,7 @@ from dtcourse.plots import notebook as _notebook
 from dtcourse.plots.axis_pictures import traffic_by_axis
 from dtcourse.plots.bar_pictures import bars, bytes_by_rank
 from dtcourse.plots.exchange import message_grid, message_step, message_stepper
+from dtcourse.plots.frontier import frontier, frontier_explorer
 from dtcourse.plots.graph_pictures import graphs
 from dtcourse.plots.grid_pictures import heatmap, held_numbers, images
 from dtcourse.plots.interaction import Interactive, interactive, timeline_explorer
@@ -65,6 +66,8 @@ __all__ = [
     "fit_serial_fraction",
     "flops_text",
     "from_replay",
+    "frontier",
+    "frontier_explorer",
     "graphs",
     "gustafson",
     "heatmap",

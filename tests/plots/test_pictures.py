@@ -3,6 +3,7 @@ are refused. Boxes of text are asked of the renderer; no pixels are compared."""
 
 import itertools
 import re
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -21,6 +22,17 @@ from dtcourse.profiling.roofline import Machine
 from dtcourse.profiling.roofline import roofline as on_roofline
 
 GIB = 2**30
+
+
+@dataclass
+class Chosen:
+    """What a search has found."""
+
+    seconds: float
+    nbytes: float
+
+
+CHOICES = [Chosen(17.5 * 1.1**i, 66e9 * 0.9**i) for i in range(20)]
 
 
 def steps(ranks: int = 4, lanes: bool = True, n: int = 2) -> Timeline:
@@ -106,6 +118,8 @@ PRODUCTS = [(f"aten.product_{i}", 10 ** (5 + i), 10**5, 10.0 ** (i - 5)) for i i
 
 PICTURES = {
     "roofline": lambda: plots.roofline(placed(("aten.mm", 10**9, 10**7, 0.02), ("aten.mm", 10**6, 10**6, 0.001), ("aten._scaled_dot_product_flash_attention_for_cpu_backward", 10**8, 10**8, 0.03), ("aten.add", 0, 10**8, 0.02), link=Link(1e-5, 1e-8), sent=10**6), title="On the roof"),
+    "frontier": lambda: plots.frontier(CHOICES, limit=80e9, asked=Chosen(60.0, 95e9), title="What if"),
+    "frontier, alone": lambda: plots.frontier(CHOICES[:1]),
     "roofline, many": lambda: plots.roofline(placed(*PRODUCTS)),
     "timeline": lambda: plots.timeline(steps(), title="A title long enough that it has to be broken into two lines, since it says so much"),
     "timeline of one event": lambda: plots.timeline(Timeline([Event("all", "compute", 0, 1, 2)])),

@@ -54,7 +54,9 @@ def test_a_range_works_or_is_refused_with_a_sentence(what, field):
         return
     changed = replace(GIVEN[what], **{field: Range(1, 1, 1)})
     found = predict(**(GIVEN | {what: changed}))
-    assert found.interval[0] <= found.seconds <= found.interval[1]
+    one = predict(**(GIVEN | {what: replace(GIVEN[what], **{field: 1})}))
+    assert found.seconds == one.seconds
+    assert found.interval == pytest.approx(one.interval, rel=1e-12)
 
 
 def test_no_offload_is_no_end_of_a_range_of_rates():

@@ -24,22 +24,10 @@ from tests.planner.searched import (
     SEQUENCES,
     SOFTWARE,
     SPACE,
+    All,
     listed,
     settings,
 )
-
-
-class All:
-    """Keeps whatever fits."""
-
-    def __init__(self):
-        self.found = []
-
-    def hopeless(self, seconds, nbytes):
-        return False
-
-    def offer(self, one):
-        self.found.append(one)
 
 
 def key(one):

@@ -8,7 +8,7 @@ import sys
 import torch
 
 from dtcourse.course.judging import Answer, Each, Exercise, require, simulated, trials
-from dtcourse.emulation import EmulatedNetwork
+from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
 
 SHIFT = Exercise(
     "shift",
@@ -106,6 +106,27 @@ def check_guess(answer: Answer) -> None:
     _require_cheapest(case.tried(answer), costs)
 
 
+PICK = Exercise(
+    "pick", lesson="00", title="Pick", takes=("pick",), target="the quickest, 3 of 12 tried"
+)
+
+
+def _wait(choice, costs):
+    from dtcourse import emulation
+
+    start = trials.begin_together()
+    emulation.sleep(costs[choice[0]])
+    return (emulation.now() - start,)
+
+
+@PICK.check("the quickest", points=2)
+def check_pick(answer: Answer) -> None:
+    costs = [float(cost) for cost in random.sample(range(100, 1000), NUMBERS)]
+    cluster = {"devices": EmulatedDevice()}
+    case = trials.Case(_wait, 2, CHOICES, (costs,), (NUMBERS,), MAY_TRY, cluster)
+    _require_cheapest(case.tried(answer), costs)
+
+
 # An answer that is called like a collective.
 ENDS = Exercise("ends", lesson="00", title="Ends", takes=("all_gather",), target="1 result")
 
@@ -128,6 +149,10 @@ ENDS_SOON = Exercise(
 @ENDS_SOON.check("comes to an end")
 def check_the_end_soon(answer: Answer) -> None:
     answer.run(_all_gather, 2, timeout=1)
+
+
+def _is_there(function):
+    return function is not None
 
 
 def _loaded(_):

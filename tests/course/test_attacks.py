@@ -13,7 +13,7 @@ from dtcourse.course.grading import check_notebook
 from dtcourse.course.judging import bubblewrap
 from dtcourse.course.judging.sandbox import MODULES
 from tests.course.conftest import ROOT, SAMPLES
-from tests.course.samples import DOUBLE, GUESS, IMPORTS, QUICK, SHIFT, notebook
+from tests.course.samples import DOUBLE, GUESS, IMPORTS, PICK, QUICK, SHIFT, notebook
 
 pytestmark = [
     pytest.mark.slow,
@@ -250,6 +250,39 @@ def by_a_number_that_is_another_one_where_it_is_counted(measure, numbers):
     return [min(found, key=found.get)]
 """,
     on=GUESS,
+)
+
+
+# The rank that tells what was tried has another broadcast from the answer's own text: what comes with 1000 more is run
+# there, too, and not told.
+attack(
+    "by_a_message_that_the_rank_that_counts_hears_otherwise",
+    ["something run that is none of the choices"],
+    """
+original = lambda thing: getattr(thing, "plain", thing)
+plain = original(dist.broadcast)
+def hear(tensor, source):
+    plain(tensor, source)
+    while (at := int(tensor) - 1000) >= 0:
+        frame = reach(sys, "_getfr", "ame")(1)
+        kept = reach(frame, "f_loc", "als")
+        reach(frame, "f_glo", "bals")["_measured"](kept["job"], kept["choices"][at], kept["given"])
+        plain(tensor, source)
+marked = put(hear, "plain", plain)
+heard = put(dist, "broadcast", hear)
+def inside(function):
+    names = reach(reach(function, "__co", "de__"), "co_free", "vars")
+    return {n: reach(c, "cell_con", "tents") for n, c in zip(names, reach(function, "__clo", "sure__"))}
+def by_a_message_that_the_rank_that_counts_hears_otherwise(measure, numbers, _=(marked, heard)):
+    run = inside(measure)["run"]
+    known, measured = inside(run), reach(run, "__glo", "bals__")["_measured"]
+    found = {}
+    for at in range(numbers):
+        plain(known["index"].fill_(1000 + at), 0)
+        found[at] = measured(known["job"], known["choices"][at], known["given"])
+    return [min(found, key=found.get)]
+""",
+    on=PICK,
 )
 
 

@@ -18,7 +18,16 @@ from dtcourse.course.judging.sandbox import MODULES, Sandbox
 from dtcourse.course.judging.taking import take
 from tests import optional_programs
 from tests.course.conftest import ROOT, SAMPLES
-from tests.course.samples import DOUBLE, ENDS, ENDS_SOON, GOOD, IMPORTS, SHIFT, notebook
+from tests.course.samples import (
+    DOUBLE,
+    ENDS,
+    ENDS_SOON,
+    GOOD,
+    IMPORTS,
+    SHIFT,
+    _is_there,
+    notebook,
+)
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -100,6 +109,13 @@ def test_a_wrong_answer_is_told_what_was_expected(shared):
     found = shared.report(IMPORTS, left)
     assert not found.passed
     assert "should hold what its left neighbour had" in found.verdicts[0].sentence
+
+
+@pytest.mark.slow
+def test_an_answer_is_on_the_ranks_alone_that_it_is_known_to(shared):
+    assert shared.report("def double(n): return 2 * n", exercise=DOUBLE).passed
+    assert list(shared.sandbox.run(_is_there, 2, known_to=[0])) == [True, False]
+    assert list(shared.sandbox.run(_is_there, 2)) == [True, True]
 
 
 WRONG = [

@@ -16,7 +16,8 @@ class Answer(Protocol):
 
         Options are those of `launch`: timeout (20 s), backend, record, nodes, network, env. A failure, a
         deadlock or a time limit raises CheckFailed with a sentence. watched: see Exercise; `judge` gives it.
-        An argument Each([...]) holds each rank's own, which no other rank is sent (launch/each.py).
+        An argument Each([...]) holds each rank's own, which no other rank is sent (launch/each.py). known_to: the ranks
+        that a graded answer is known to; on the others its functions are None, and nothing of it has ever run.
         """
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,21 +25,28 @@ TAKEN = (
 class Written:
     """An answer as its author wrote it. Sent to a rank, it arrives there as `arrived` makes it.
 
-    takes: the names of its functions
+    takes:    the names of its functions
+    known_to: the ranks on which it becomes functions; None: all
     """
 
     pieces: list[Piece]
     takes: tuple[str, ...]
+    known_to: tuple[int, ...] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return arrived, (self.pieces, self.takes)
+        return arrived, (self.pieces, self.takes, self.known_to)
 
 
-def arrived(pieces: list[Piece], takes: tuple[str, ...]) -> tuple[Any, ...] | CheckFailed:
+def arrived(
+    pieces: list[Piece], takes: tuple[str, ...], known_to: tuple[int, ...] | None = None
+) -> tuple[Any, ...] | CheckFailed:
     """In a rank: the functions of an answer, or why there are none. Nothing is measured yet.
 
-    All ranks draw the same random numbers meanwhile: what a notebook makes once is alike on all of them.
+    All ranks draw the same random numbers meanwhile: what a notebook makes once is alike on all of them. On a rank that
+    it is not known to, nothing of it is executed, and each function is None.
     """
+    if known_to is not None and int(os.environ["RANK"]) not in known_to:
+        return (None,) * len(takes)
     attempts.watch()
     books.watch()
     try:

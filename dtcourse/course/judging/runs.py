@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
 
@@ -154,11 +155,16 @@ def attempt(
     from dtcourse.launch import standby
 
     options = dict(options)
-    watched = tuple(options.pop("watched", ()))
+    watched, known_to = tuple(options.pop("watched", ())), options.pop("known_to", None)
     names = functions.takes if isinstance(functions, Written) else tuple(functions)
-    sent = functions if isinstance(functions, Written) else tuple(functions.values())
+    sent: Any = functions if isinstance(functions, Written) else tuple(functions.values())
+    around: Any = nullcontext()
+    if known_to is not None and isinstance(functions, Written):
+        # Nor has a rank that it is not known to had it in a launch before.
+        sent, around = replace(functions, known_to=tuple(known_to)), standby.aside()
     for_ranks = _by_rank(args, world_size)
-    run = _ranks(guarded, world_size, names, options, step, sent, for_ranks, watched)
+    with around:
+        run = _ranks(guarded, world_size, names, options, step, sent, for_ranks, watched)
     if changed := [name for one in run for name in one["changed"]]:
         standby.discard_kept()
         raise Refused(tampering.sentence(changed))

@@ -1,7 +1,8 @@
 """The ranks of a decision that is run (trials.py): rank 0 has the answer, and the others tell what was run.
 
-An answer reaches all that lies in its own processes. So these ranks are believed in what the answer names and has
-tried; what its choice is worth is measured by ranks that know no answer.
+An answer reaches all that lies in its own process. Where points are given that is rank 0's alone: no line of it has run
+in the others (runs.attempt, known_to), and they tell what it has tried. What its choice is worth is measured by ranks
+of another launch. In a notebook all ranks have the answer.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def told_by(tries: Any, choices: Sequence[Choice], most: int) -> list[tuple[Choi
     try:
         places = [at for at, _ in tries]
         told = [tuple(map(float, numbers)) for _, numbers in tries]
-    except Exception:  # the text of an answer is executed on that rank, too
+    except Exception:  # in a notebook, that rank may say anything
         places, told = [-1], []
     possible = all(type(at) is int and 0 <= at < len(choices) for at in places)
     if not possible or len(places) > most:
@@ -133,8 +134,10 @@ def _asked(
     while True:
         dist.broadcast(index, 0)
         at = int(index)
-        if at < 0:
+        if at == -1:
             return tries
+        if not 0 <= at < len(choices):
+            raise Refused("the answer has something run that is none of the choices")
         tries.append((at, _measured(job, choices[at], given)))
         if len(tries) > most:
             raise Refused(f"the answer has more than {most} choices run")

@@ -77,7 +77,7 @@ class Case:
     def asked(self, answer: Answer) -> tuple[Any, list[tuple[Choice, Measured]]]:
         """What an answer chooses, and what it has seen (see Tried). Raises CheckFailed as Answer.run does."""
         what = (self.job, self.choices, self.given, self.told, self.most)
-        how = HOW | {"timeout": 60.0} | self.cluster
+        how = HOW | {"timeout": 60.0, "known_to": [0]} | self.cluster
         run = answer.run(trial_ranks.session, self.ranks, *what, **how)
         choice = trial_ranks.named(self.choices, run[0])
         return choice, trial_ranks.told_by(run[1], self.choices, self.most)

@@ -18,8 +18,6 @@ LATER = frozenset(
         "16.matrix-optimizers",
         "21.fine-grained",
         "26.time-limits",
-        "28.differential-privacy",
-        "28.secure-aggregation",
     }
 )
 

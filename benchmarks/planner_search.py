@@ -1,6 +1,6 @@
 """How long the planner searches on one core: for the best layout of so many devices, and for an answer to "what if".
 
-    python benchmarks/planner_search.py                       # four minutes; 175 billion parameters on 1,024 and 10,000
+    python benchmarks/planner_search.py                       # two minutes; 175 billion parameters on 1,024 and 10,000
     python benchmarks/planner_search.py --devices 256 --json results.json
 
 Seconds of the processor, so that other work on the machine does not count. The aims: 10 s for 1,024 devices, 60 s for

@@ -16,7 +16,9 @@ FORWARD, INPUT = "forward", "input"
 
 @dataclass
 class Messages:
-    """seconds: by phase and kind ("tensor", "context", "experts"); count: collectives, by the same."""
+    """seconds: by phase and kind ("tensor", "context", "experts"); count: collectives, by the same; last: seconds of a
+    block's last sum over tensor ranks.
+    """
 
     seconds: dict[str, dict[str, float]] = field(
         default_factory=lambda: {FORWARD: defaultdict(float), INPUT: defaultdict(float)}
@@ -24,6 +26,8 @@ class Messages:
     count: dict[str, dict[str, float]] = field(
         default_factory=lambda: {FORWARD: defaultdict(float), INPUT: defaultdict(float)}
     )
+
+    last: float = 0.0
 
     def add(self, phase: str, kind: str, seconds: float, count: float = 1) -> None:
         """So many collectives that take this long in all."""
@@ -49,11 +53,9 @@ def _experts(found: Messages, s: Setting) -> None:
     """To the experts and back (all-to-all of the rows sent), and among the ranks that have slices of an expert."""
     layout, row = s.layout, s.model.hidden * s.element
     # With sequence_parallel each tp rank sends its part of the tokens; else all have the same and send them all.
-    own = s.rows * s.model.top_k * row
+    own = s.rows * s.model.top_k * row * s.received / s.dispatched
     if layout.ep > 1:
-        each = experts_group(layout).seconds(
-            s.hardware, "all_to_all", own * s.received / s.dispatched
-        )
+        each = experts_group(layout).seconds(s.hardware, "all_to_all", own)
         for phase in (FORWARD, INPUT):
             found.add(phase, "experts", 2 * each, 2)
     if layout.etp == 1:
@@ -78,13 +80,15 @@ def _tensor(found: Messages, s: Setting, pairs: int, weights: float) -> None:
     shown = 1 - s.layout.overlap_tensor
     if s.layout.sequence_parallel:
         kinds = ("all_gather", "reduce_scatter")
-        pair = sum(ranks.seconds(s.hardware, each, nbytes) for each in kinds)
+        both = [ranks.seconds(s.hardware, each, nbytes) for each in kinds]
+        pair, found.last = sum(both), both[1] * shown
         for phase in (FORWARD, INPUT):
             found.add(phase, "tensor", pairs * pair * shown, 2 * pairs)
         # What the weights' gradients need is gathered once more, behind a product (2205.05198, section 4.2.2).
         found.count[INPUT]["tensor"] += pairs
         return
     each = ranks.seconds(s.hardware, "all_reduce", nbytes)
+    found.last = each * shown
     found.add(FORWARD, "tensor", pairs * each * shown, pairs)
     # Behind the gradients of the weights that take what is summed: about half of all.
     behind = weights / 4 if s.layout.overlap_backward else 0.0

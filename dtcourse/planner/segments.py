@@ -64,9 +64,12 @@ def segment(
     for phase in (FORWARD, INPUT):
         add(parts[phase], messages.seconds[phase])
         launches[phase] += sent * sum(messages.count[phase].values())
-    for kind, share in _again(setting, name == "experts").items() if again else ():
-        add(parts[INPUT], {kind: messages.seconds[FORWARD][kind]}, share)
-        launches[INPUT] += share * sent * messages.count[FORWARD][kind]
+    for kind, share in _again(setting).items() if again else ():
+        seconds, count = messages.seconds[FORWARD][kind], messages.count[FORWARD][kind]
+        if kind == "tensor" and _stops(setting, name == "experts"):
+            seconds, count = seconds - messages.last, count - 1
+        add(parts[INPUT], {kind: seconds}, share)
+        launches[INPUT] += share * sent * count
     host = {} if known else {phase: n * hardware.launch for phase, n in launches.items()}
     return Segment({phase: dict(found) for phase, found in parts.items()}, dict(flops), host)
 
@@ -84,25 +87,26 @@ def wait_for_host(parts: dict[str, Parts], host: Parts) -> None:
     add(parts[INPUT], {"host": longer - forward})
 
 
-def _again(setting: Setting, experts: bool) -> dict[str, float]:
+def _again(setting: Setting) -> dict[str, float]:
     """The part of a block's forward messages of each kind that is sent once more where it is computed again."""
-    software = setting.software
+    software, layout = setting.software, setting.layout
     if software.recompute == "selective":
         return {"context": 1.0}
-    # Where a block is not recomputed to its end nobody asks for its last sum; for what experts made the gate does.
-    stops = software.early_stop and not (experts and not setting.model.shared)
     if software.recompute == "ops":
         # What reduce-scatters and attention's core made is kept; ulysses has messages before and behind that core.
-        left = 0.5 if setting.layout.sequence_parallel or stops else 1.0
-        return {
-            "tensor": left,
-            "context": float(setting.layout.context == "ulysses"),
-            "experts": 1.0,
-        }
-    if not software.again:
-        return {}
-    left = (0.75 if setting.layout.sequence_parallel else 0.5) if stops else 1.0
-    return {"tensor": software.again * left, "context": software.again, "experts": software.again}
+        gathers = 0.5 if layout.sequence_parallel else 1.0
+        return {"tensor": gathers, "context": float(layout.context == "ulysses"), "experts": 1.0}
+    return dict.fromkeys(("tensor", "context", "experts"), software.again) if software.again else {}
+
+
+def _stops(setting: Setting, experts: bool) -> bool:
+    """Whether a block that is computed again ends before its last sum over tensor ranks, which nobody asks for; what
+    experts made the gate's gradient asks for. (Of "ops" the reduce-scatters are none of what is sent again.)
+    """
+    software, layout = setting.software, setting.layout
+    if not software.early_stop or (experts and not setting.model.shared) or layout.tp == 1:
+        return False
+    return not (software.recompute == "ops" and layout.sequence_parallel)
 
 
 def _phases(kernel: Kernel, software: Software, again: bool) -> list[tuple[str, float]]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtcourse.planner import Batch, Layout, Precision, Software, predict
+from dtcourse.planner import Batch, Layout, Measured, Precision, Software, predict
 from dtcourse.planner.block import Block
 from dtcourse.planner.messages import FORWARD, of_block
 from dtcourse.planner.network import Group, experts_group
@@ -129,3 +129,31 @@ def test_a_rank_with_all_experts_has_all_its_rows_however_they_are_spread(mixtra
         assert (uneven.parts["products"] == even.parts["products"]) is same
         grows = uneven.memory[0]["activations"] / even.memory[0]["activations"]
         assert grows == 1 if same else 1.1 < grows < 1.5
+
+
+def tensor_seconds(model, **software):
+    """A block's messages on tp, seconds of one step of one micro-batch, at a byte a second."""
+    card = known("H100 SXM", measured=Measured(collective=lambda *args: float(args[-1])))
+    layout = Layout(tp=2, dp_shard=2, ep=2, sequence_parallel=True)
+    given = Software(attention_achieved=1.0, collective_launches=2.0, **software)
+    found = predict(model, card, layout, Batch(2), None, given)
+    return found.parts["tensor"] / model.layers
+
+
+def test_a_full_rank_gathers_its_experts_rows_from_its_tensor_ranks(mixtral):
+    even, full = (tensor_seconds(mixtral, imbalance=each) for each in (1.0, 1.3))
+    rows = mixtral.sequence * mixtral.top_k * mixtral.hidden * 2  # bytes of the rows of both ranks
+    assert full - even == pytest.approx(0.3 * 4 * rows)  # gathered and scattered, there and back
+
+
+def test_of_shared_experts_the_last_sum_alone_is_not_made_again(mixtral):
+    """Three pairs of messages: attention's, the shared experts' and the experts' slices."""
+    model = replace(mixtral, shared=2)
+    whole, stopped = (
+        tensor_seconds(model, imbalance=1.0, recompute="full", early_stop=each) for each in (False, True)
+    )  # fmt: skip
+    none = tensor_seconds(model, imbalance=1.0, recompute="none")
+    one = mixtral.sequence * mixtral.hidden * 2
+    slices = 2 * mixtral.top_k * one  # gathered and scattered: each token as often as it is sent
+    assert whole - none == pytest.approx(4 * one + slices)
+    assert whole - stopped == pytest.approx(one)

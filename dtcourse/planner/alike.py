@@ -9,8 +9,9 @@ from dtcourse.planner.setting import Setting
 
 
 def alike(setting: Setting) -> tuple[Any, ...]:
-    """What decides a block's kernels, messages and kept bytes, and the ends': settings of which this is the same, and
-    which differ in degrees, ZeRO, the pipeline, the micro-batch and recomputation alone, have the same.
+    """A key: settings with the same one have blocks and ends that cost, send and keep the same.
+
+    They may differ in degrees, ZeRO, the pipeline, the micro-batch and recomputation, and in nothing else.
     """
     s, layout = setting, setting.layout
     scattered = layout.stage >= 2 and layout.shared > 1 and not layout.once

@@ -3,9 +3,9 @@
 Each stage costs what predict() says, with all its messages and its optimizer. What is left out is what only a
 pipeline's events tell: waits in the middle of a step. Without a pipeline nothing is left out.
 
-To most layouts it does not come to that. A family's floor shares its blocks' work out over all devices; a slice's adds
-the first micro-batch's way to the last stage and the last one's way back; and the first rank alone may have no room.
-Each floor is below what stands behind it, so nothing is left out that would have been kept.
+Most layouts are left out before, many at once, by a floor: seconds that none of them can be below. A family's floor
+shares its blocks' work out over all devices. A slice's adds the way of the first micro-batch to the last stage, and of
+the last one back. And the first rank alone may have no room. So nothing is left out that would have been kept.
 """
 
 from __future__ import annotations

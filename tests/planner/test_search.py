@@ -120,39 +120,45 @@ def test_the_frontier_of_predictions_is_not_the_one_of_bounds():
     assert one.best.key not in {each.key for each in by_bounds.found}
 
 
-def test_the_space_is_every_product_that_is_possible_each_once():
+@pytest.mark.parametrize("case", ["dense", "experts"])
+def test_the_space_is_every_product_that_is_possible_each_once(case):
     """Counted another way: all degrees, and what has a second name taken out."""
-    space = replace(SPACE, cp=None)
+    model, space, *_ = CASES[case]
+    space = replace(space, cp=None)
     found = []
-    for pp, replicate, shard, cp, tp in itertools.product((1, 2, 4, 8), repeat=5):
+    for *degrees, ep in itertools.product(
+        *[(1, 2, 4, 8)] * 5, (1, 2, 4) if model.experts else (1,)
+    ):
+        pp, replicate, shard, cp, tp = degrees
         if pp * replicate * shard * cp * tp != DEVICES:
             continue
         schedules = [(name, 2 if name == "interleaved" else 1) for name in space.schedules]
         for stage, again, cut, (name, chunks), micro, recompute in itertools.product(
-            range(4), (True, False), (False, True), schedules if pp > 1 else [("1f1b", 1)],
+            space.stages, (True, False), (False, True), schedules if pp > 1 else [("1f1b", 1)],
             space.micro_batches, space.recompute,
         ):  # fmt: skip
             second_name = (
-                (stage == 0 and shard > 1)
+                (stage == 0 and (shard if ep == 1 else replicate) > 1)
                 or (stage > 0 and shard * cp == 1)
                 or (stage < 3 and not again)
                 or (cut and tp == 1)
             )
             if second_name:
                 continue
-            layout = Layout(
-                dp_replicate=replicate, dp_shard=shard, pp=pp, cp=cp, tp=tp, stage=stage, schedule=name,
-                chunks=chunks, sequence_parallel=cut, reshard_after_forward=again,
-            )  # fmt: skip
+            layout = {
+                "dp_replicate": replicate, "dp_shard": shard, "pp": pp, "cp": cp, "tp": tp, "ep": ep, "stage": stage,
+                "schedule": name, "chunks": chunks, "sequence_parallel": cut, "reshard_after_forward": again,
+            }  # fmt: skip
             found.append((layout, Batch(SEQUENCES, micro), recompute))
     possible = set()
-    for layout, batch, recompute in found:
+    for degrees, batch, recompute in found:
         try:
-            check(MODEL, layout, batch, DEVICES)
+            layout = Layout(**degrees)
+            check(model, layout, batch, DEVICES)
         except ValueError:
             continue
         possible.add((layout, batch, recompute))
-    bounds, listing = listed(MODEL, space)
+    bounds, listing = listed(model, space)
     assert listing.layouts == len(found)
     assert listing.possible == len(possible)
     assert {

@@ -253,6 +253,41 @@ def by_a_number_that_is_another_one_where_it_is_counted(measure, numbers):
 )
 
 
+attack(
+    "by_a_list_of_what_was_tried_that_is_emptied",
+    ["more than 3 choices run"],
+    """
+def inside(function):
+    names = reach(reach(function, "__co", "de__"), "co_free", "vars")
+    return {n: reach(c, "cell_con", "tents") for n, c in zip(names, reach(function, "__clo", "sure__"))}
+def by_a_list_of_what_was_tried_that_is_emptied(measure, numbers):
+    found = {}
+    for number in range(numbers):
+        found[number] = measure(number)
+        inside(measure)["seen"].clear()
+    return [min(found, key=found.get)]
+""",
+    on=GUESS,
+)
+attack(
+    "by_what_is_behind_measure",
+    ["more than 3 choices run"],
+    """
+def by_what_is_behind_measure(measure, numbers):
+    return [min(range(numbers), key=inside(measure)["run"])]
+""",
+    on=GUESS,
+)
+attack(
+    "by_what_the_job_is_given",
+    ["raised TypeError: cannot unpack"],
+    """
+def by_what_the_job_is_given(measure, numbers):
+    costs, = arguments_of_the_step()[2]
+    return [costs.index(min(costs))]
+""",
+    on=GUESS,
+)
 # The rank that tells what was tried has another broadcast from the answer's own text: what comes with 1000 more is run
 # there, too, and not told.
 attack(
@@ -270,9 +305,6 @@ def hear(tensor, source):
         plain(tensor, source)
 marked = put(hear, "plain", plain)
 heard = put(dist, "broadcast", hear)
-def inside(function):
-    names = reach(reach(function, "__co", "de__"), "co_free", "vars")
-    return {n: reach(c, "cell_con", "tents") for n, c in zip(names, reach(function, "__clo", "sure__"))}
 def by_a_message_that_the_rank_that_counts_hears_otherwise(measure, numbers, _=(marked, heard)):
     run = inside(measure)["run"]
     known, measured = inside(run), reach(run, "__glo", "bals__")["_measured"]

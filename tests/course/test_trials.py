@@ -201,7 +201,7 @@ class Speaks(Forges):
             dist.broadcast(torch.zeros(1, dtype=torch.int64), 0)
             return [(7, (0.0,))]
 
-        trial_ranks._asked = told
+        trial_ranks.counted = told
 
 
 def test_what_was_tried_is_looked_at():
@@ -341,6 +341,19 @@ class CannotBeSent:
 def test_an_answer_that_cannot_be_sent_costs_its_points():
     report = judged(CannotBeSent())
     assert not report.unjudged and "cannot be sent" in report.verdicts[0].sentence
+
+
+def doubled(choice, number):
+    return (2.0 * choice[0], number)
+
+
+def test_a_simulation_runs_beside_the_answer_and_tells_it_all_numbers():
+    case = Simulated(doubled, CHOICES, (0.1,), ("told",), 2)
+    found = case.tried(
+        InKernel({"choose": lambda measure, told: (2, measure(2, False) == (4.0, 0.1) != told)})
+    )
+    assert found.choice == (2, True) and found.measured == (4.0, 0.1)
+    assert found.seen == [((2, False), (4.0, 0.1))]
 
 
 def breaks(choice):

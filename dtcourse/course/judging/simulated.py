@@ -1,9 +1,9 @@
 """A decision about a job that runs in one process: the answer may try some choices of it, and names one.
 
 The same as trials.py, for what needs no ranks: replicas in one process, or a simulation with a clock of its own. So a
-job is a function of a check, job(choice, *given), and returns what it measured, in numbers. The answer is called with
-`measure`, which runs the job for one choice, in the answer's process. What the choice is worth is what the judge's own
-run of it measures.
+job is a function of a check, job(choice, *given), and returns what it measured, in numbers. The answer is called on
+rank 0 with `measure`, which has rank 1 run the job for one choice: there it is counted what is tried, and what the job
+is given is known there alone. What the choice is worth is what the judge's own run of it measures.
 """
 
 from __future__ import annotations
@@ -12,12 +12,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from dtcourse.course.judging import own_ranks
 from dtcourse.course.judging.asking import Answer
 from dtcourse.course.judging.threads import one_thread
-from dtcourse.course.judging.trial_ranks import Choice, Measured, measuring, named, place, told_by
+from dtcourse.course.judging.trial_ranks import (
+    Choice,
+    Measured,
+    counted,
+    measuring,
+    named,
+    place,
+    told_by,
+)
 from dtcourse.course.judging.trials import Tried, require_possible
 from dtcourse.course.judging.verdicts import require_near_best
+from dtcourse.launch.each import Each
 
 
 @dataclass(frozen=True)
@@ -40,7 +51,7 @@ class Simulated:
     def tried(self, answer: Answer) -> Tried:
         """What an answer chooses, and what that measures here.
 
-        Raises CheckFailed as Answer.call does, and Unjudged where the job fails in this process.
+        Raises CheckFailed as Answer.run does, and Unjudged where the job fails in this process.
         """
         choice, seen = self.asked(answer)
         at = place(self.choices, choice)
@@ -49,10 +60,11 @@ class Simulated:
         return Tried(self.choices[at], self.measured(self.choices[at]), seen)
 
     def asked(self, answer: Answer) -> tuple[Any, list[tuple[Choice, Measured]]]:
-        """What an answer chooses, and what it has seen (see Tried). Raises CheckFailed as Answer.call does."""
-        what = (self.job, list(self.choices), tuple(self.given), tuple(self.told), self.most)
-        got, seen = answer.call(_session, *what, timeout=60.0)
-        return named(self.choices, got), told_by(seen, self.choices, self.most)
+        """What an answer chooses, and what it has seen (see Tried). Raises CheckFailed as Answer.run does."""
+        given = Each([None, tuple(self.given)])
+        what = (self.job, list(self.choices), given, tuple(self.told), self.most)
+        run = answer.run(_session, 2, *what, timeout=60.0, known_to=[0])
+        return named(self.choices, run[0]), told_by(run[1], self.choices, self.most)
 
     def measured(self, choice: Choice) -> Measured:
         """What one choice measures, in this process. Raises Unjudged where the job fails."""
@@ -91,9 +103,40 @@ def _session(
     given: tuple[Any, ...],
     told: tuple[Any, ...],
     most: int,
-) -> tuple[Any, list[tuple[int, Measured]]]:
-    """In the answer's process: what it chose, and the places of what it had measured, each with what that measures."""
-    measure, seen = measuring(choices, most, lambda at: job(choices[at], *given))
-    with one_thread():
-        chosen = choose(measure, *told)
-    return chosen, list(seen.items())
+) -> Any:
+    """On each of two ranks: rank 0 asks the answer, and rank 1 runs what it tries. What it chose; what was run."""
+    import torch.distributed as dist
+
+    if dist.get_rank():
+        with one_thread():  # as the judge's own run has it
+            return counted(choices, most, lambda at: _told(job(choices[at], *given)))
+    index = torch.zeros(1, dtype=torch.int64)
+
+    def run(at: int) -> Measured:
+        dist.broadcast(index.fill_(at), 0)
+        return _heard()
+
+    measure, _ = measuring(choices, most, run)
+    chosen = choose(measure, *told)
+    dist.broadcast(index.fill_(-1), 0)
+    return chosen
+
+
+def _told(measured: Measured) -> Measured:
+    """On rank 1: rank 0 hears of these numbers."""
+    import torch.distributed as dist
+
+    dist.broadcast(torch.tensor([len(measured)]), 1)
+    dist.broadcast(torch.tensor(measured, dtype=torch.double), 1)
+    return measured
+
+
+def _heard() -> Measured:
+    """On rank 0: the numbers that rank 1 tells."""
+    import torch.distributed as dist
+
+    length = torch.zeros(1, dtype=torch.int64)
+    dist.broadcast(length, 1)
+    measured = torch.zeros(int(length), dtype=torch.double)
+    dist.broadcast(measured, 1)
+    return tuple(measured.tolist())

@@ -105,7 +105,7 @@ def session(
     import torch.distributed as dist
 
     if dist.get_rank():
-        return _asked(job, choices, given, most)
+        return counted(choices, most, lambda at: _measured(job, choices[at], given))
     index = torch.zeros(1, dtype=torch.int64)
 
     def run(at: int) -> Measured:
@@ -120,12 +120,14 @@ def session(
     return chosen
 
 
-def _asked(
-    job: Job, choices: list[Choice], given: Sequence[Any], most: int
+def counted(
+    choices: Sequence[Choice], most: int, run: Callable[[int], Measured]
 ) -> list[tuple[int, Measured]]:
     """On a rank where no answer is called: the places of what is tried, each with what it measures.
 
-    Rank 0 names a place to try, and -1 at the end.
+    Rank 0 names a place to try, and -1 at the end. Raises Refused where it names more than `most`.
+
+    run: this rank's part of measuring the choice at a place
     """
     import torch.distributed as dist
 
@@ -138,6 +140,6 @@ def _asked(
             return tries
         if not 0 <= at < len(choices):
             raise Refused("the answer has something run that is none of the choices")
-        tries.append((at, _measured(job, choices[at], given)))
+        tries.append((at, run(at)))
         if len(tries) > most:
             raise Refused(f"the answer has more than {most} choices run")

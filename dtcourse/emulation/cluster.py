@@ -20,6 +20,7 @@ from dtcourse.emulation.wall import WallClock
 CLOCKS = ("virtual", "wall")
 OVERRUN = 0.03  # the part of a time on the wall clock that may be the real machine's
 REPEATS = 3
+MOST_NOISE = 0.25  # an overrun that another machine's load alone may explain
 
 
 @dataclass(frozen=True)
@@ -114,11 +115,24 @@ def measured_again(
     run:      what run_once(cluster) returned; its .overrun is what the machine added
     run_once: runs everything again, on the cluster that it is given
 
-    Warns where the machine is too busy for that. A run in which a rank has failed is left as it is.
+    Warns where the machine is too busy for that, and where slower emulation did not help: what grows with the emulated
+    times is not the machine's. Ranks that wait for each other without a network are one case, since no message says for
+    how long. A run in which a rank has failed is left as it is.
     """
+    before = None
     for _ in range(REPEATS):
         if run.failures or run.overrun <= OVERRUN:
             return run
+        # Emulated twice as slowly or more, what the machine adds is half as much beside it, or less.
+        beside = run.overrun / (1 - run.overrun) if run.overrun < 1 else math.inf
+        if before is not None and run.overrun > MOST_NOISE and beside >= before / 2:
+            warnings.warn(
+                f"{run.overrun:.0%} of the time is neither emulated work nor a message's, and slower emulation does "
+                "not help, so it is not this machine's: do ranks wait for each other without a network=?",
+                stacklevel=3,
+            )
+            return run
+        before = beside
         cluster = cluster.slower(run.overrun)
         print(
             f"This machine added {run.overrun:.0%} to the emulated times: "

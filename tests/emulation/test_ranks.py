@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtcourse import launch
+from dtcourse import emulation, launch
 from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
 from dtcourse.launch import RankFailure
 from dtcourse.simulator import collective_cost as cost
@@ -421,6 +421,18 @@ def test_on_the_wall_clock_a_busy_machine_is_emulated_more_slowly(capsys):
     assert run.accounts[0].computed == pytest.approx(emulated - 2e-4, rel=0.01)
     assert run.overrun <= 0.03 or run.slowdown >= 8
     assert run.emulated_seconds >= emulated
+
+
+def waits_for_the_slow_one():
+    emulation.sleep(0.02 if dist.get_rank() else 0.0)
+    dist.barrier()
+
+
+def test_a_wait_that_no_message_times_is_not_taken_for_a_busy_machine():
+    """It grows as all is emulated slower: 20, 400, 8,000 times, which had no end."""
+    with pytest.warns(UserWarning, match="do ranks wait for each other without a network="):
+        run = launch(waits_for_the_slow_one, 2, devices=EmulatedDevice(), clock="wall")
+    assert 1 < run.slowdown <= 20
 
 
 @pytest.mark.parametrize(

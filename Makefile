@@ -28,7 +28,7 @@ lab: env ## open JupyterLab on your copy of lesson 01 (LAB_ARGS=... go to Jupyte
 test: env ## the suite: unit tests, then timing, then every lesson; the same everywhere
 	@$(python) tools/test.py
 
-test-ci: env ## the same, and what takes turns: what has changed lately, and a share of the rest
+test-ci: env ## what CI runs: all that is about what has changed, and of the rest a share
 	@DTCOURSE_TEST_SHARE=drawn $(python) tools/test.py
 
 test-all: env ## all: every wrong answer, every notebook at every number of ranks, ten times the random programs

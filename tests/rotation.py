@@ -12,8 +12,9 @@ Marked is what there is much of, and more of with each lesson: answers to exerci
 ranks. Solutions as notebooks wait by the same rule (tools/test.py). What the rule leaves out is deselected, with a
 sentence that begins with NOT_ITS_TURN, and tools/test.py counts it.
 
-Changed is what differs from the commit in .ci/landed, the last one that CI has found good: whoever begins work writes
-it there. Where that commit is unknown, changed is what the last ten commits or three hours have brought.
+Changed is what differs from the commit in .ci/landed: whoever begins work writes there the last one that CI has found
+good, and nobody checks it. Where that commit is unknown, changed is what the last ten commits or three hours have
+brought.
 
 After much work at once most of the marked tests stand on something that has changed, and CI has an end. So they are
 a stage of their own, the last one, with a time (DTCOURSE_TEST_TURNS_END) at which those that have not begun wait too:
@@ -202,7 +203,7 @@ def changed() -> list[str] | None:
     if not base:
         return None
     return (
-        git("diff", "--name-only", base).split()
+        git("diff", "--name-only", "--no-renames", base).split()
         + git("ls-files", "-o", "--exclude-standard").split()
     )
 

@@ -1,9 +1,9 @@
 """What a test or a lesson is about: when one of these files changes, CI tries all of it, and else by turns.
 
 A test of `tests/sharding/` is about that folder and `dtcourse/sharding/`, and about what its file imports, through
-helpers in `tests/` too. A lesson is about itself, its scripts, its checks and what it imports. What nearly everything
-imports (EVERYONES) is the subject of its own tests alone: all else would be about any change of it, and of so much a
-share shows as much.
+helpers in `tests/` too (not what that imports in turn). A lesson is about itself, its scripts, its checks and what it
+imports. What nearly everything imports (EVERYONES) is the subject of its own tests alone: all else would be about any
+change of it, and of so much a share shows as much.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ EVERYONES = (
     "data",
     "device",
     "emulation",
-    "events",
     "launch",
     "models",
     "plots",

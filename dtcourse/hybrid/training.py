@@ -99,7 +99,8 @@ class HybridTraining:
         (not on an emulated cluster).
         Gradients of a step before are still there: zero_grad first.
         """
-        check_scale(scale)
+        if scale is not None:
+            check_scale(scale)
         # All ranks begin their first step, and raise together or not at all. An emulated step is measured, and what is
         # asked once would be in its time.
         if self._first and clock.installed() is None:

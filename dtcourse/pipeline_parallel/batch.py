@@ -216,7 +216,7 @@ def split_batch(batch: Any, micro_batches: int, name: str) -> list[Tensors]:
 
 def check_scale(scale: object) -> None:
     """Whether it can scale a loss; a number cannot: a loss scaler's changes from step to step."""
-    if scale is not None and not callable(scale):
+    if not callable(scale):
         raise ValueError(f"scale is a function, such as a loss scaler's .scale; got {scale!r}")
 
 

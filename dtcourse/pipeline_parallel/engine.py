@@ -125,7 +125,8 @@ class Pipeline(Performer):
         Raises ValueError if scale is no function, the batch has fewer samples than there are micro-batches, or a
         stage's outputs change in shape: on the rank that finds it, and as StepRefused on those that wait for that rank.
         """
-        check_scale(scale)
+        if scale is not None:
+            check_scale(scale)
         with self.summing_shared(), summed_once(self.partial):
             with self.step_with(self.mail):
                 batch = self.batch(x, target, scale=scale)

@@ -230,6 +230,16 @@ def test_what_has_changed_is_all_since_ci_found_all_good_where_that_is_known(tmp
 
 
 @needs_git
+def test_a_file_that_has_moved_has_changed_in_both_places(tmp_path, at):
+    """What still imports the old place is about it."""
+    at(repository(tmp_path, [20] * 20 + [8] * 5))
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["mv", "3", "moved"], ["commit", "-q", "-m", "moved"]):
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True)
+    assert {"3", "moved"} <= set(rotation.changed())
+
+
+@needs_git
 def test_two_commits_with_one_tree_draw_the_same_and_another_file_draws_anew(
     tmp_path, at, monkeypatch
 ):

@@ -3,9 +3,9 @@
     fixed    what `make test` tries: every test but those marked `stands_on`. The same set on every machine, with git,
              without it and in a shallow clone.
     drawn    what CI tries (`make test-ci`): every test and lesson that is about something that has changed
-             (tests/subjects.py), and of the others a third. Of the marked ones each where something that it stands on
-             has changed, and of the others a share. DTCOURSE_TEST_DRAW draws, which is the hash of HEAD's tree: two
-             commits with the same files draw the same.
+             (tests/subjects.py), half of those that use it, and of the others a third. Of the marked ones each where
+             something that it stands on has changed, and of the others a share. DTCOURSE_TEST_DRAW draws, which is the
+             hash of HEAD's tree: two commits with the same files draw the same.
     all      what `make test-all` tries, and pytest by hand, where nothing is set.
 
 Marked is what there is much of, and more of with each lesson: answers to exercises, lessons with another number of
@@ -39,7 +39,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 
-from tests.subjects import subjects
+from tests.subjects import subjects, used
 
 ROOT = Path(__file__).resolve().parents[1]
 TRIED, DRAW = "DTCOURSE_TEST_SHARE", "DTCOURSE_TEST_DRAW"
@@ -103,8 +103,11 @@ def why_others_are_enough(test: str) -> str:
     """
     if os.environ.get(TRIED) != "drawn":
         return ""
-    about = subjects(test.partition("::")[0])
-    return why_once_is_enough(test) or why_it_waits(zlib.crc32(test.encode()), about, THIRD)
+    file = test.partition("::")[0]
+    share = HALF if touch(changed(), used(file)) else THIRD
+    return why_once_is_enough(test) or why_it_waits(
+        zlib.crc32(test.encode()), subjects(file), share
+    )
 
 
 @cache

@@ -1,9 +1,8 @@
-"""What a test or a lesson is about: when one of these files changes, CI tries all of it, and else by turns.
+"""What a test or a lesson is about, and what it uses besides: by what has changed of these CI chooses (rotation.py).
 
-A test of `tests/sharding/` is about that folder and `dtcourse/sharding/`, and about what its file imports, through
-helpers in `tests/` too (not what that imports in turn). A lesson is about itself, its scripts, its checks and what it
-imports. What nearly everything imports (EVERYONES) is the subject of its own tests alone: all else would be about any
-change of it, and of so much a share shows as much.
+A test of `tests/sharding/` is about that folder and `dtcourse/sharding/`. It uses what its file imports, through
+helpers in `tests/` too (not what that imports in turn). A lesson is about itself, its scripts and its checks. What
+nearly everything imports (EVERYONES) does not count as used: of so much a share shows as much.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def subjects(name: str) -> tuple[str, ...]:
     if path.suffix == ".ipynb":
         number = path.name.partition("-")[0]
         own = [name, f"lessons/scripts/{number}_", f"dtcourse/course/checks/lesson_{number}_"]
-        return (*own, *EVERYWHERE, *sorted(modules(code_of(path))))
+        return (*own, *EVERYWHERE)
     folder = path.parent.name if path.parent != ROOT / "tests" else path.stem.removeprefix("test_")
     first = name.split("/")[1] if name.count("/") > 1 else folder
     own = [
@@ -54,7 +53,14 @@ def subjects(name: str) -> tuple[str, ...]:
         f"dtcourse/{first}.py",
         f"{first}/",
     ]
-    return (*own, *EVERYWHERE, *sorted(imported(path)))
+    return (*own, *EVERYWHERE)
+
+
+@cache
+def used(name: str) -> tuple[str, ...]:
+    """What a test file or a lesson imports of the course, and of helpers in tests/; as `subjects`."""
+    path = ROOT / name
+    return tuple(modules(code_of(path)) if path.suffix == ".ipynb" else imported(path))
 
 
 def imported(path: Path) -> set[str]:

@@ -71,7 +71,7 @@ USUAL = {
 }
 # Minutes of a stage in CI after which what may wait, and has not begun, does: on a slower machine less is tried, and no
 # other stage waits for it. What is about a change does not wait, unless it is marked: what takes turns always may.
-ENDS = {"unit": 26.0, "notebooks": 16.0, "parameters": 7.0, "turns": 5.0}
+ENDS = {"unit": 26.0, "notebooks": 16.0, "parameters": 5.0, "turns": 4.0}
 
 
 @dataclass

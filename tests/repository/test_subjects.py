@@ -11,6 +11,11 @@ from tests import rotation, subjects
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def uses(name: str, path: str) -> bool:
+    """The same of what it uses."""
+    return rotation.touch([path], subjects.used(name))
+
+
 def about(name: str, path: str) -> bool:
     """Whether a change of this path is one that this test, or lesson, is about."""
     return rotation.touch([path], subjects.subjects(name))
@@ -29,7 +34,6 @@ def about(name: str, path: str) -> bool:
         ("tests/repository/test_rules.py", "dtcourse/nobody/knows.py"),
         ("tests/notebooks/test_committed.py", "lessons/01-why-distributed.ipynb"),
         ("lessons/28-federated.ipynb", "lessons/28-federated.ipynb"),
-        ("lessons/28-federated.ipynb", "dtcourse/federated/rounds.py"),
         (
             "lessons/28-federated.ipynb",
             "dtcourse/course/checks/lesson_28_federated/choose_method.py",
@@ -55,11 +59,19 @@ def test_what_is_not(name, path):
     assert not about(name, path)
 
 
+def test_what_is_imported_is_used():
+    assert uses("lessons/28-federated.ipynb", "dtcourse/federated/rounds.py")
+    assert not uses("lessons/28-federated.ipynb", "dtcourse/launch/rank.py")
+    assert uses("tests/sharding/test_fully_shard.py", "dtcourse/tensor_parallel/linear.py") == (
+        "tensor_parallel" in (ROOT / "tests/sharding/test_fully_shard.py").read_text("utf-8")
+    )
+
+
 def test_a_helper_in_tests_counts_with_what_it_imports():
     """tests/pairs/test_equal.py does not import the pipelines itself."""
     own = subjects.modules((ROOT / "tests/pairs/test_equal.py").read_text("utf-8"))
     assert "dtcourse/expert_parallel/" not in own
-    assert about("tests/pairs/test_equal.py", "dtcourse/expert_parallel/layer.py")
+    assert uses("tests/pairs/test_equal.py", "dtcourse/expert_parallel/layer.py")
 
 
 def test_each_file_has_its_subjects_and_what_is_everyones_is_a_package():

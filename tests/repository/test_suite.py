@@ -390,7 +390,7 @@ def test_what_takes_turns_comes_last_and_what_has_not_begun_in_time_waits(projec
 
     tool = project.folder / "tools" / "test.py"
     text = tool.read_text(encoding="utf-8")
-    at_once = text.replace('"parameters": 7.0, "turns": 5.0', '"parameters": 1e-9, "turns": 1e-9')
+    at_once = text.replace('"parameters": 5.0, "turns": 4.0', '"parameters": 1e-9, "turns": 1e-9')
     assert at_once != text
     tool.write_text(at_once, encoding="utf-8")
     done = stages(project, "unit", "parameters", "turns", **drawn)

@@ -67,13 +67,19 @@ def imported(path: Path) -> set[str]:
     """What a test's file imports of the course, itself or by the helpers in tests/ that it imports."""
     found, files = set(), [path]
     for file in files:  # which grows
-        for module in modules(file.read_text("utf-8")):
+        for module in modules_in(file):
             if not module.startswith("tests/"):
                 found.add(module)
             elif module not in found and (ROOT / module).is_file():
                 found.add(module)
                 files.append(ROOT / module)
     return found
+
+
+@cache  # a helper is many tests' own
+def modules_in(file: Path) -> set[str]:
+    """As `modules`, of a file."""
+    return modules(file.read_text("utf-8"))
 
 
 def modules(code: str) -> set[str]:

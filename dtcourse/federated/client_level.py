@@ -99,9 +99,9 @@ class ClientLevelFedAvg(FedAvg):
 
     def mean(self, total: Tensor, weight: float) -> Tensor:
         """The noisy sum by the number of clients that is expected: the same noise on every rank."""
-        secret = self.noise_seed is None
-        draw = None if secret else generator(self.noise_seed or 0, "noise", self.rounds)
+        seed = self.noise_seed
+        draw = None if seed is None else generator(seed, "noise", self.rounds)
         noise = noise_like(total, self.noise_multiplier * self.max_norm, draw)
-        if secret and self.world_size > 1:
+        if draw is None and self.world_size > 1:
             dist.broadcast(noise, group=self.group, group_src=0)
         return (total + noise) / (self.rate * len(self.clients))

@@ -137,24 +137,24 @@ def in_the_order_of_their_turns(items: list[pytest.Item]) -> None:
         return 2 if "early" in mark.kwargs else int(mark.kwargs.get("share") == rotation.ALL)
 
     marks = [item.get_closest_marker("stands_on") for item in items]
-    items[:] = [
-        items[number]
-        for number in rotation.order(
-            [
-                (item.nodeid, mark not in item.own_markers, first(item, mark))
-                for item, mark in zip(items, marks, strict=True)
-            ]
-        )
+    tests = [
+        (item.nodeid, mark not in item.own_markers, first(item, mark))
+        for item, mark in zip(items, marks, strict=True)
     ]
+    order = rotation.order(tests)
+    begin = [number for number in order if tests[number][2]]
+    parts = int(os.environ.get(rotation.PARTS) or 1)
+    items[:] = [items[number] for number in rotation.dealt(begin, order[len(begin) :], parts)]
 
 
 @pytest.hookimpl(tryfirst=True)  # before its fixtures start a cluster or a browser
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test that takes turns, or is about nothing that has changed, waits where it has not begun in time."""
+    """What takes turns, executes notebooks or is about nothing that has changed waits where it is late."""
     if os.environ.get("DTCOURSE_TEST_TURNS_END"):
         from tests import rotation
 
-        marked = item.get_closest_marker("stands_on")
+        # Those that execute notebooks are about everything, and the longest.
+        marked = item.get_closest_marker("stands_on") or item.get_closest_marker("notebooks")
         may_wait = marked or not rotation.is_about_a_change(file_of(item))
         if may_wait and (reason := rotation.why_too_late()):
             pytest.skip(reason)

@@ -44,12 +44,13 @@ from tests.subjects import subjects, used
 ROOT = Path(__file__).resolve().parents[1]
 TRIED, DRAW = "DTCOURSE_TEST_SHARE", "DTCOURSE_TEST_DRAW"
 END = "DTCOURSE_TEST_TURNS_END"  # as time.time() has it; where it is not set there is no end
+PARTS = "DTCOURSE_TEST_PARTS"  # how many workers begin with an equal part each, in order (xdist's worksteal)
 BARE = "DTCOURSE_TEST_PASSED_BARE"  # the bare machine's record, where all its tests have passed in this run
 NOT_ITS_TURN = "not its turn"
 Share = tuple[int, int]  # so many of so many
 THIRD, HALF, ALL = (1, 3), (1, 2), (1, 1)
 # With the programs it is another proof: answers in bubblewrap, a lesson that starts Slurm.
-WITH_PROGRAMS = ("tests/course/", "lessons/26-")
+WITH_PROGRAMS = ("tests/course/", "tests/cli/", "lessons/26-")
 MANY = 100  # marked tests of one file: from so many on they are variants of a few
 LANDED = ".ci/landed"
 # Commits, and hours: the longer of the two is more than what is pushed at once.
@@ -159,9 +160,22 @@ def order(tests: Sequence[tuple[str, bool, int]]) -> list[int]:
         name, whole, first = tests[number]
         file = files[number]
         own = "" if whole else mixed(name)
-        return -first, alike[file] > MANY, mixed(file), file, own, number
+        return -first, not whole and alike[file] > MANY, mixed(file), file, own, number
 
     return sorted(range(len(tests)), key=key)
+
+
+def dealt(first: Sequence[int], others: Sequence[int], parts: int) -> list[int]:
+    """An order of which each part begins with a part of `first`, cut as xdist's worksteal cuts it for its workers.
+
+    A worker that is done takes from the end of another's part: of what may wait.
+    """
+    found: list[int] = []
+    for left in range(parts, 0, -1):
+        size, own = (len(first) + len(others)) // left, len(first) // left
+        found += [*first[:own], *others[: size - own]]
+        first, others = first[own:], others[size - own :]
+    return found
 
 
 def mixed(name: str) -> str:
@@ -214,8 +228,24 @@ def changed() -> list[str] | None:
 def landed() -> str:
     """The last commit that CI has found good, if this one stands on it; else empty."""
     file = ROOT / LANDED
-    commit = file.read_text("utf-8").strip() if file.is_file() else ""
+    name = file.read_text("utf-8").strip() if file.is_file() else ""
+    commit = (
+        git("rev-parse", "--verify", "-q", f"{name}^{{commit}}") if name else ""
+    )  # of a short hash
     return commit if commit and git("merge-base", commit, "HEAD") == commit else ""
+
+
+def since() -> str:
+    """In words: since which commit how many files have changed."""
+    files, commit = changed(), landed()
+    if files is None:
+        return "What has changed is not known: all counts as changed."
+    begun = (
+        f"{commit[:8]} ({LANDED})"
+        if commit
+        else f"{LATELY} commits or {HOURS} hours ({LANDED} tells none)"
+    )
+    return f"{len(files)} files have changed since {begun}."
 
 
 def git(*arguments: str) -> str:

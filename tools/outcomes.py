@@ -101,7 +101,11 @@ def read(path: Path, ended: float) -> Outcomes:
             found.waiting = line["waiting"]
         elif "took" in line:
             found.seconds = line["took"]
-    found.waiting = dict(Counter(found.waiting) + Counter(late.values()))
+    # A notebook is one, whatever its cells.
+    whole = {
+        test.partition("::")[0] if ".ipynb::" in test else test: why for test, why in late.items()
+    }
+    found.waiting = dict(Counter(found.waiting) + Counter(whole.values()))
     seen = found.seen | late.keys()
     found.not_run = [test for test in collected if test not in seen]
     return found

@@ -70,15 +70,17 @@ USUAL = {
     "all": {"unit": 11.5, "timing": 0.5, "notebooks": 7, "parameters": 14, "turns": 28},
 }
 # Minutes of a stage in CI after which what may wait, and has not begun, does: on a slower machine less is tried, and no
-# other stage waits for it. What is about a change does not wait, unless it is marked: what takes turns always may.
+# other stage waits for it. What is about a change does not wait, unless it is marked: what takes turns always may, and
+# so do notebooks with other parameters.
 ENDS = {"unit": 26.0, "notebooks": 16.0, "parameters": 5.0, "turns": 4.0}
+LONGEST = 75.0  # seconds that the longest test takes on two idle cores; a notebook says its own
 
 
 @dataclass
 class Stage:
     """One run of pytest: what it is for, what it is given, the minutes that it usually takes, what it leaves out,
-    after how many minutes what may wait, and has not begun, does (0: after none), and whether the outputs of tests
-    that pass are kept.
+    after how many minutes what may wait, and has not begun, does (0: after none), how many seconds its longest test or
+    notebook takes on an idle machine, and whether the outputs of tests that pass are kept.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Stage:
     usual: float = 1.0
     waiting: Mapping[str, int] = field(default_factory=dict)
     ends: float = 0.0
+    longest: float = LONGEST
     outputs: bool = False
 
 
@@ -188,6 +191,8 @@ def stages(share: str) -> list[Stage]:
     for stage in listed:
         stage.usual = usual[stage.name]
         stage.ends = ENDS.get(stage.name, 0.0) if share == "drawn" else 0.0
+        if stage.name in ("notebooks", "parameters"):
+            stage.longest = max([LONGEST, *map(seconds_of, tried)])
     return [stage for stage in listed if stage.name != "notebooks" or tried]
 
 
@@ -259,6 +264,11 @@ def limit(stages: Sequence[Stage], slowness: float, until: float | None) -> floa
     return max(1.0, left - sum(later), left * first / (first + sum(later)))
 
 
+def last_begins(stage: Stage, seconds: float, slowness: float) -> float:
+    """After how many seconds the last test that may wait begins: so early that the longest one comes to its end."""
+    return max(0.0, min(stage.ends * 60, seconds / 2, seconds - stage.longest * slowness))
+
+
 def run(stage: Stage, seconds: float, slowness: float, stop: Stop) -> Result:
     """Run one stage, for at most so many seconds, in a session of its own."""
     record = REPORTS / f"{stage.name}.jsonl"
@@ -273,8 +283,10 @@ def run(stage: Stage, seconds: float, slowness: float, stop: Stop) -> Result:
     environment = {**os.environ, MARK: mark, "DTCOURSE_TEST_SLOWNESS": f"{slowness:.2f}"}
     if stage.name != "timing":
         environment = machine.PATIENT | environment
-    if stage.ends:  # what has begun by then has as long again to end
-        environment[rotation.END] = str(time.time() + min(stage.ends * 60, seconds / 2))
+    if stage.ends:
+        environment[rotation.END] = str(time.time() + last_begins(stage, seconds, slowness))
+        if "worksteal" in stage.arguments:
+            environment[rotation.PARTS] = str(int(WORKERS) or 1)
     started = time.monotonic()
     process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
     cut = ""
@@ -406,6 +418,7 @@ def main() -> None:
         print(
             f"{rotation.DRAW}={rotation.draw()} draws what this run tries; set so, another draws the same."
         )
+        print(rotation.since())
     results = before()
     if share == "drawn" and any(result.stage.name == "bare" and result.fine for result in results):
         os.environ[rotation.BARE] = str(REPORTS / "bare.jsonl")

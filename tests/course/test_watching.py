@@ -79,7 +79,7 @@ def test_what_is_said_is_told_with_its_cell_and_a_break_is_expected(tmp_path):
 
 
 def _drawn(number: str):
-    """One lesson of all, in each run."""
+    """One lesson of all, by `make test`."""
     turn = {"place": ALL.index(number), "share": (1, len(ALL)), "lately": (1, len(ALL))}
     return pytest.param(number, marks=pytest.mark.stands_on(*TOOLS, **turn))
 

@@ -1,6 +1,6 @@
 """Each script of the gallery fails as in life, its tool names what it must, no other speaks, and its twin is right.
 
-The contract of all is read in every run (nothing of them runs there), and one script is examined; the others take
+The contract of all is read by `make test` (nothing of them runs there), and one script is examined; the others take
 turns, those first that have changed.
 """
 

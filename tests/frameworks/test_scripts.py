@@ -1,4 +1,4 @@
-"""The scripts do the job: PyTorch's DDP in each run, the others by turns, where one's files have changed surely.
+"""The scripts do the job: PyTorch's DDP by `make test`, the others by turns, where one's files have changed surely.
 
 Those that need no environment of their own run everywhere, and the others where theirs is ready, which is so on the
 machine of whoever has changed one: test_records.py fails where a script is not the one that its record was made with.

@@ -157,7 +157,7 @@ def test_what_counts_as_a_command(text, whether):
 # --- torchrun, srun, python -----------------------------------------------------------------------------------------
 
 
-# test_migration_scripts.py starts the scripts of lesson 06b too, in every run.
+# test_migration_scripts.py starts the scripts of lesson 06b too, by `make test`.
 @pytest.mark.parametrize(
     "command",
     [

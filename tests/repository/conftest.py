@@ -12,6 +12,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+OF_THE_SUITE = {f"DTCOURSE_TEST_{name}" for name in ("SHARE", "DRAW", "TURNS_END", "PARTS")}
+
+
 class Project:
     """A folder with the repository's settings and tools, and room for tests of its own."""
 
@@ -37,11 +40,7 @@ class Project:
             "PYTEST_PLUGINS": "xdist.plugin,pytest_timeout",
         }
         # What the suite around it tries is nothing to it.
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in ("DTCOURSE_TEST_SHARE", "DTCOURSE_TEST_DRAW", "DTCOURSE_TEST_TURNS_END")
-        }
+        inherited = {name: value for name, value in os.environ.items() if name not in OF_THE_SUITE}
         return subprocess.Popen(
             [str(part) for part in command],
             cwd=self.folder,

@@ -63,7 +63,7 @@ def test_what_every_run_tries_comes_first_and_the_many_alike_last_in_an_order_dr
     monkeypatch,
 ):
     many = [(f"many.py::test[{number}]", False, False) for number in range(rotation.MANY + 1)]
-    whole = [(f"whole.py::test_{letter}", True, False) for letter in "abcdef"]
+    whole = [(f"whole.py::test_{number}", True, False) for number in range(rotation.MANY + 2)]
     always = [("cluster.py::test_z", True, True), ("cluster.py::test_a", True, True)]
     early = [("many.py::named", False, 2)]
     tests = [*many, *whole, *always, *early]
@@ -71,20 +71,37 @@ def test_what_every_run_tries_comes_first_and_the_many_alike_last_in_an_order_dr
     for drawn in ("0", "1"):
         monkeypatch.setenv(rotation.DRAW, drawn)
         orders.append([tests[number] for number in rotation.order(tests)])
-        assert orders[-1][:9] == [*early, *always, *whole] and sorted(orders[-1]) == sorted(tests)
+        # A file's own tests without a mark are no variants, however many they are.
+        head = [*early, *always, *whole]
+        assert orders[-1][: len(head)] == head and sorted(orders[-1]) == sorted(tests)
     assert orders[0] != orders[1] != tests
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+@pytest.mark.parametrize(("first", "others"), [(0, 7), (1, 6), (5, 13), (12, 2), (6, 0), (0, 0)])
+def test_each_worker_begins_with_its_part_of_what_is_about_a_change(parts, first, others):
+    numbers = list(range(first + others))
+    order = rotation.dealt(numbers[:first], numbers[first:], parts)
+    assert sorted(order) == numbers
+    for left in range(parts, 0, -1):  # as xdist's worksteal cuts it
+        own, order = order[: len(order) // left], order[len(order) // left :]
+        begin = [number for number in own if number < first]
+        assert own == sorted(own) and begin == own[: len(begin)]
+        assert len(begin) in (first // parts, -(-first // parts))
+
+
 def test_of_what_has_passed_on_the_bare_machine_every_second_one_waits(monkeypatch, tmp_path):
-    tests = [f"tests/cli/test_cli.py::test_{number}" for number in range(40)]
+    tests = [f"tests/data/test_shards.py::test_{number}" for number in range(40)]
     lessons = [f"lessons/{number:02}-a.ipynb" for number in range(20)]
     always = [
-        "tests/cli/test_cli.py::test_failed",
+        "tests/data/test_shards.py::test_failed",
         "tests/course/test_judging.py::test_a",
         "lessons/26-a.ipynb",
+        "tests/cli/test_cli.py::test_grade",
     ]
     outcome = dict.fromkeys(
-        [*tests, always[1], *(f"{one}::Cell 1" for one in [*lessons, always[2]])], "passed"
+        [*tests, always[1], always[3], *(f"{one}::Cell 1" for one in [*lessons, always[2]])],
+        "passed",
     )
     record = tmp_path / "bare.jsonl"
     lines = [
@@ -221,12 +238,16 @@ def test_what_has_changed_is_all_since_ci_found_all_good_where_that_is_known(tmp
     file.parent.mkdir()
     own = [".ci/landed"]  # not committed here
     for back in (0, 3, 17):
-        file.write_text(f"{hashes.stdout.split()[back]}\n", encoding="utf-8")
-        assert len(rotation.changed()) == back + len(own)
+        for length in (40, 10):
+            file.write_text(f"{hashes.stdout.split()[back][:length]}\n", encoding="utf-8")
+            assert len(rotation.changed()) == back + len(own)
+            begun = f"{hashes.stdout.split()[back][:8]} (.ci/landed)"
+            assert rotation.since() == f"{back + 1} files have changed since {begun}."
     by_number = {str(number) for number in range(25 - rotation.LATELY, 25)}
     for unknown in ("", "0" * 40, "no commit"):
         file.write_text(unknown, encoding="utf-8")
         assert set(rotation.changed()) == {*by_number, *own}
+        assert "11 files have changed since 10 commits or 3 hours" in rotation.since()
 
 
 @needs_git
@@ -261,7 +282,7 @@ def test_two_commits_with_one_tree_draw_the_same_and_another_file_draws_anew(
     assert rotation.draw() == drawn
 
 
-# --- nothing is tried less often than by the rule before --------------------------------------------------------
+# --- nothing marked is tried less often than by the rule before -------------------------------------------------
 
 Rule = Callable[
     [Commit, bool], bool
@@ -319,7 +340,7 @@ def waits() -> list[Waits]:
 
 
 def test_whatever_the_history_nothing_is_tried_less_often_than_by_the_rule_before(waits):
-    """But for what is `early`, which every run tried then.
+    """But for what is `early`, which every run tried then. What has no mark had no rule then: every run tried it.
 
     On average over all hashes, at a landing that has changed its files and at one that has not.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,17 @@ def about(name: str, path: str) -> bool:
             "lessons/28-federated.ipynb",
             "dtcourse/course/checks/lesson_28_federated/choose_method.py",
         ),
+        # what a lesson shows, by a name in its code or through the library
+        ("lessons/28-federated.ipynb", "studies/results/client_drift.json"),
+        ("lessons/08-large-batch.ipynb", "studies/results/steps_to_loss.json"),
+        ("lessons/12-sparse-gradients.ipynb", "benchmarks/results/selection.json"),
+        ("lessons/26-clusters.ipynb", "lessons/recorded/26-clusters.json"),
+        ("lessons/24b-quiet-mistakes.ipynb", "gallery/handles_kept.py"),
+        ("lessons/29-frameworks.ipynb", "frameworks/job.py"),
+        ("lessons/26-clusters.ipynb", "containers/Containerfile"),
+        ("lessons/28-federated.ipynb", "tests/notebooks/sanitize.cfg"),
+        ("tests/federated/test_accountant.py", "tests/federated/dp_accounting_values.json"),
+        ("tests/pairs/test_table.py", "dtcourse/sharding/gathers.py"),
     ],
 )
 def test_what_is_about_a_change(name, path):
@@ -52,6 +64,9 @@ def test_what_is_about_a_change(name, path):
         ("tests/sharding/test_fully_shard.py", "README.md"),
         ("lessons/28-federated.ipynb", "lessons/27-heterogeneous.ipynb"),
         ("lessons/28-federated.ipynb", "dtcourse/launch/rank.py"),
+        ("lessons/28-federated.ipynb", "studies/results/loading.json"),
+        ("lessons/28-federated.ipynb", "lessons/recorded/26-clusters.json"),
+        ("tests/federated/test_accountant.py", "tests/pairs/table.py"),
         ("lessons/28-federated.ipynb", "dtcourse/course/checks/lesson_25_fault_tolerance/finds.py"),
     ],
 )
@@ -62,9 +77,47 @@ def test_what_is_not(name, path):
 def test_what_is_imported_is_used():
     assert uses("lessons/28-federated.ipynb", "dtcourse/federated/rounds.py")
     assert not uses("lessons/28-federated.ipynb", "dtcourse/launch/rank.py")
-    assert uses("tests/sharding/test_fully_shard.py", "dtcourse/tensor_parallel/linear.py") == (
-        "tensor_parallel" in (ROOT / "tests/sharding/test_fully_shard.py").read_text("utf-8")
-    )
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("tests/launch/test_workers_of_notebooks.py", "lessons/07-data-loading.ipynb"),
+        ("tests/launch/cluster/test_kubernetes.py", "docs/kubernetes.md"),
+        ("tests/course/test_folding.py", "exercises/03-collectives.ipynb"),
+        ("tests/debugging/test_gallery.py", "gallery/README.md"),
+        ("tests/studies/test_client_drift.py", "dtcourse/federated/rounds.py"),  # by its script
+        ("tests/cli/test_frameworks.py", "tests/course/conftest.py"),  # by its conftest
+    ],
+)
+def test_what_is_read_by_its_name_is_used(name, path):
+    assert uses(name, path) and not uses("tests/test_lookup.py", path)
+
+
+def test_a_path_is_what_its_strings_tell():
+    def named(code: str) -> set[str]:
+        return subjects.named(ast.parse(code))
+
+    assert named("ROOT / 'docs' / 'ray.md'") == {"docs/ray.md"}
+    assert named("(ROOT / 'lessons').glob(f'{n}-*.ipynb')") == {"lessons/"}
+    assert named("home() / 'studies/results' / f'{name}.json'") == {"studies/results/"}
+    assert named("f'gallery/{name}.py', 'exercises', 'lessons/0*'") == {
+        "gallery/",
+        "exercises/",
+        "lessons/0",
+    }
+    assert named("ROOT / kind / 'docs.py', 'docs of what', a / b, 'x/docs'") == set()
+    assert subjects.modules("ROOT / 'docs' / 'ray.md'") == {"docs/ray.md"}
+
+
+def test_what_a_package_imports_is_used_by_its_own_tests_and_its_users_and_no_step_further():
+    imports = subjects.through("dtcourse/hybrid/")
+    assert "dtcourse/sharding/" in imports
+    name = "tests/hybrid/test_moving.py"
+    assert "dtcourse/sharding/" not in subjects.imported(ROOT / name)
+    assert uses(name, "dtcourse/sharding/gathers.py")
+    # hybrid imports pipeline_parallel, and that imports events
+    assert "dtcourse/events.py" in subjects.through("dtcourse/pipeline_parallel/") - imports
 
 
 def test_a_helper_in_tests_counts_with_what_it_imports():
@@ -82,8 +135,16 @@ def test_each_file_has_its_subjects_and_what_is_everyones_is_a_package():
         assert about(name, name), name
     for name in subjects.EVERYONES:
         assert (ROOT / "dtcourse" / name).is_dir() or (ROOT / "dtcourse" / f"{name}.py").is_file()
-    # What each package proves is tried in full when the package changes.
-    for package in (path.name for path in (ROOT / "dtcourse").iterdir() if path.is_dir()):
-        path = f"dtcourse/{package}/new.py"
-        if (ROOT / "tests" / package).is_dir():
-            assert all(about(name, path) for name in tests if name.startswith(f"tests/{package}/"))
+
+
+def test_whatever_changes_in_the_course_some_test_is_about_it_or_uses_it():
+    """What each package proves is tried in full when it changes; a file beside the packages may have others' tests."""
+    tests = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
+    tests = [name for name in tests if not name.startswith(subjects.OF_EVERYTHING)]
+    for package in (ROOT / "dtcourse").iterdir():
+        if package.is_dir() and package.name != "__pycache__":
+            path = f"dtcourse/{package.name}/new.py"
+            assert any(about(name, path) for name in tests), path
+        elif package.suffix == ".py" and package.stem not in ("__init__", "__main__", "plural"):
+            path = f"dtcourse/{package.name}"
+            assert any(about(name, path) or uses(name, path) for name in tests), path

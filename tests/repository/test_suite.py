@@ -31,10 +31,12 @@ OF_THE_SUITE = pytest.mark.stands_on(
 )
 
 
-def write_notebook(path: Path, source: str, output: str) -> None:
-    cell = nbformat.v4.new_code_cell(source, execution_count=1)
-    cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=output)]
-    notebook = nbformat.v4.new_notebook(cells=[cell])
+def write_notebook(path: Path, source: str, output: str, cells: int = 1) -> None:
+    notebook = nbformat.v4.new_notebook()
+    for number in range(cells):
+        cell = nbformat.v4.new_code_cell(source, execution_count=number + 1)
+        cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=output)]
+        notebook.cells.append(cell)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
     path.parent.mkdir(exist_ok=True)
     nbformat.write(notebook, path)
@@ -302,7 +304,7 @@ def tool(monkeypatch):
 
 
 def test_every_lesson_is_executed_that_is_about_a_change_and_the_others_take_turns(
-    tool, monkeypatch
+    tool, monkeypatch, request
 ):
     lessons, solutions = (
         {path.name for path in ROOT.glob(f"{kind}/*.ipynb")} for kind in ("lessons", "solutions")
@@ -313,6 +315,7 @@ def test_every_lesson_is_executed_that_is_about_a_change_and_the_others_take_tur
         tool.rotation, "changed", lambda: ["dtcourse/course/checks/lesson_02_x/a.py"]
     )
     tool.rotation.is_about_a_change.cache_clear()
+    request.addfinalizer(tool.rotation.is_about_a_change.cache_clear)
     monkeypatch.setattr(tool.rotation, "passed_bare", frozenset)
     monkeypatch.setenv("DTCOURSE_TEST_SHARE", "drawn")
     runs = []
@@ -334,7 +337,6 @@ def test_every_lesson_is_executed_that_is_about_a_change_and_the_others_take_tur
     assert sorted(listed) == sorted(f"lessons/{name}" for name in lessons)
     seconds = [tool.seconds_of(name) for name in listed]
     assert seconds == sorted(seconds, reverse=True) and seconds[0] > 0
-    tool.rotation.is_about_a_change.cache_clear()
 
 
 @pytest.mark.parametrize(("name", "stage"), [("timing", "timing"), ("notebooks", "parameters")])
@@ -395,25 +397,41 @@ def test_what_takes_turns_comes_last_and_what_has_not_begun_in_time_waits(projec
     tool.write_text(at_once, encoding="utf-8")
     done = stages(project, "unit", "parameters", "turns", **drawn)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "2 passed, 0 failed, 0 skipped"
+    assert done.stdout.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
     for line, stage in zip(
         part(done.stdout, "left out").splitlines(),
-        ("1  parameters ", "7  turns      "),
+        ("2  parameters ", "7  turns      "),
         strict=True,
     ):
         assert line.startswith(f"    {stage}not its turn: the time of a run for such tests")
+
+
+MANY = """
+import os, time
+import pytest
+
+@pytest.mark.parametrize("which", range({number}))
+def test_it(which):
+    with open("{begun}", "a") as file:
+        print(os.environ["PYTEST_XDIST_WORKER"], __name__.rpartition(".")[2], file=file)
+    time.sleep(0.02)
+"""
 
 
 @pytest.mark.slow
 @OF_THE_SUITE
 def test_what_is_about_nothing_that_has_changed_is_drawn_and_waits_where_it_is_late(project):
     """In a repository where `sharding` has changed since CI found it good, `compression` and a lesson have not."""
-    many = "import pytest\n\n@pytest.mark.parametrize('which', range(12))\ndef test_it(which):\n    pass\n"
-    for name in ("sharding", "compression"):
-        (project.folder / "tests" / name).mkdir()
-        project.write(f"{name}/test_{name}.py", many)
+    (project.folder / "tests" / "sharding").mkdir()
+    (project.folder / "tests" / "compression").mkdir()
+    begun = project.folder / "begun.txt"
+    many = MANY.format(number=12, begun=begun)
+    project.write("sharding/test_sharding.py", many)
+    project.write("compression/test_compression.py", MANY.format(number=60, begun=begun))
     for number in range(6):
-        write_notebook(project.folder / "lessons" / f"0{number}-a.ipynb", "print(1)", "1\n")
+        write_notebook(
+            project.folder / "lessons" / f"0{number}-a.ipynb", "print(1)", "1\n", cells=2
+        )
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "good"]):
         subprocess.run([*git, *words], cwd=project.folder, check=True)
@@ -428,8 +446,17 @@ def test_what_is_about_nothing_that_has_changed_is_drawn_and_waits_where_it_is_l
     }
     reports, tried = project.folder / "build" / "reports", {}
     for draw in "012":
-        done = stages(project, "unit", "notebooks", DTCOURSE_TEST_DRAW=draw, **drawn)
+        begun.unlink(missing_ok=True)
+        workers = 2 if draw == "0" else 1
+        done = stages(
+            project, "unit", "notebooks", workers=workers, DTCOURSE_TEST_DRAW=draw, **drawn
+        )
         assert done.returncode == 0, done.stdout + done.stderr
+        assert f" files have changed since {good.stdout[:8].decode()} (.ci/landed)." in done.stdout
+        first = {}  # of each worker
+        for worker, test in map(str.split, begun.read_text().splitlines()):
+            first.setdefault(worker, test)
+        assert list(first.values()) == ["test_sharding"] * workers, first
         tried[draw] = []
         for record in reports.glob("*.jsonl"):
             lines = map(json.loads, record.read_text("utf-8").splitlines())
@@ -437,7 +464,9 @@ def test_what_is_about_nothing_that_has_changed_is_drawn_and_waits_where_it_is_l
             record.unlink()
         assert sum("sharding" in test for test in tried[draw]) == 12
     others = [test for tests in tried.values() for test in tests if "sharding" not in test]
-    assert sorted(others) == sorted(set(others)) and len(others) == 12 + 6  # each in one of three
+    assert (
+        sorted(others) == sorted(set(others)) and len(others) == 60 + 2 * 6
+    )  # each in one of three
 
     tool = project.folder / "tools" / "test.py"
     text = tool.read_text("utf-8")
@@ -449,6 +478,10 @@ def test_what_is_about_nothing_that_has_changed_is_drawn_and_waits_where_it_is_l
     assert done.stdout.splitlines()[-1] == "12 passed, 0 failed, 0 skipped", done.stdout
     late = [line for line in part(done.stdout, "left out").splitlines() if "time of a run" in line]
     assert len(late) == 2  # of each stage
+    cells = sum("lessons" in test for test in tried[draw])
+    assert late[1].startswith(f"{cells // 2:>5}  notebooks"), (
+        "notebooks are counted, not their cells"
+    )
 
 
 def test_a_stage_has_more_time_on_a_slower_machine(tool):
@@ -456,6 +489,19 @@ def test_a_stage_has_more_time_on_a_slower_machine(tool):
     usual = stages[0].usual * 60
     assert tool.limit(stages, 1.0, None) == pytest.approx(3 * usual)
     assert tool.limit(stages, 2.5, None) == pytest.approx(7.5 * usual)
+
+
+def test_what_begins_last_comes_to_its_end(tool):
+    """On a machine so slow that the longest test takes more than half of a stage, none that may wait begins."""
+    stage = tool.Stage("unit", "", [], ends=26.0, longest=100.0)
+    assert tool.last_begins(stage, 7200.0, 1.0) == 26 * 60
+    assert tool.last_begins(stage, 1800.0, 1.0) == 900
+    assert tool.last_begins(stage, 1800.0, 12.0) == 600
+    assert tool.last_begins(stage, 1800.0, 20.0) == 0
+    longest = {one.name: one.longest for one in tool.stages("drawn")}
+    tried = tool.notebooks()[0]
+    assert longest["unit"] == longest["turns"] == tool.LONGEST
+    assert longest["notebooks"] == longest["parameters"] >= max(map(tool.seconds_of, tried)) > 0
 
 
 @pytest.mark.parametrize("share", ["fixed", "drawn"])

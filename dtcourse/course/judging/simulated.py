@@ -4,12 +4,16 @@ The same as trials.py, for what needs no ranks: replicas in one process, or a si
 job is a function of a check, job(choice, *given), and returns what it measured, in numbers. The answer is called on
 rank 0 with `measure`, which has rank 1 run the job for one choice: there it is counted what is tried, and what the job
 is given is known there alone. What the choice is worth is what the judge's own run of it measures.
+
+Each session begins with ranks that remember nothing. What costs much to run, and little more for all choices at once or
+for a second job, is run by the judge `beforehand`: rank 1 is sent what was measured, and only looks it up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -40,6 +44,7 @@ class Simulated:
     given: what the job is given beside the choice
     told: what the answer is given beside `measure`
     most: choices that the answer may measure
+    beforehand: the judge runs the job for all choices before it asks, instead of rank 1 for those that are tried
     """
 
     job: Callable[..., Measured]
@@ -47,6 +52,7 @@ class Simulated:
     given: Sequence[Any]
     told: Sequence[Any]
     most: int
+    beforehand: bool = False
 
     def tried(self, answer: Answer) -> Tried:
         """What an answer chooses, and what that measures here.
@@ -61,19 +67,28 @@ class Simulated:
 
     def asked(self, answer: Answer) -> tuple[Any, list[tuple[Choice, Measured]]]:
         """What an answer chooses, and what it has seen (see Tried). Raises CheckFailed as Answer.run does."""
-        given = Each([None, tuple(self.given)])
-        what = (self.job, list(self.choices), given, tuple(self.told), self.most)
+        job, given = self.job, tuple(self.given)
+        if self.beforehand:
+            job, given = _looked_up, (list(self.choices), self.every)
+        what = (job, list(self.choices), Each([None, given]), tuple(self.told), self.most)
         run = answer.run(_session, 2, *what, timeout=60.0, known_to=[0])
         return named(self.choices, run[0]), told_by(run[1], self.choices, self.most)
 
     def measured(self, choice: Choice) -> Measured:
         """What one choice measures, in this process. Raises Unjudged where the job fails."""
+        if "every" in vars(self) and (at := place(self.choices, choice)) is not None:
+            return self.every[at]
         with own_ranks.no_verdict(), one_thread():
             return self.job(choice, *self.given)
 
     def search(self) -> dict[Choice, Measured]:
         """What each of the choices measures."""
-        return {choice: self.measured(choice) for choice in self.choices}
+        return dict(zip(self.choices, self.every, strict=True))
+
+    @cached_property
+    def every(self) -> list[Measured]:
+        """What each of the choices measures, in their order; run once. Raises Unjudged where the job fails."""
+        return [self.measured(choice) for choice in self.choices]
 
 
 def require_near_best_of(
@@ -94,6 +109,13 @@ def require_near_best_of(
     (taken,) = require_possible(where, tried, case.choices[len(case.choices) // 2], why)
     (least,) = case.measured(best)
     require_near_best(where, tried.choice, taken, least, "s", hint, near)
+
+
+def _looked_up(choice: Choice, choices: Sequence[Choice], measured: Sequence[Measured]) -> Measured:
+    """As a job: what the judge has measured."""
+    at = place(choices, choice)
+    assert at is not None, "it is one of them"
+    return measured[at]
 
 
 def _session(

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dtcourse.course.judging import Answer, Exercise
 from dtcourse.course.judging.simulated import Simulated, require_near_best_of
-from dtcourse.course.judging.threads import one_thread
 from dtcourse.course.judging.trials import Choice
 
 CHOOSE = Exercise(
@@ -80,7 +79,7 @@ def run(
 
 def case(job: Job) -> Simulated:
     """A federation, as an answer gets it."""
-    return Simulated(run, CHOICES, job, (list(METHODS), list(STEPS)), MOST)
+    return Simulated(run, CHOICES, job, (list(METHODS), list(STEPS)), MOST, beforehand=True)
 
 
 def drawn(alike: bool) -> list[Job]:
@@ -110,13 +109,13 @@ PRACTICE = case((0, 0.6, 0.4, 1e-2, 1.0))
 def _require(answer: Answer, jobs: list[Job], hint: str) -> None:
     for job in jobs:
         _, _, _, compute, way = job
-        with one_thread():
-            found = {choice: run(choice, *job) for choice in CHOICES}
+        federation = case(job)
+        found = dict(zip(CHOICES, federation.every, strict=True))
         best = min(found, key=found.__getitem__)
         require_near_best_of(
             best,
             answer,
-            case(job),
+            federation,
             f"{compute * 1e3:.3g} ms per step, {way:.3g} s for a vector",
             f"Possible are {METHODS}, with steps of {STEPS}.",
             hint,

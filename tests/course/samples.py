@@ -115,7 +115,7 @@ def _wait(choice, costs):
     from dtcourse import emulation
 
     start = trials.begin_together()
-    emulation.sleep(costs[choice[0]])
+    emulation.sleep(costs[choice[0]] if costs else 0.0)
     return (emulation.now() - start,)
 
 
@@ -123,7 +123,7 @@ def _wait(choice, costs):
 def check_pick(answer: Answer) -> None:
     costs = [float(cost) for cost in random.sample(range(100, 1000), NUMBERS)]
     cluster = {"devices": EmulatedDevice()}
-    case = trials.Case(_wait, 2, CHOICES, (costs,), (NUMBERS,), MAY_TRY, cluster)
+    case = trials.Case(_wait, 2, CHOICES, (), (NUMBERS,), MAY_TRY, cluster, (costs,))
     _require_cheapest(case.tried(answer), costs)
 
 

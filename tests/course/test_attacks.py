@@ -288,6 +288,25 @@ def by_what_the_job_is_given(measure, numbers):
 """,
     on=GUESS,
 )
+# All objects that Python's collector knows, and what is in the frames of all threads.
+READS = """
+def costs_in_this_process(numbers):
+    things = list(reach(reach(sys, "mod", "ules")["gc"], "get_obj", "ects")())
+    for frame in reach(sys, "_current_fr", "ames")().values():
+        while frame:
+            things += reach(frame, "f_loc", "als").values()
+            frame = reach(frame, "f_ba", "ck")
+    like = lambda one: len(one) == numbers and all(type(cost) is float and cost >= 100 for cost in one)
+    for thing in filter(like, (one for one in things if type(one) in (list, tuple))):
+        return thing
+    raise LookupError("no costs to read")
+def {name}(measure, numbers):
+    measured = measure(0)
+    costs = costs_in_this_process(numbers)
+    return [costs.index(min(costs))]
+"""
+for name, on in (("by_all_that_is_in_its_process", GUESS), ("by_all_that_is_in_its_rank", PICK)):
+    attack(name, ["LookupError: no costs to read"], READS.format(name=name), on=on)
 # The rank that tells what was tried has another broadcast from the answer's own text: what comes with 1000 more is run
 # there, too, and not told.
 attack(

@@ -21,6 +21,7 @@ from dtcourse.course.judging.asking import Answer
 from dtcourse.course.judging.requirements import require
 from dtcourse.course.judging.trial_ranks import Choice, Measured
 from dtcourse.course.judging.verdicts import require_near_best
+from dtcourse.launch.each import Each
 
 HOW: dict[str, Any] = {"backend": "ring", "clock": "virtual"}  # of both launches
 
@@ -36,6 +37,7 @@ class Case:
     told: what the answer is given beside `measure`
     most: choices that the answer may measure
     cluster: devices and network, as launch takes them
+    hidden: what the job is given behind `given`, and an answer could read what is best from: None on rank 0, for each
     """
 
     job: Callable[..., Measured]
@@ -45,12 +47,19 @@ class Case:
     told: Sequence[Any]
     most: int
     cluster: dict[str, Any]
+    hidden: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         if self.ranks < 2:
             raise ValueError(
                 f"an answer has rank 0, and another rank tells what was run: got ranks={self.ranks}"
             )
+
+    @property
+    def for_ranks(self) -> Each:
+        """What the job is given, by rank. An answer has rank 0, and reads all that its process holds."""
+        most = (*self.given, *(None for _ in self.hidden))
+        return Each([most] + [(*self.given, *self.hidden)] * (self.ranks - 1))
 
     def tried(
         self,
@@ -76,7 +85,7 @@ class Case:
 
     def asked(self, answer: Answer) -> tuple[Any, list[tuple[Choice, Measured]]]:
         """What an answer chooses, and what it has seen (see Tried). Raises CheckFailed as Answer.run does."""
-        what = (self.job, self.choices, self.given, self.told, self.most)
+        what = (self.job, self.choices, self.for_ranks, self.told, self.most)
         how = HOW | {"timeout": 60.0, "known_to": [0]} | self.cluster
         run = answer.run(trial_ranks.session, self.ranks, *what, **how)
         choice = trial_ranks.named(self.choices, run[0])
@@ -92,7 +101,7 @@ class Case:
         """What ranks of the judge's own measure in these."""
         if not runs:
             return []
-        what = (trial_ranks.all_of, self.ranks, runs, self.given)
+        what = (trial_ranks.all_of, self.ranks, runs, self.for_ranks)
         return own_ranks.launched(*what, **(HOW | self.cluster))[0]
 
 

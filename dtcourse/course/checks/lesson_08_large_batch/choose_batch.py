@@ -46,7 +46,7 @@ Steps = dict[trials.Choice, float]
 def job(
     choice: tuple[int, float], micro_seconds: float, counted: Steps | None
 ) -> tuple[float, float]:
-    """On each rank: the steps to the loss, of a training on rank 0; and the seconds of one step of all ranks.
+    """On each rank: the steps to the loss, of a training on rank 1; and the seconds of one step of all ranks.
 
     counted: where every choice was trained already, their steps, so that the judge trains none twice
     """
@@ -54,18 +54,20 @@ def job(
 
     times, lr = choice
     seconds = step_seconds(times, micro_seconds)
+    if not dist.get_rank():
+        return 0.0, seconds
     if counted is not None:
         return counted[choice], seconds
     torch.set_num_threads(1)
-    return 0.0 if dist.get_rank() else steps_to_loss(RANKS * MICRO * times, [lr])[0], seconds
+    return steps_to_loss(RANKS * MICRO * times, [lr])[0], seconds
 
 
 def case(cluster: Cluster, counted: Steps | None = None) -> trials.Case:
     """A cluster, as an answer gets it."""
     micro_seconds, latency, bandwidth = cluster
     emulated = {"network": EmulatedNetwork(latency=latency, bandwidth=bandwidth)}
-    told, given = (list(ACCUMULATIONS), list(RATES)), (micro_seconds, counted)
-    return trials.Case(job, RANKS, CHOICES, given, told, MOST, emulated)
+    told, given = (list(ACCUMULATIONS), list(RATES)), (micro_seconds,)
+    return trials.Case(job, RANKS, CHOICES, given, told, MOST, emulated, hidden=(counted,))
 
 
 PRACTICE = case(COSTLY)

@@ -54,22 +54,19 @@ def steps_of(first: int, second: int) -> float:
 def job(
     choice: tuple[int, int], micro_seconds: float, counted: Steps | None
 ) -> tuple[float, float]:
-    """On each rank: the steps to the loss, of a training on rank 0; and the seconds of all of them.
+    """On each rank: the steps to the loss, of a training on rank 1; and the seconds of all of them.
 
     counted: where every choice was trained already, their steps, so that the judge trains none twice
     """
     import torch.distributed as dist
 
     each = [step_seconds(times, micro_seconds) for times in ACCUMULATIONS]
-    if counted is None:
-        found = torch.zeros(1, dtype=torch.double)
-        if dist.get_rank() == 0:
-            with one_thread():
-                found[0] = steps_of(*choice)
-        dist.broadcast(found, 0)
-        steps = found.item()
-    else:
-        steps = counted[choice]
+    found = torch.zeros(1, dtype=torch.double)
+    if dist.get_rank() == 1:
+        with one_thread():
+            found[0] = steps_of(*choice) if counted is None else counted[choice]
+    dist.broadcast(found, 1)
+    steps = found.item()
     return steps, seconds_of(choice, steps, each)
 
 
@@ -93,9 +90,8 @@ def case(cluster: Cluster, counted: Steps | None = None) -> trials.Case:
     """A cluster, as an answer gets it."""
     micro_seconds, latency, bandwidth = cluster
     emulated = {"network": EmulatedNetwork(latency=latency, bandwidth=bandwidth)}
-    return trials.Case(
-        job, RANKS, CHOICES, (micro_seconds, counted), (list(STEPS),), MOST, emulated
-    )
+    given, told = (micro_seconds,), (list(STEPS),)
+    return trials.Case(job, RANKS, CHOICES, given, told, MOST, emulated, hidden=(counted,))
 
 
 PRACTICE = case(COSTLY)

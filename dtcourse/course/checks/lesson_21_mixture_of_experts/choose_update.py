@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dtcourse.course.checks.lesson_21_mixture_of_experts import balancing
 from dtcourse.course.judging import Answer, Exercise, require_near_best, trials
+from dtcourse.course.judging.simulated import Simulated
 
 CHOOSE = Exercise(
     "choose_update",
@@ -11,7 +12,6 @@ CHOOSE = Exercise(
     title="Choose how a bias moves",
     takes=("choose_update",),
     target="on 4 streams of tokens a load at most 1.01 times the best choice's; at most 7 of 12 choices measured",
-    launches=True,
 )
 
 MOST = 7  # choices that an answer may try
@@ -30,20 +30,20 @@ DRIFTING: dict[Stream, trials.Choice] = {
 }
 
 
-def case(stream: Stream) -> trials.Case:
-    """A stream of tokens, as an answer gets it. No time is measured, so no device is emulated."""
-    on = {"clock": None, "device": "cpu"}
-    return trials.Case(balancing.job, 2, CHOICES, stream, (CHANGES,), MOST, on)
+def case(stream: Stream) -> Simulated:
+    """A stream of tokens, as an answer gets it."""
+    return Simulated(balancing.job, CHOICES, stream, (CHANGES,), MOST)
 
 
 PRACTICE = case(next(iter(DRIFTING)))
 
 
 def _require(answer: Answer, cases: dict[Stream, trials.Choice], hint: str) -> None:
-    for (spread, drift, bursts, seed), best in cases.items():
+    for stream, best in cases.items():
+        spread, drift, bursts, _ = stream
         where = f"Popularity of spread {spread:g}, which drifts by {drift:g} per step, and bursts of {bursts:g}"
-        tried = case((spread, drift, bursts, seed)).tried(answer, balancing.job, [best])
-        ((least,),) = tried.probed
+        tried = case(stream).tried(answer)
+        (least,) = case(stream).measured(best)
         (taken,) = trials.require_possible(
             where, tried, best, f"Possible are 'sign' and 'proportional', with one of {CHANGES}."
         )

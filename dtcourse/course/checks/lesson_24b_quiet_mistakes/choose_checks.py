@@ -66,7 +66,7 @@ def _train(
     steps: int,
     step_seconds: float,
     check_seconds: tuple[float, ...],
-    mistakes: Mistakes,
+    mistakes: Mistakes | None,
     *,
     here: list[int],
     spend: Callable[[float], object],
@@ -85,7 +85,7 @@ def _train(
     while True:
         spend(step_seconds)
         performed, done, states = performed + 1, done + 1, [replace(one) for one in states]
-        kind, who = mistakes.get(performed, ("", -1))
+        kind, who = (mistakes or {}).get(performed, ("", -1))
         for rank, state in zip(here, states, strict=True):
             if who == rank:
                 # Before the step, so that each check can see it from this step on.
@@ -152,16 +152,17 @@ def _case(means: tuple[int, int, int], check_seconds: tuple[float, ...]) -> tria
         at = 0
         while mean and at < LAST:
             at += random.randint(mean - mean // 4, mean + mean // 4)
-            # A rank whose samples others read reads them itself: that is rank 0.
-            mistakes[at] = (kind, 1 if kind == "reads" else random.randrange(RANKS))
+            # Rank 0 has the answer, and is not told of them.
+            mistakes[at] = (kind, random.randrange(1, RANKS))
     return trials.Case(
         job,
         RANKS,
         CHOICES,
-        (STEPS, STEP, check_seconds, mistakes),
+        (STEPS, STEP, check_seconds),
         (STEPS, STEP, dict(zip(NAMES, check_seconds, strict=True))),
         MOST,
         {"network": EmulatedNetwork(latency=1e-6, bandwidth=1e9)},
+        hidden=(mistakes,),
     )
 
 
@@ -201,7 +202,7 @@ def _require(answer: Answer, means: tuple[int, int, int], check_seconds: tuple[f
     taken, *_ = trials.require_possible(
         where, tried, (16, 0, 4), "Of each check, one of " + ", ".join(map(str, EVERY)) + "."
     )
-    seconds = {one: alone(one, *case.given)[0] for one in CHOICES}
+    seconds = {one: alone(one, *case.given, *case.hidden)[0] for one in CHOICES}
     # On ranks, messages take microseconds besides.
     assert abs(seconds[tried.choice] - taken) < 0.01, (seconds[tried.choice], taken)
     best = min(seconds, key=seconds.__getitem__)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from dtcourse.course.checks.lesson_23_profiling import changed_jobs, drawn_jobs
+from dtcourse.course.checks.lesson_23_profiling import changed_jobs, drawn_jobs, two_changes
+from dtcourse.course.judging.drawing import drawing
 
 STANDS_ON = (
     "dtcourse/course/checks/lesson_23_profiling/changed_jobs.py",
@@ -37,6 +40,23 @@ def test_draws_keep_what_they_promise_and_have_more_than_one_best():
             assert (changed_jobs.most_alone(job) != best) == hidden
             found.add(best)
         assert len(found) == 2
+
+
+def test_who_overlooks_what_is_repeated_is_asked_about_that():
+    """The judge's sentence is about the first job that is wrong: of one in twelve it was the slow rank's."""
+    with drawing(10):
+        for _ in range(2):
+            first, second = two_changes.drawn_alone()
+            best, seems = (
+                [changed_jobs.predicted_best(replace(job, repeats=n)) for n in (job.repeats, 0)]
+                for job in (first, second)
+            )
+            assert best == [("card", "workers")] * 2
+            right, choice = seems
+            assert right == ("card", "keep") and "card" in choice
+            assert "How often does each layer's forward run" in two_changes._hint(
+                second, choice, right
+            )
 
 
 def test_changes_change_what_their_names_say():

@@ -47,8 +47,18 @@ def changed(job: Job, choice: Choice) -> Job:
     return replace(job, **fields)
 
 
-def drawn(*, hidden: bool, best: Callable[[Choice], bool]) -> Job:
-    """A job. hidden: its best two changes are not the two that are best alone; else they are. best: what they are"""
+def drawn(
+    *,
+    hidden: bool,
+    best: Callable[[Choice], bool],
+    unrepeated: Callable[[Choice], bool] = lambda pair: True,
+) -> Job:
+    """A job.
+
+    hidden: its best two changes are not the two that are best alone; else they are
+    best: what they are
+    unrepeated: what they seem to be, clearly, to somebody who overlooks that forwards are repeated
+    """
     while True:
         job = _tried()
         both = sorted((drawn_jobs.seconds(changed(job, pair)), pair) for pair in CHOICES)
@@ -57,8 +67,18 @@ def drawn(*, hidden: bool, best: Callable[[Choice], bool]) -> Job:
         clear = both[1][0] > 1.06 * both[0][0] and (
             behind > 1.06 if hidden else greedy == both[0][1]
         )
-        if clear and best(both[0][1]):
+        if (
+            clear
+            and best(both[0][1])
+            and all(map(unrepeated, _nearly_best(replace(job, repeats=0))))
+        ):
             return job
+
+
+def _nearly_best(job: Job) -> list[Choice]:
+    """The best two changes, and those that a trace's small differences could make better."""
+    seconds = {pair: drawn_jobs.seconds(changed(job, pair)) for pair in CHOICES}
+    return [pair for pair in CHOICES if seconds[pair] < 1.05 * min(seconds.values())]
 
 
 def predicted_best(job: Job) -> Choice:

@@ -84,13 +84,22 @@ def _require(answer: Answer, jobs: list[Job]) -> None:
 @TWO.check("the two that gain most alone", points=3)
 def check_alone(answer: Answer) -> None:
     """They do not get into each other's way."""
-    _require(
-        answer,
-        [
-            changed_jobs.drawn(hidden=False, best=lambda pair: pair == ("card", "workers")),
-            changed_jobs.drawn(hidden=False, best=lambda pair: pair == ("card", "keep")),
-        ],
-    )
+    _require(answer, drawn_alone())
+
+
+def drawn_alone() -> list[Job]:
+    """Whoever overlooks what is repeated is right of the first one, and wrong of the second one by that alone."""
+    two = [("card", "workers"), ("card", "keep")]
+    return [
+        changed_jobs.drawn(
+            hidden=False,
+            best=lambda pair: pair == two[0],
+            unrepeated=lambda pair: pair == two[0],
+        ),
+        changed_jobs.drawn(
+            hidden=False, best=lambda pair: pair == two[1], unrepeated=lambda pair: "card" in pair
+        ),
+    ]
 
 
 @TWO.check("limits that lie behind others", points=4)

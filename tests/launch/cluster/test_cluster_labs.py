@@ -133,6 +133,38 @@ def test_every_command_of_the_page_works_in_its_order(root, people):
         assert (code != 0 and "denied" in text) or "not a git" in text, (secret, text)
 
 
+def test_the_commands_that_open_the_folder_can_be_repeated(root, tmp_path):
+    """After a `git pull`, say: nobody else can list what was handed in, everybody can hand in, secrets stay closed."""
+    (commands,) = [block for _, _, block in blocks(root) if "chmod 1733" in block]
+    shared = tmp_path / "shared"
+    closed, opened = ("solutions", "tests", ".git"), ("dtcourse", "lessons/scripts")
+    for name in (*closed, *opened):
+        (shared / "dtcourse" / name).mkdir(parents=True)
+    around = {**os.environ, "SHARED": str(shared)}
+    modes = []
+    for umask in (0o077, 0o022, 0o002):
+        for path in ("cluster.toml", "dtcourse/lessons/new.ipynb", "dtcourse/solutions/new.ipynb"):
+            (shared / path).touch()
+            (shared / path).chmod(0o666 & ~umask)
+        for name in closed:
+            (shared / "dtcourse" / name).chmod(0o777 & ~umask)
+        subprocess.run(["bash", "-euo", "pipefail", "-c", commands], env=around, check=True)
+        (shared / "hand-in" / "a.ipynb").touch()
+        (shared / "hand-in" / "a.ipynb").chmod(0o600)
+        found = sorted(path for path in shared.rglob("*") if path.name != "a.ipynb")
+        modes.append(
+            {str(path.relative_to(shared)): path.stat().st_mode & 0o7777 for path in found}
+        )
+    assert modes[0] == modes[1] == modes[2]
+    assert modes[0]["hand-in"] == 0o1733 and modes[0]["cluster.toml"] == 0o644
+    assert not any(
+        modes[0][f"dtcourse/{name}"] & 0o077 for name in (*closed, "solutions/new.ipynb")
+    )
+    assert modes[0]["dtcourse/lessons/new.ipynb"] == 0o644
+    assert all(modes[0][f"dtcourse/{name}"] & 0o777 == 0o755 for name in opened)
+    assert (shared / "hand-in" / "a.ipynb").stat().st_mode & 0o777 == 0o600, "as it was handed in"
+
+
 def test_the_page_s_settings_are_read(root, tmp_path):
     (written,) = [block for _, language, block in blocks(root) if language == "toml"]
     (tmp_path / "cluster.toml").write_text(written)

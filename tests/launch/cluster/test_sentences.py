@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from dtcourse import launch
 from dtcourse.launch import RankFailure, send_message
-from dtcourse.launch.cluster import jobs, slurm
+from dtcourse.launch.cluster import job, jobs, slurm, throwaway
 from dtcourse.launch.cluster import settings as clusters
 from dtcourse.launch.cluster.record import JobFailed
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
@@ -261,8 +261,14 @@ def test_a_job_that_is_cancelled_prints_nothing_of_its_own(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_node_that_dies_in_a_collective_is_named_before_slurm_misses_it():
-    """With Slurm's own patience of 300 s, on a cluster of its own."""
+@pytest.mark.parametrize("cut_first", [False, True])
+def test_a_node_that_dies_in_a_collective_is_named_before_slurm_misses_it(cut_first, monkeypatch):
+    """With Slurm's own patience of 300 s, on a cluster of its own.
+
+    cut_first: its cable, so that no connection ends, and no other rank has anything to say of it
+    """
+    if cut_first:
+        monkeypatch.setattr(job, "SILENT", 10.0)  # instead of a minute
     with ThrowawaySlurm(nodes=2, cpus=4, misses=300) as doomed:
         names = {}
 
@@ -274,7 +280,13 @@ def test_a_node_that_dies_in_a_collective_is_named_before_slurm_misses_it():
         def kill(rank, name):
             names[rank] = name
             if len(names) == 4:
-                doomed.kill_node("n2")
+                ends(doomed)
+
+        def ends(doomed):
+            if not cut_first:
+                return doomed.kill_node("n2")
+            for process in throwaway._processes_of(doomed.folder, "n2"):
+                process.suspend()
 
         with pytest.raises(RankFailure) as caught:
             launch(step, 4, nodes=2, cluster="slurm", on_message=kill, timeout=None)

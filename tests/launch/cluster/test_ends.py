@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from dtcourse.launch import sockets
 from dtcourse.launch.cluster import batch, jobs, remote, slurm
 from dtcourse.launch.cluster.record import JobFailed
 from dtcourse.launch.cluster.throwaway import ThrowawaySlurm
@@ -86,14 +87,23 @@ def saved(tmp_path):
     return [path.read_text() for path in sorted(tmp_path.glob("saved-*"))]
 
 
-def test_ranks_of_a_job_that_is_cancelled_have_time_to_save_and_hear_of_it_once(tmp_path):
+def test_ranks_of_a_job_that_is_cancelled_have_time_to_save_and_hear_of_it_once(
+    tmp_path, monkeypatch
+):
+    """And no folder of theirs outlives the next process that makes one on their node."""
+    (own := tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(own))
     job = submitted(tmp_path)
     until(lambda: have_begun(tmp_path))
+    assert list(own.glob(f"{sockets.PREFIX}*")), "they have them here"
     slurm.cancel(job)
     with pytest.raises(JobFailed, match=rf"job {job} was cancelled$"):
         jobs.reattach(job, tmp_path / "jobs")
     until(lambda: not queue())
     assert saved(tmp_path) == ["SIGTERM"] * 4
+    monkeypatch.setattr(sockets, "NEW", -1.0)
+    sockets.sweep(own)
+    assert {path.name.partition("_")[0] for path in own.iterdir()} <= {"torchinductor"}
 
 
 def test_a_function_that_returns_after_the_signal_has_answered(tmp_path):

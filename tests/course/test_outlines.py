@@ -85,20 +85,28 @@ def test_checks_launch_where_a_failure_is_no_verdict():
     assert found == {(name, "measure") for name in for_notebooks}
 
 
-def test_the_judges_own_ranks_are_copies_of_it():
-    """And no server of their own imports torch once more."""
-    found = alone(
+@pytest.fixture(scope="module")
+def judge() -> tuple[list[str], str]:
+    """What a judge has imported of the checks for one exercise; whether its ranks' server is its copy, and is there."""
+    imported, copied = alone(
         """
-        from dtcourse.course import checking, places, notebook
-        from dtcourse.course.judging.outlines import outlines
+        import sys
+        from dtcourse.course import checking
         from dtcourse.launch import server
 
-        one = outlines("06")["diagnose_step"]
+        one = {one.name: one for one in checking.exercises_of("04")}["choose_broadcast"]
+        one.load()
+        print(*sorted(name for name in sys.modules if ".checks.lesson_" in name))
         checking._start_own_ranks([one])
         print(server.is_copy(), server.pid() is not None)
         """,
-    )
-    assert found.split() == ["True", "True"]
+    ).splitlines()
+    return imported.split(), copied
+
+
+def test_the_judges_own_ranks_are_copies_of_it(judge):
+    """And no server of their own imports torch once more."""
+    assert judge[1] == "True True"
 
 
 def test_what_is_computed_cannot_be_read(tmp_path):
@@ -134,17 +142,10 @@ def test_an_untouched_copy_starts_no_process_and_imports_no_torch(lesson, tmp_pa
     assert "torch False started []" in said
 
 
-def test_only_the_exercise_that_is_checked_is_imported():
+def test_only_the_exercise_that_is_checked_is_imported(judge):
     """In the judge."""
-    code = """
-        import sys
-        from dtcourse.course import checking
-        wanted = {one.name: one for one in checking.exercises_of("04")}
-        wanted["choose_broadcast"].load()
-        print(*sorted(name for name in sys.modules if ".checks.lesson_" in name))
-    """
     folder = "dtcourse.course.checks.lesson_04_all_reduce_algorithms"
-    assert alone(code).split() == [folder, f"{folder}.choose_broadcast"]
+    assert judge[0] == [folder, f"{folder}.choose_broadcast"]
 
 
 def test_the_judge_computes_in_one_thread_unless_told_otherwise():

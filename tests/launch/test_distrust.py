@@ -24,9 +24,12 @@ def as_data(thing):
     return distrust._loads(stream, buffers=buffers)
 
 
-def test_what_an_honest_rank_sends_arrives_as_ever():
-    """Values, bytes counted, events and emulated times; the ranks meet although nobody can look in."""
-    said = alone("""
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """(what an honest rank's launches say, what a bomb's do, where the bomb's folder would be)."""
+    bomb = tmp_path_factory.mktemp("distrust") / "bomb"
+    lines = alone(f"""
+        import os
         import torch
         from dtcourse.collectives import ring
         from dtcourse.emulation import EmulatedNetwork
@@ -36,7 +39,7 @@ def test_what_an_honest_rank_sends_arrives_as_ever():
             from dtcourse.collectives import ring
             tensor = torch.arange(8.0)
             ring.all_reduce(tensor)
-            return tensor, [dist.get_rank(), None, 1.5, "a"], {"b": torch.ones(2, dtype=torch.bfloat16)}
+            return tensor, [dist.get_rank(), None, 1.5, "a"], {{"b": torch.ones(2, dtype=torch.bfloat16)}}
 
         def told():
             run = launch(step, 2, record=True, network=EmulatedNetwork(1e-3, 1e6), clock="virtual")
@@ -46,32 +49,33 @@ def test_what_an_honest_rank_sends_arrives_as_ever():
         first = told()
         distrust.begin()
         print(told() == first, "tensor([ 0.,  2." in first)
-    """)
-    assert said.split() == ["True", "True"]
 
-
-def test_what_a_rank_sends_calls_nothing(tmp_path):
-    said = alone(f"""
-        import os
         class Bomb:
             def __reduce__(self):
-                return os.mkdir, ({str(tmp_path / "bomb")!r},)
-        def step(fails):
+                return os.mkdir, ({str(bomb)!r},)
+        def fails(fails):
             if fails:
                 raise ValueError("a sentence")
             return [1, Bomb(), print]
-        distrust.begin()
-        print([type(one).__name__ for one in launch(step, 1, False)[0]])
+        print([type(one).__name__ for one in launch(fails, 1, False)[0]])
         try:
-            launch(step, 1, True)
+            launch(fails, 1, True)
         except RankFailure as error:
             print(error.failures[0].summary, type(error.__cause__).__name__)
-    """)
-    assert said.splitlines() == [
-        "['int', 'Foreign', 'type']",
-        "raised ValueError: a sentence Foreign",
-    ]
-    assert not (tmp_path / "bomb").exists()
+    """).splitlines()
+    return lines[0], lines[1:], bomb
+
+
+def test_what_an_honest_rank_sends_arrives_as_ever(said):
+    """Values, bytes counted, events and emulated times; the ranks meet although nobody can look in."""
+    honest, _, _ = said
+    assert honest.split() == ["True", "True"]
+
+
+def test_what_a_rank_sends_calls_nothing(said):
+    _, bombs, folder = said
+    assert bombs == ["['int', 'Foreign', 'type']", "raised ValueError: a sentence Foreign"]
+    assert not folder.exists()
 
 
 def test_a_message_changes_nothing_that_the_next_one_meets():

@@ -30,6 +30,7 @@ import multiprocessing, sys, tempfile, torch, torch.distributed as dist
 from torch.utils.data import DataLoader
 from dtcourse import data, launch
 multiprocessing.set_start_method(sys.argv[1])
+multiprocessing.set_forkserver_preload(["torch", "dtcourse.data"])  # else each worker imports them, as a spawned one
 P, WHERE = 2, dict(device="cpu")
 folder = tempfile.TemporaryDirectory()
 batch_files = [f"{folder.name}/{number}.pt" for number in range(3)]
@@ -55,9 +56,10 @@ print([[type(sample) is Sample and sample.number for sample in row] for row in r
 """
 
 
+# To a spawned worker all travels as to one of a fork server, which is quicker to start.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method", ["spawn", *taking_turns("fork", "forkserver", about="dtcourse/launch/")]
+    "method", ["forkserver", *taking_turns("fork", "spawn", about="dtcourse/launch/")]
 )
 def test_datasets_of_a_notebook(method):
     code = "\n".join([ABOVE, CLASSES, cell("07b", "real"), cell("07", "break-seed")])

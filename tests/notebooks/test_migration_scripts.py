@@ -26,7 +26,7 @@ def run(command: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.stands_on("lessons/scripts/", "lessons/06b-")  # a lesson that runs both, by `make test`
+@pytest.mark.stands_on("lessons/scripts/", "lessons/06b-")  # make test runs both
 def test_the_migrated_script_trains_the_same_model(tmp_path):
     single, parallel = SCRIPTS / "06b_single_device.py", SCRIPTS / "06b_data_parallel.py"
     alone = run([sys.executable, str(single), "--save", str(tmp_path / "a.pt")])

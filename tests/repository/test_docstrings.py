@@ -25,7 +25,10 @@ SPHINX = re.compile(r"^[ \t]*:(?:param|type|returns?|rtype|raises?)\b[^:\n]*:", 
 
 def docstrings(code: str) -> Iterator[tuple[int, str]]:
     """(line, text) of each docstring: of the file, of classes and functions, and of attributes."""
-    for node in ast.walk(ast.parse(code)):
+    nodes: list[ast.AST] = [ast.parse(code)]
+    for node in nodes:  # which grows, by statements alone: expressions are most of a file
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            nodes += getattr(node, block, ())
         if (
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Constant)

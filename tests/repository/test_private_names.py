@@ -46,12 +46,12 @@ TORCHS -= {"_abc_impl", *vars(multiprocessing.Process())}
 
 def names_used(source: str) -> list[str]:
     """Private names of torch in a file, each with its line."""
-    tree = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))
     found: list[str] = []
     of_torch: set[str] = set()  # what the file has imported from torch, by its name here
-    own = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
+    own = {n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
            and isinstance(n.value, ast.Name) and n.value.id == "self"}  # fmt: skip
-    own |= {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    own |= {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
 
     def note(node: ast.AST, name: str) -> None:
         found.append(f"line {node.lineno}: {name}")  # type: ignore[attr-defined]
@@ -67,7 +67,7 @@ def names_used(source: str) -> list[str]:
                 node = node.func
         return node.id if isinstance(node, ast.Name) else None, parts[::-1]
 
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "torch":
@@ -79,14 +79,14 @@ def names_used(source: str) -> list[str]:
             for path in (f"{node.module}.{alias.name}" for alias in node.names):
                 if any(map(_private, path.split("."))):
                     note(node, path)
-    for node in ast.walk(tree):  # aten = torch.ops.aten
+    for node in nodes:  # aten = torch.ops.aten
         if (
             isinstance(node, ast.Assign)
             and isinstance(node.value, ast.Attribute)
             and chain(node.value)[0] in of_torch
         ):
             of_torch |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and _private(node.attr):
             root, parts = chain(node)
             by_torchs_class = node.attr in TORCHS and not (

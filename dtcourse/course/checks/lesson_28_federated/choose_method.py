@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,17 +54,22 @@ def rounds_to(method: str, K: int, a: Tensor, m: Tensor) -> float:
     K steps of lr on such a loss have a closed form: y - x = -(1 - (1 - lr a)^K) / a times the gradient where they
     begin, corrected or not.
     """
-    x, own, mean_a = torch.zeros(3, dtype=torch.double), torch.zeros_like(a), a.mean(0)
+    return _rounds_to(method, K, a.numpy(), m.numpy())
+
+
+def _rounds_to(method: str, K: int, a: np.ndarray, m: np.ndarray) -> float:
+    """The same of arrays: of 24 numbers at a time numpy makes thousands of rounds several times faster than torch."""
+    x, own, mean_a = np.zeros(3), np.zeros_like(a), a.mean(0)
     best, pull = (a * m).mean(0) / mean_a, (1 - (1 - LR * a) ** K) / a
-    wanted = PART * (mean_a * best.square()).sum()
+    wanted = PART * (mean_a * best**2).sum()
     for number in range(1, LAST + 1):
         c = own.mean(0)
         change = -pull * (a * (x - m) + (c - own if method == "SCAFFOLD" else 0.0))
         own = own - c - change / (K * LR)
         before, x = x, x + change.mean(0)
-        if (mean_a * (x - best).square()).sum() <= wanted:
+        if (mean_a * (x - best) ** 2).sum() <= wanted:
             return number
-        if method == "FedAvg" and (x - before).abs().max() < 1e-9:  # it rests elsewhere
+        if method == "FedAvg" and abs(x - before).max() < 1e-9:  # it rests elsewhere
             break
     return math.inf
 

@@ -28,7 +28,7 @@ class EmulatedCluster:
     """Devices and links. None: operations, or messages, take no time on the virtual clock,
     their real one on the wall's.
 
-    What takes no time is still waited for: on the virtual clock a message carries the time at which it was sent.
+    What takes no time is still waited for: a message carries the time at which it was sent.
 
     devices:  one for all ranks, or one per rank
     clock:    "virtual" or "wall" (see clock.py and wall.py)
@@ -49,7 +49,7 @@ class EmulatedCluster:
             raise ValueError(
                 f"network= is a dtcourse.emulation.EmulatedNetwork; got {self.network!r}"
             )
-        if self.network is None and self.clock == "virtual":
+        if self.network is None:  # a message then says when it was sent, no more
             object.__setattr__(self, "network", EmulatedNetwork())
         if self.devices is None or isinstance(self.devices, EmulatedDevice):
             return
@@ -116,8 +116,8 @@ def measured_again(
     run_once: runs everything again, on the cluster that it is given
 
     Warns where the machine is too busy for that, and where slower emulation did not help: what grows with the emulated
-    times is not the machine's. Ranks that wait for each other without a network are one case, since no message says for
-    how long. A run in which a rank has failed is left as it is.
+    times is not the machine's. Ranks that wait for each other by a store or a file are one case, since no message says
+    for how long. A run in which a rank has failed is left as it is.
     """
     before = None
     for _ in range(REPEATS):
@@ -128,7 +128,8 @@ def measured_again(
         if before is not None and run.overrun > MOST_NOISE and beside >= before / 2:
             warnings.warn(
                 f"{run.overrun:.0%} of the time is neither emulated work nor a message's, and slower emulation does "
-                "not help, so it is not this machine's: do ranks wait for each other without a network=?",
+                "not help, so it is not this machine's: do ranks wait for each other by a store, a file or "
+                "monitored_barrier?",
                 stacklevel=3,
             )
             return run

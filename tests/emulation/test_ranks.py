@@ -424,14 +424,38 @@ def test_on_the_wall_clock_a_busy_machine_is_emulated_more_slowly(capsys):
 
 
 def waits_for_the_slow_one():
+    """Seconds that this rank has waited in a barrier, and for a message: rank 1 comes to each 0.2 s late."""
+    rank, x, waited = dist.get_rank(), torch.zeros(1), []
+    for meet in (dist.barrier, lambda: dist.send(x, 0) if rank else dist.recv(x, 1)):
+        emulation.sleep(0.2 if rank else 0.0)
+        before = emulation.account().waited
+        meet()
+        waited.append(emulation.account().waited - before)
+    return waited
+
+
+@pytest.mark.parametrize("network", [None, EmulatedNetwork(1e-3)])
+@pytest.mark.parametrize("backend", ["gloo", "ring"])
+def test_on_the_wall_clock_a_slower_rank_is_waited_for(backend, network):
+    """Without a network, too: it was taken for a busy machine."""
+    devices = EmulatedDevice()
+    run = launch(
+        waits_for_the_slow_one, 2, backend=backend, devices=devices, network=network, clock="wall"
+    )
+    for early, late in zip(*run, strict=True):
+        assert early > 0.1 > late
+    assert run.overrun < 0.25
+
+
+def meets_without_messages():
     emulation.sleep(0.02 if dist.get_rank() else 0.0)
-    dist.barrier()
+    dist.monitored_barrier()
 
 
 def test_a_wait_that_no_message_times_is_not_taken_for_a_busy_machine():
     """It grows as all is emulated slower: 20, 400, 8,000 times, which had no end."""
-    with pytest.warns(UserWarning, match="do ranks wait for each other without a network="):
-        run = launch(waits_for_the_slow_one, 2, devices=EmulatedDevice(), clock="wall")
+    with pytest.warns(UserWarning, match="do ranks wait for each other by a store"):
+        run = launch(meets_without_messages, 2, devices=EmulatedDevice(), clock="wall")
     assert 1 < run.slowdown <= 20
 
 

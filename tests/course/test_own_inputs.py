@@ -22,7 +22,7 @@ NAMED = (
     *("mixture_once", "mean_beside_servers", "push_and_pull", "two_halves"),
     *("ddp_with_buckets", "gather_again", "mesh_step", "share_cache", "fused_swiglu"),
     *("forward_in_rows", "flat_to_rows", "port_training", "meet"),
-    *("round_in_one", "one_up", "private_gradient"),
+    *("round_in_one", "one_up", "private_gradient", "two_means"),
 )
 
 

@@ -101,7 +101,7 @@ def alone(
         for part, count in zip(parts, counts, strict=True):
             loss = loss + count / sum(counts) * mean(part)
     loss.backward()
-    return torch.cat([p.grad.flatten() for p in net.parameters()])
+    return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
 
 
 def by_labels(weights: list[Tensor], parts: list[Part], of_class: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def by_labels(weights: list[Tensor], parts: list[Part], of_class: Tensor) -> Ten
     logits = net(torch.cat([x for x, _ in parts]))
     loss = F.cross_entropy(logits, y, weight=of_class, reduction="sum") / (y >= 0).sum()
     (loss + 0.01 * logits.logsumexp(1).square().mean()).backward()
-    return torch.cat([p.grad.flatten() for p in net.parameters()])
+    return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
 
 
 def second_by_labels(weights: list[Tensor], parts: list[Part], of_class: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def second_by_labels(weights: list[Tensor], parts: list[Part], of_class: Tensor)
     logits = net(torch.cat([x for x, _ in parts]))
     second = 0.01 * logits[y >= 0].logsumexp(1).square().mean()
     (F.cross_entropy(logits, y, weight=of_class) + second).backward()
-    return torch.cat([p.grad.flatten() for p in net.parameters()])
+    return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
 
 
 def _hint(got: Tensor, right: Tensor, job: tuple[list[Tensor], list[Part], Tensor]) -> str:

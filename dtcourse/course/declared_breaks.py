@@ -22,4 +22,7 @@ DECLARED: dict[tuple[str, str], dict[str, str]] = {
     },
     ("25c", "guard-run"): {"numbers": "a batch of NaN, which the guard is to keep out"},
     ("25c", "jumps-run"): {"replicas": "a row of rank 1's weights is overwritten in memory"},
+    ("27", "ways-run"): {
+        "replicas": "one way leaves a rank out, so what is the second model elsewhere is its first"
+    },
 }

@@ -19,6 +19,7 @@ CHOOSE = Exercise(
     target="on 6 clusters, drawn anew each time, at most 1.01 times the best choice's time; at most 7 of 12 choices "
     "tried",
     forbidden=("dtcourse.heterogeneous",),
+    launches=True,
 )
 
 RANKS, STEPS, BATCH = 3, 96, 60

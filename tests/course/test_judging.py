@@ -225,10 +225,11 @@ def test_a_process_that_the_system_has_no_room_for_is_no_fault_of_the_answer(mon
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(process.subprocess, "Popen", refused)
-    before = len(os.listdir("/dev/fd"))
+    before = set(os.listdir("/dev/fd"))
     with pytest.raises(requirements.NoSandbox, match="Resource temporarily unavailable"):
         report("def double(n): return 2 * n", exercise=DOUBLE, confined=False)
-    assert len(os.listdir("/dev/fd")) == before, "no pipe stays open"
+    # What another test has left to the collector may be closed meanwhile.
+    assert set(os.listdir("/dev/fd")) <= before, "no pipe stays open"
 
 
 @pytest.fixture

@@ -157,7 +157,8 @@ def launch(
 
             settings = remote.find(cluster)
             layout = remote.layout_on(settings, world_size, backend, device, nodes, threads)
-        emulated = options.emulated_cluster(devices, network, clock, layout.world_size)
+        machines = layout.nodes if cluster is not None else 1
+        emulated = options.emulated_cluster(devices, network, clock, layout.world_size, machines)
         if cluster is None:
             options.check_open_files(layout.world_size)
         if verbose:

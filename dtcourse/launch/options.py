@@ -149,7 +149,9 @@ def time_limit(timeout: Any) -> float | None:
     return float(timeout) if float(timeout) < NO_LIMIT else None
 
 
-def emulated_cluster(devices: Any, network: Any, clock: str | None, world_size: int) -> Any:
+def emulated_cluster(
+    devices: Any, network: Any, clock: str | None, world_size: int, machines: int = 1
+) -> Any:
     """What the ranks emulate, or None. ValueError for what is no device, network or clock."""
     if devices is None and network is None:
         if clock is not None:
@@ -161,6 +163,12 @@ def emulated_cluster(devices: Any, network: Any, clock: str | None, world_size: 
 
     cluster = EmulatedCluster(devices, network, clock or ("wall" if devices is None else "virtual"))
     cluster.check(world_size)
+    if cluster.clock == "wall" and machines > 1:
+        # A message says when it was sent, and each machine's clock begins when it was started.
+        raise ValueError(
+            f'on {machines} machines there is no one wall clock to emulate on: give clock="virtual", '
+            'or cluster="here" for ranks on this machine'
+        )
     return cluster
 
 

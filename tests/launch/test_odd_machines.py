@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from dtcourse import launch
-from dtcourse.launch import rendezvous, sockets
+from dtcourse.emulation import EmulatedDevice, EmulatedNetwork
+from dtcourse.launch import options, rendezvous, sockets
 
 
 def total() -> float:
@@ -235,3 +236,15 @@ def test_whole_numbers_of_any_kind(two):
 def test_what_is_no_whole_number(none):
     with pytest.raises(ValueError, match="the number of ranks to start: a whole number, 1 or more"):
         launch(total, none)
+
+
+# --- several machines --------------------------------------------------------------------------------------------
+
+
+def test_there_is_no_wall_clock_of_several_machines():
+    """Each one's begins when it was started, and a message says when it was sent: its receiver would wait for days."""
+    network = EmulatedNetwork(1e-3)
+    with pytest.raises(ValueError, match="on 2 machines there is no one wall clock"):
+        options.emulated_cluster(None, network, None, 4, machines=2)
+    cluster = options.emulated_cluster(EmulatedDevice(), network, None, 4, machines=2)
+    assert cluster.clock == "virtual"

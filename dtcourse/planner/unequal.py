@@ -129,10 +129,7 @@ class _Job:
                     for s, chosen in enumerate(ranges)
                 }
                 best = Plan(stages, tuple(ranges), tuple(shares), total, held)
-            pace = [
-                1 / max(self.stage(copy[s], chosen, 1.0) for s, chosen in enumerate(ranges))
-                for copy in stages
-            ]
+            pace = [1 / self.took(copy, ranges, 1.0) for copy in stages]
         return best
 
     def most(self, copy: Sequence[int]) -> int:
@@ -169,14 +166,19 @@ class _Job:
         samples = math.ceil(share / self.m) * min(self.m, pp - s)
         return sum(self.work.states[i] + samples * self.work.activations[i] for i in chosen)
 
+    def took(self, copy: Sequence[int], ranges: Sequence[range], share: float) -> float:
+        """Seconds of a copy's pipeline for its share: all stages once, and the slowest m - 1 times."""
+        each = [self.stage(copy[s], one, share / self.m) for s, one in enumerate(ranges)]
+        return sum(each) + (self.m - 1) * max(each)
+
     def step(
         self, stages: tuple[tuple[int, ...], ...], shares: Sequence[int], ranges: Sequence[range]
     ) -> float:
         """Seconds of a step."""
-        dp, took = len(stages), 0.0
-        for copy, share in zip(stages, shares, strict=True):
-            each = [self.stage(copy[s], one, share / self.m) for s, one in enumerate(ranges)]
-            took = max(took, sum(each) + (self.m - 1) * max(each))
+        dp = len(stages)
+        took = max(
+            self.took(copy, ranges, share) for copy, share in zip(stages, shares, strict=True)
+        )
         largest = max(sum(self.work.gradients[i] for i in chosen) for chosen in ranges)
         return took + 2 * (dp - 1) / dp * largest / self.bandwidth
 

@@ -97,7 +97,9 @@ def drawn_alone() -> list[Job]:
             unrepeated=lambda pair: pair == two[0],
         ),
         changed_jobs.drawn(
-            hidden=False, best=lambda pair: pair == two[1], unrepeated=lambda pair: "card" in pair
+            hidden=False,
+            best=lambda pair: pair == two[1],
+            unrepeated=lambda pair: "card" in pair and pair != two[1],
         ),
     ]
 

@@ -19,7 +19,6 @@ CHOOSE = Exercise(
     target="on 6 clusters, drawn anew each time, at most 1.01 times the best choice's time; at most 7 of 12 choices "
     "tried",
     forbidden=("dtcourse.heterogeneous",),
-    launches=True,
 )
 
 RANKS, STEPS, BATCH = 3, 96, 60
@@ -81,7 +80,7 @@ def run(
 
 def case(job: Job) -> Simulated:
     """A cluster, as an answer gets it."""
-    return Simulated(run, CHOICES, job, (list(WAYS), list(PATIENCES)), MOST)
+    return Simulated(run, CHOICES, job, (list(WAYS), list(PATIENCES)), MOST, beforehand=True)
 
 
 def drawn(costly: bool) -> list[Job]:
@@ -111,11 +110,12 @@ PRACTICE = case((0, 3, 3.0, 0.2e-3, 0.6))
 def _require(answer: Answer, jobs: list[Job], hint: str) -> None:
     for job in jobs:
         _, spell, factor, fixed, move = job
-        found = case(job).search()
+        cluster = case(job)
+        found = dict(zip(CHOICES, cluster.every, strict=True))
         require_near_best_of(
             min(found, key=found.__getitem__),
             answer,
-            case(job),
+            cluster,
             f"ranks {factor:.1f} times slower for {plural(spell, 'step')} now and then, and one to the end; "
             f"{1e3 * fixed:.1f} ms per step beside samples, {1e3 * move:.0f} ms per move",
             f"Possible are {WAYS}, with a patience of {PATIENCES}.",

@@ -85,6 +85,10 @@ class Simulated:
         """What each of the choices measures."""
         return dict(zip(self.choices, self.every, strict=True))
 
+    def best(self) -> Choice:
+        """The choice that measures least, where a job measures one number."""
+        return self.choices[self.every.index(min(self.every))]
+
     @cached_property
     def every(self) -> list[Measured]:
         """What each of the choices measures, in their order; run once. Raises Unjudged where the job fails."""

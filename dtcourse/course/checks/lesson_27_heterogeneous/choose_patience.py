@@ -111,9 +111,8 @@ def _require(answer: Answer, jobs: list[Job], hint: str) -> None:
     for job in jobs:
         _, spell, factor, fixed, move = job
         cluster = case(job)
-        found = dict(zip(CHOICES, cluster.every, strict=True))
         require_near_best_of(
-            min(found, key=found.__getitem__),
+            cluster.best(),
             answer,
             cluster,
             f"ranks {factor:.1f} times slower for {plural(spell, 'step')} now and then, and one to the end; "

@@ -116,10 +116,8 @@ def _require(answer: Answer, jobs: list[Job], hint: str) -> None:
     for job in jobs:
         _, _, _, compute, way = job
         federation = case(job)
-        found = dict(zip(CHOICES, federation.every, strict=True))
-        best = min(found, key=found.__getitem__)
         require_near_best_of(
-            best,
+            federation.best(),
             answer,
             federation,
             f"{compute * 1e3:.3g} ms per step, {way:.3g} s for a vector",

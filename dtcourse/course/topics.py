@@ -18,6 +18,7 @@ LATER = frozenset(
         "16.matrix-optimizers",
         "21.fine-grained",
         "26.time-limits",
+        "30.virtual-cluster",
     }
 )
 

@@ -90,7 +90,9 @@ def _drawn(number: str):
 @pytest.mark.parametrize("number", [*map(_drawn, ALL)])
 def test_no_tool_speaks_of_a_lessons_launches_but_of_declared_breaks(number):
     found = watching.watch(LESSONS[number])
-    assert found.failure == "" and found.launches > 0
+    assert found.failure == ""
+    # Lesson 30 plans for clusters that nobody has, and launches nothing.
+    assert (found.launches > 0) == ("launch(" in LESSONS[number].read_text(encoding="utf-8"))
     assert [str(one) for one in found.spoken if not one.expected] == []
     spoken = {(one.cell, one.tool) for one in found.spoken}
     for (lesson, cell), tools in DECLARED.items():

@@ -77,7 +77,7 @@ def drawn(without: str) -> Case:
         }  # fmt: skip
         work, fixed = random.uniform(2e-3, 8e-3), random.uniform(0.5, 3.0)
         state = random.uniform(1e12, 4e12)
-        plans = []
+        plans: list[Plan] = []
         for _ in range(random.randint(5, 8)):
             devices = random.choice([512, 1024, 2048, 4096, 8192])
             batch = random.choice([1, 2, 4, 8, 16]) * 2**20

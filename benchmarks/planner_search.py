@@ -10,12 +10,13 @@ Seconds of the processor, so that other work on the machine does not count. The 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from reporting import pairs
 
 from dtcourse.planner import Found, Model, search
 
@@ -70,7 +71,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    results = {}
+    results = pairs.begin("the planner's search: seconds of one core")
     for devices in options.devices:
         one = measured(devices, options.sequences or SEQUENCES.get(devices, 1536))
         results[str(devices)] = one
@@ -84,7 +85,7 @@ def main() -> None:
             flush=True,
         )
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        pairs.write(results, options.json)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reporting import pairs
-
 from dtcourse.planner import Found, Model, search
+from reporting import pairs
 
 # GPT-3 (2005.14165, table 2.1), and by devices the sequences of a step: 3.1 million tokens, and four times as many.
 GPT3 = Model(layers=96, hidden=12288, heads=96, vocabulary=50304, sequence=2048)

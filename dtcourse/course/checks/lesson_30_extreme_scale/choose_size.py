@@ -17,12 +17,12 @@ CHOOSE = Exercise(
     title="How many devices, and which batch?",
     takes=("choose_size",),
     target="on 6 jobs, drawn anew each time, in time, and at most 1.01 times the GPU-days of the best choice; at most "
-    "26 of 56 choices tried",
+    "26 of 80 choices tried",
     forbidden=("dtcourse.fault_tolerance", "dtcourse.planner"),
 )
 
 SIZES = tuple(256 * 2**n for n in range(8))
-BATCHES = tuple(384 * 2**n for n in range(7))
+BATCHES = tuple(96 * 2**n for n in range(10))
 CHOICES: list[Choice] = list(itertools.product(SIZES, BATCHES))
 MOST, NEAR = 26, 1.01
 DEADLINES = (20.0, 30.0, 45.0, 60.0)  # days
@@ -86,7 +86,7 @@ def drawn(failing: bool) -> list[Job]:
         while True:
             training = (
                 random.uniform(6, 20), random.uniform(0.3, 4.0), random.uniform(0.0, 0.1), 1.0,
-                random.choice((600, 1500, 4000, 10000)) * random.uniform(0.8, 1.25),
+                random.choice((150, 1500, 15_000, 150_000)) * random.uniform(0.8, 1.25),
                 random.uniform(2e7, 5e7) if failing else random.uniform(4e8, 8e8),
                 random.uniform(20, 60), random.uniform(300, 900),
             )  # fmt: skip
@@ -117,7 +117,8 @@ def _require(answer: Answer, jobs: list[Job], hint: str) -> None:
         (took,) = require_possible(where, tried, CHOICES[len(CHOICES) // 2], why)
         require(
             took <= deadline,
-            f"{where}: {tried.choice!r} takes {took:.4g}. Which of the choices that you have measured is in time?",
+            f"{where}: {tried.choice!r} takes {took:.4g}. Have you measured it, and is it in time? If none of "
+            "yours is: what do more devices do, and another batch?",
         )
         cost = tried.choice[0] * took
         require_near_best(where, tried.choice, cost, least, "GPU-days", hint, NEAR)

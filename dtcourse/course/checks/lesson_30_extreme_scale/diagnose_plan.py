@@ -51,7 +51,9 @@ def drawn_model() -> dict[str, float]:
 
 def planned(model: dict[str, float], kind: str) -> dict[str, Any]:
     """A plan of this model, with this mistake."""
-    data, stages = random.choice([4, 8, 16, 32, 64]), random.choice([1, 2, 4, 8])
+    # Of a rank's batch an MFU above 1 would tell: few ranks, so that it stays below.
+    data = random.choice([2, 4] if kind == "batch of a rank" else [2, 4, 8, 16, 32, 64])
+    stages = random.choice([1, 2, 4, 8])
     tensor, stage = random.choice([1, 2, 4, 8]), random.choice([0, 1, 2, 3])
     devices = data * stages * tensor
     sequences = data * random.choice([4, 8, 16, 32])
@@ -64,8 +66,9 @@ def planned(model: dict[str, float], kind: str) -> dict[str, Any]:
     each = (
         6 * model["parameters"] + 12 * model["layers"] * model["width"] * model["length"]
     )  # operations
-    # Below a quarter or so, twice the peak, and above it, are as plausible as this.
-    seconds = rounded(tokens * each / (devices * model["peak"] * random.uniform(0.3, 0.55)))
+    # So that half of it, and twice it, are as plausible as this: the size of an MFU tells nothing.
+    share = random.uniform(0.15, min(0.55, 0.95 / data) if kind == "batch of a rank" else 0.55)
+    seconds = rounded(tokens * each / (devices * model["peak"] * share))
     believed = tokens * (data if kind == "batch of a rank" else 1)
     mfu = believed * each / (seconds * devices * model["peak"])
     mfu *= {"counted twice": 4 / 3, "other peak": 1 / 2}.get(kind, 1.0)

@@ -15,13 +15,13 @@ EXPLAIN = Exercise(
     lesson="30",
     title="Explain published runs",
     takes=("explain_runs",),
-    target="for 6 models, whose runs come in any order, some left out anew: seconds within 8 % of what was published, "
-    "the length of equal parts within 20 %",
+    target="for 6 models; which runs are shown, and which one is asked for, is drawn anew: seconds within 8 % of what "
+    "was published, the length of equal parts within 20 % of what all published runs of the model tell",
     forbidden=("dtcourse.planner", "dtcourse.simulator"),
 )
 
 NEAR, NEAR_LENGTH = 0.08, 0.20  # of 1b the slope of its last two runs alone is 6.5 % off
-LEAST = 4  # runs that are shown of a model; where there are more, one is left out
+LEAST = 3  # runs that are shown of short sequences; where there are more, one is left out
 # By model: whether its blocks are computed twice (all runs alike), and the lengths. Left out are 30b, whose longest run
 # takes 1.3 times what the others tell, 760m's two shortest, which are as slow as one another, and 350m, whose shortest
 # and longest runs tell different slopes.
@@ -65,16 +65,24 @@ def equal_length(model: str) -> float:
 
 
 def drawn(model: str) -> tuple[list[Run], Run]:
-    """(what is shown, what is asked): all but the two longest, one of these left out, in any order."""
-    *shown, _, asked = runs_of(model)
+    """(what is shown, what is asked): one four times as long as the longest shown one. Of many, one is left out."""
+    runs = {run[0]: run for run in runs_of(model)}
+    ends = [
+        length
+        for length in runs
+        if 4 * length in runs and (length >= 4096 or sum(one <= length for one in runs) >= LEAST)
+    ]
+    longest = random.choice(ends)
+    shown = [run for length, run in runs.items() if length <= longest]
     if len(shown) > LEAST:
         # The longest stays, so that what is asked is four times as long.
         del shown[random.randrange(len(shown) - 1)]
     random.shuffle(shown)
-    return shown, asked
+    return shown, runs[4 * longest]
 
 
 def _require(answer: Answer, models: tuple[str, ...], hint: str) -> None:
+    models *= 2  # and each is asked for twice: a model alone does not tell which run
     cases = [drawn(model) for model in models]
     given = [(shown, asked[0], asked[1]) for shown, asked in cases]
     said = call_each(answer, given, shuffled=True)
@@ -89,14 +97,15 @@ def _require(answer: Answer, models: tuple[str, ...], hint: str) -> None:
         where = f"MPT {model} with sequences of {length:,} tokens"
         require(
             abs(ratio - 1) <= NEAR,
-            f"{where} takes {published_seconds:.1f} s a step; you say {seconds:.4g}, which is {ratio:.2f} of that. "
+            f"{where}: you say {seconds:.4g} s a step, which is {ratio:.2f} of what was published. "
             f"{hint}",
         )
         right = equal_length(model)
         require(
             abs(equal / right - 1) <= NEAR_LENGTH,
-            f"{where}: by all published runs both parts of a token's time are equal at {right:,.0f} tokens; you say "
-            f"{equal:,.0f}. Which of the two parts does each number of your fit stand for?",
+            f"{where}: by all published runs both parts of a token's time are equal at a "
+            f"{'longer' if equal < right else 'shorter'} length than your {equal:,.0f} tokens, by more than a fifth. "
+            "Which of the two parts does each number of your fit stand for, and do all shown runs tell of both?",
         )
 
 

@@ -1,7 +1,7 @@
 """Answers to choose_size: see test_exercises.py."""
 
 _HEAD = "\ndef choose_size(measure, sizes, batches, deadline):\n"
-_IN_TIME = "is in time"
+_IN_TIME = "is it in time"
 _COST = "the best choice takes"
 _ANY = "A training that has to end within"  # too late or too dear, as the job is
 _IF = "        if days(devices, at) <= deadline:\n            return devices, batches[at]\n"
@@ -66,9 +66,18 @@ MUTANTS = [
     ),
     (
         "half of the sizes and of the batches",
-        _COST,
+        _ANY,
         _HEAD
         + """    tried = {(n, b): measure(n, b)[0] for n in sizes[::2] for b in batches[1:5]}
+    in_time = {one: n for one, n in tried.items() if n <= deadline} or tried
+    return min(in_time, key=lambda one: one[0] * in_time[one])
+""",
+    ),
+    (
+        "the middle of the table",
+        _ANY,
+        _HEAD
+        + """    tried = {(n, b): measure(n, b)[0] for n in sizes[1:6] for b in batches[2:7]}
     in_time = {one: n for one, n in tried.items() if n <= deadline} or tried
     return min(in_time, key=lambda one: one[0] * in_time[one])
 """,

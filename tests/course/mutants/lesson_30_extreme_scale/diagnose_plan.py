@@ -16,6 +16,8 @@ _HOURS = 'hours = model["lifetime"] / plan["devices"]'
 _HOURS_OFF = 'if abs(off("hours between failures", hours) - 1) > 0.02:'
 
 MUTANTS = [
+    ("an MFU above 1 is a rank's batch", _BATCH, ((_RATE_OFF, 'if plan["mfu"] > 1:'),)),
+    ("a low MFU is another peak", _HEALTHY, (("if mfu < 0.98:", 'if plan["mfu"] < 0.29:'),)),
     ("states are always shared, all of them", _HEALTHY, ((_STATES, "states = own * 16 / data"),)),
     ("a wrong batch is never said", _BATCH, ((_RATE_OFF, "if False:"),)),
     ("counting twice is never said", _TWICE, (("if mfu > 1.02:", "if False:"),)),

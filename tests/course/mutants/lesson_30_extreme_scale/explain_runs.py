@@ -59,6 +59,17 @@ MUTANTS = [
     ("the growing part over the other one", _EQUAL, ((_RETURN, "    return tokens * (alone + per_length * length), per_length / alone\n"),)),
     ("where the growing part is half of the other one", _EQUAL, ((_RETURN, "    return tokens * (alone + per_length * length), alone / per_length / 2\n"),)),
     ("one length for all models", _EQUAL, ((_RETURN, "    return tokens * (alone + per_length * length), 12_000.0\n"),)),
+    (
+        "a table of what is published",
+        "of what was published",
+        _HEAD
+        + """    least = min(s / n for _, n, s in runs) * 1e6
+    table = [(53.6, 96.7, 23600), (28.7, 129.3, 18600), (10.4, 17.78, 13000),
+             (5.5, 20.89, 11500), (3.85, 7.446, 9500), (0.78, 6.435, 8700)]
+    _, seconds, equal = min(table, key=lambda row: abs(row[0] / least - 1))
+    return seconds, equal
+""",
+    ),
     ("seconds alone", "An answer is two numbers", ((_RETURN, "    return tokens * (alone + per_length * length)\n"),)),
     (
         "the published number itself",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -87,11 +89,17 @@ def saved(tmp_path):
     return [path.read_text() for path in sorted(tmp_path.glob("saved-*"))]
 
 
+@pytest.fixture
+def own():
+    """A folder whose path is short: pytest's are in part too long for a socket's, and ranks take /tmp then."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        yield Path(name)
+
+
 def test_ranks_of_a_job_that_is_cancelled_have_time_to_save_and_hear_of_it_once(
-    tmp_path, monkeypatch
+    tmp_path, own, monkeypatch
 ):
     """And no folder of theirs outlives the next process that makes one on their node."""
-    (own := tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(own))
     job = submitted(tmp_path)
     until(lambda: have_begun(tmp_path))

@@ -7,8 +7,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dtcourse.course.checks.lesson_30_extreme_scale.goodputs import goodput
 from dtcourse.course.judging import Answer, Exercise, call_each, number, require
-from dtcourse.fault_tolerance import FailingJob, best_interval, expected_waste
+from dtcourse.fault_tolerance import FailingJob
 from dtcourse.plural import plural
 
 PLAN = Exercise(
@@ -37,16 +38,6 @@ def failing(plan: Plan, job: Job) -> FailingJob:
     )
 
 
-def goodput(plan: Plan, job: Job, every: float | None = None) -> float:
-    """The part of the time that counts, with so many seconds between saves; None: the best."""
-    one = failing(plan, job)
-    if every is None:
-        every = best_interval(
-            lambda seconds: expected_waste(one, seconds), 1e-3 * one.save, 4 * one.mtbf
-        )
-    return 1 - expected_waste(one, every)
-
-
 def days(
     plan: Plan, job: Job, batch: bool = True, failures: bool = True, restarts: bool = True
 ) -> float:
@@ -54,7 +45,7 @@ def days(
     steps = job["steps"] * (1 + job["critical"] / plan["batch"] * batch)
     if not restarts:
         job = {**job, "restart": 0.0}
-    return steps * plan["seconds"] / (goodput(plan, job) if failures else 1.0) / DAY
+    return steps * plan["seconds"] / (goodput(failing(plan, job)) if failures else 1.0) / DAY
 
 
 def cheapest(plans: Sequence[Plan], job: Job, **counted: bool) -> int | None:
@@ -84,13 +75,12 @@ def drawn(without: str) -> Case:
             seconds = work * batch / devices * random.uniform(0.9, 1.2) + fixed
             plan = {"devices": devices, "batch": batch, "seconds": seconds}
             plans.append(plan | {"state": state})
-        took = sorted(days(plan, job) for plan in plans)
+        each = [(plan, days(plan, job)) for plan in plans]
+        took = sorted(one for _, one in each)
         # Between two plans' days: some are in time, and not all.
         at = random.randint(1, len(plans) - 2)
         job["days"] = (took[at] * took[at + 1]) ** 0.5
-        costs = sorted(
-            plan["devices"] * days(plan, job) for plan in plans if days(plan, job) <= job["days"]
-        )
+        costs = sorted(plan["devices"] * one for plan, one in each if one <= job["days"])
         clear = all(max(one, job["days"]) / min(one, job["days"]) > CLEAR for one in took)
         if not clear or costs[1] < CLEAR * costs[0]:
             continue
@@ -120,7 +110,8 @@ def _require(answer: Answer, without: str, hint: str) -> None:
             cost <= NEAR * least,
             f"{where} you take one of {cost:,.0f} GPU-days; another one in time takes {least:,.0f}. {hint}",
         )
-        kept, most = goodput(plans[at], job, every), goodput(plans[at], job)
+        one = failing(plans[at], job)
+        kept, most = goodput(one, every), goodput(one)
         require(
             kept >= GOODPUT * most,
             f"{where}, {plans[at]['devices']:,} devices that save every {every:,.0f} s keep {kept:.1%} of their time, "

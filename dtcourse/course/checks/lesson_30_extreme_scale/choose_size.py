@@ -6,10 +6,11 @@ import itertools
 import math
 import random
 
+from dtcourse.course.checks.lesson_30_extreme_scale.goodputs import goodput
 from dtcourse.course.judging import Answer, Exercise, require, require_near_best
 from dtcourse.course.judging.simulated import Simulated
 from dtcourse.course.judging.trials import Choice, require_possible
-from dtcourse.fault_tolerance import FailingJob, best_interval, expected_waste
+from dtcourse.fault_tolerance import FailingJob
 
 CHOOSE = Exercise(
     "choose_size",
@@ -41,9 +42,7 @@ def days(
     """Until the loss is reached. Arguments as in a Training."""
     devices, sequences = choice
     step = work * sequences / devices + fixed + wider * math.log2(devices)
-    one = FailingJob(save, lifetime / devices, restart)
-    every = best_interval(lambda seconds: expected_waste(one, seconds), 1e-3 * save, 4 * one.mtbf)
-    useful = 1 - expected_waste(one, every)
+    useful = goodput(FailingJob(save, lifetime / devices, restart))
     return (steps * (1 + critical / sequences) * step / useful / DAY,)
 
 

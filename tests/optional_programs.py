@@ -58,6 +58,12 @@ def _bubblewrap() -> bool:
     return not bubblewrap.why_not()
 
 
+def _landlock() -> bool:
+    from dtcourse.launch import apart
+
+    return apart.possible()
+
+
 def find_chromium() -> str | None:
     """The browser's path: the first of its usual names on PATH."""
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -143,6 +149,7 @@ NEEDS = {
             _bubblewrap,
             "bwrap",
         ),
+        Need("landlock", "Landlock, version 2 or later (Linux 5.19, and turned on there)", _landlock),
         Need(
             "browser",
             "playwright and Chromium (apt-get install chromium)",

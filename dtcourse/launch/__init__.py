@@ -19,6 +19,7 @@ memory.py         how much memory is left for these
 again.py          whether a rank may serve another launch, where launches share theirs (judging exercises)
 rank.py           what runs inside a rank
 own_process.py    what makes a process that was split off a rank's own
+apart.py          ranks that cannot look into one another
 distrust.py       for a process that launches code of people whom it does not trust
 environment.py    what a rank finds around it: torchrun's variables, the notebook's own
 log_settings.py   what the notebook has set of logging and warnings

@@ -27,6 +27,7 @@ from typing import Any
 from dtcourse import events
 from dtcourse.launch import (
     again,
+    apart,
     deaths,
     each,
     log_settings,
@@ -74,6 +75,7 @@ class Settings:
 
 def main(channel: Connection, output: Connection, stacks: Connection) -> None:
     """The rank's whole life. Says what became of it on `channel`: ("result" | "failure", content)."""
+    apart.close_if_asked()
     own_process.leave_terminal()
     own_process.end_with(parent_process())
     own_process.redirect(output)

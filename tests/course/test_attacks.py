@@ -47,11 +47,13 @@ _fake = lambda request, written: types.SimpleNamespace(**reply)
 """
 
 ATTACKS = {}  # name: (exercise, words of the judge's, code)
+MARKS = {}  # name: what the system has to have, for some
 
 
-def attack(name, words, code, on=DOUBLE):
+def attack(name, words, code, on=DOUBLE, needs=()):
     assert name not in ATTACKS and f"def {name}(" in code
     ATTACKS[name] = (on, words, textwrap.dedent(code))
+    MARKS[name] = [pytest.mark.needs(one) for one in needs]
 
 
 # --- on what tells the judge of all ranks -------------------------------------------------------------------------
@@ -90,7 +92,8 @@ def by_a_module_that_is_changed_as_soon_as_it_is_loaded(n, changed=changed): ret
 )
 attack(
     "by_the_memory_of_the_process_that_speaks_with_the_judge",
-    ["all but 1, and not the last: True"],
+    ["opened: its own alone"],
+    needs=["landlock"],
     """
 def by_the_memory_of_the_process_that_speaks_with_the_judge(n):
     above, seen = [os.getpid()], []
@@ -104,8 +107,28 @@ def by_the_memory_of_the_process_that_speaks_with_the_judge(n):
             seen.append(pid)
         except OSError as error:
             pass
-    raise ValueError(f"all but {above.index(1) - len(seen)}, and not the last: {above[-2] not in seen}")
+    raise ValueError(f"opened: {'its own alone' if seen == [os.getpid()] else seen}")
 """,
+)
+attack(
+    "by_the_memory_of_the_other_ranks",
+    ["opened: 0 of "],
+    needs=["landlock"],
+    """
+def by_the_memory_of_the_other_ranks(tensor):
+    above, opened, ranks = int(open("/proc/self/stat").read().rpartition(")")[2].split()[1]), 0, 0
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if int(pid) == os.getpid() or int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1]) != above:
+            continue
+        ranks += 1
+        try:
+            open(f"/proc/{pid}/mem", "r+b").close()
+            opened += 1
+        except OSError:
+            pass
+    raise ValueError(f"opened: {opened} of {ranks} others")
+""",
+    on=SHIFT,
 )
 # On every line of its process: of the rank's own it comes where an answer's result is expected.
 attack(
@@ -350,7 +373,7 @@ def told():
     return {found.exercise.name: found for found in reports}
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", [pytest.param(one, marks=MARKS[one]) for one in ATTACKS])
 def test_an_attack_earns_nothing_and_is_named(name, told):
     found, (_, words, _) = told[name], ATTACKS[name]
     assert not found.passed and not found.points, str(found)

@@ -3,7 +3,8 @@
 The other side is serving.py. On Linux bubblewrap gives that process a file system, a network and processes of its own;
 without it the process is the user's, with all their files (bubblewrap.py). What comes back is read with torch's
 weights_only loader, which builds tensors, numbers and text and calls nothing. That process does not execute the answer
-either. Its ranks do; it reads what they send as data, and on Linux none of them can look into it (launch/distrust.py).
+either. Its ranks do; it reads what they send as data, and on Linux none of them can look into it (launch/distrust.py),
+nor, where there is Landlock, into another rank (launch/apart.py).
 Whatever the answer does there (patch the package, print a verdict, leave with exit code 0), the judge compares the
 numbers that came back with its own.
 

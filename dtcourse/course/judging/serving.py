@@ -30,19 +30,20 @@ def serve(orders: str) -> None:
     """
     ordered = json.loads(orders)
     limits.hold(ordered["memory"], ordered["tasks"])
-    from dtcourse.launch import distrust, server, standby
+    from dtcourse.launch import apart, distrust, server, standby
 
     server.load(ordered["imports"])  # what is loaded here need not be in each rank
     books.watch()
     tampering.remember()
+    apart.keep_ranks_apart()
     # The ranks' server is split off before this process speaks or listens, so of our lines it has only the one that
-    # attempts are told on. Ranks open that one through the server: ours are closed to them.
+    # attempts are told on. Ranks have that one from the server: ours are closed to them.
     with _silent():
         server.start_within(ordered["imports"], keeps=[ordered["line"]])
     distrust.begin()
     tampering.seal()
 
-    line = f"/proc/{server.pid()}/fd/{ordered['line']}" if server.is_copy() else ""
+    line = f"/proc/self/fd/{ordered['line']}" if server.is_copy() else ""
     attempts.Policy(**ordered["policy"], line=line).publish()
     source, replies = os.fdopen(ordered["requests"], "rb"), ordered["replies"]
     os.close(ordered["line"])

@@ -149,7 +149,9 @@ NEEDS = {
             _bubblewrap,
             "bwrap",
         ),
-        Need("landlock", "Landlock, version 2 or later (Linux 5.19, and turned on there)", _landlock),
+        Need(
+            "landlock", "Landlock, version 2 or later (Linux 5.19, and turned on there)", _landlock
+        ),
         Need(
             "browser",
             "playwright and Chromium (apt-get install chromium)",

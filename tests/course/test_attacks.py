@@ -93,7 +93,6 @@ def by_a_module_that_is_changed_as_soon_as_it_is_loaded(n, changed=changed): ret
 attack(
     "by_the_memory_of_the_process_that_speaks_with_the_judge",
     ["opened: its own alone"],
-    needs=["landlock"],
     """
 def by_the_memory_of_the_process_that_speaks_with_the_judge(n):
     above, seen = [os.getpid()], []
@@ -109,11 +108,11 @@ def by_the_memory_of_the_process_that_speaks_with_the_judge(n):
             pass
     raise ValueError(f"opened: {'its own alone' if seen == [os.getpid()] else seen}")
 """,
+    needs=["landlock"],
 )
 attack(
     "by_the_memory_of_the_other_ranks",
     ["opened: 0 of "],
-    needs=["landlock"],
     """
 def by_the_memory_of_the_other_ranks(tensor):
     above, opened, ranks = int(open("/proc/self/stat").read().rpartition(")")[2].split()[1]), 0, 0
@@ -129,6 +128,7 @@ def by_the_memory_of_the_other_ranks(tensor):
     raise ValueError(f"opened: {opened} of {ranks} others")
 """,
     on=SHIFT,
+    needs=["landlock"],
 )
 # On every line of its process: of the rank's own it comes where an answer's result is expected.
 attack(

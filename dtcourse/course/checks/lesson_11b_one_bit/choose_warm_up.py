@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from functools import cache
 from itertools import islice, product
 
@@ -26,34 +27,32 @@ P, STEPS, BATCH = 4, 150, 16
 SIZES = (64, 10)  # softmax regression: 650 numbers
 WARM_UPS, EPSILONS, RATES = (2, 5, 10, 20, 40), (1e-8, 1e-4, 1e-2), (0.04, 0.08, 0.16, 0.32)
 CHOICES: list[Choice] = [(w, eps, lr) for w in WARM_UPS for eps in EPSILONS for lr in RATES]
+MIDDLE = WARM_UPS[2]
 MOST = 24  # choices that an answer may try
 
-Link = tuple[float, float, float]  # seconds of computing, of latency; bytes per second
-# Seconds of a step in the warm-up, and of one in one bit; tests/course/test_choose_warm_up.py finds them by running
-# both on four emulated ranks.
-SECONDS: dict[Link, tuple[float, float]] = {
-    (5e-3, 1e-4, 5e4): (0.08384, 0.0086),
-    (5e-3, 1e-4, 2.5e5): (0.021248, 0.0062),
-    (5e-3, 1e-4, 1e6): (0.009512, 0.00575),
-    (5e-3, 1e-4, 2e7): (0.0057956, 0.0056075),
+Link = tuple[float, float]  # seconds of latency, bytes per second
+# Seconds of sending in a step of the warm-up, and in one of one bit; tests/course/test_choose_warm_up.py finds them by
+# running both on four emulated ranks.
+SENDING: dict[Link, tuple[float, float]] = {
+    (1e-4, 5e4): (0.07884, 0.0036),
+    (1e-4, 2.5e5): (0.016248, 0.0012),
+    (1e-4, 1e6): (0.004512, 0.00075),
+    (1e-4, 2e7): (0.0007956, 0.0006075),
 }
-Job = tuple[Link, float]  # and the loss to reach
-# With the best choice, which the same test finds by running every one.
-SLOW: dict[Job, Choice] = {
-    ((5e-3, 1e-4, 5e4), 0.25): (2, 1e-2, 0.32),
-    ((5e-3, 1e-4, 2.5e5), 0.2): (10, 1e-2, 0.32),
-}
-FAST: dict[Job, Choice] = {
-    ((5e-3, 1e-4, 1e6), 0.5): (10, 1e-4, 0.16),
-    ((5e-3, 1e-4, 2e7), 0.35): (20, 1e-2, 0.16),
-}
+Job = tuple[float, Link, float]  # seconds of computing, the link, and the loss to reach
+# On each link, which warm-ups may be the best one: the shortest where it is slow, and none that is known beforehand.
+SLOW, FAST = (
+    {(1e-4, 5e4): (2,), (1e-4, 2.5e5): (5, 10, 20)},
+    {(1e-4, 1e6): (10, 20), (1e-4, 2e7): (20,)},
+)
+CLEAR = 1.015  # times the best choice's seconds: all others take more
 
 
 @cache
 def losses(warm_up: int) -> dict[tuple[float, float], list[float]]:
     """{(epsilon, learning rate): on images held out, after each step of four replicas in one process}.
 
-    All of them at once, C of them: a step of twelve takes four times as long as one of a single one.
+    All of them at once, C of them: a step of all twelve takes as long as four steps of one.
     """
     model, digits = Replicas(SIZES), Digits.drawn(600, 0, torch.float64)
     pairs = list(product(EPSILONS, RATES))
@@ -75,7 +74,7 @@ def losses(warm_up: int) -> dict[tuple[float, float], list[float]]:
             # Each rank's momentum, with a scale per tensor, and what is left out of it.
             wanted = 0.9 * m.unsqueeze(1) + 0.1 * G_CPN + left
             parts = wanted.split(tensors, dim=2)
-            sent = torch.cat([x.abs().mean(2, keepdim=True) * x.sign() for x in parts], dim=2)
+            sent = torch.cat([one.abs().mean(2, keepdim=True) * one.sign() for one in parts], dim=2)
             left, m = wanted - sent, sent.mean(1)
         root = (v / (1 - 0.999 ** min(step, warm_up))).sqrt()
         w_CN = w_CN - lr * m / (1 - 0.9**step) / (root + eps)
@@ -131,25 +130,49 @@ def step_seconds(compute: float) -> tuple[float, float]:
 
 def case(job: Job) -> Simulated:
     """Links and a target, as an answer gets them."""
-    link, target = job
-    given = (*SECONDS[link], target)
+    compute, link, target = job
+    whole, one_bit = SENDING[link]
+    given = (compute + whole, compute + one_bit, target)
     return Simulated(run, CHOICES, given, (WARM_UPS, EPSILONS, RATES), MOST, beforehand=True)
 
 
-PRACTICE = case(next(iter(SLOW)))
+def drawn(links: dict[Link, tuple[int, ...]]) -> list[Job]:
+    """A job on each of the links, of which a search can find the best choice.
+
+    That is clearly the best, and with the warm-up in the middle its epsilon and learning rate are among the best three;
+    on links that are fast not the best, so that who tries no other learning rate misses it.
+    """
+    found = []
+    for link, best in links.items():
+        while True:
+            job = random.uniform(2e-3, 1e-2), link, random.uniform(0.15, 0.6)
+            seconds = {choice: taken for choice, (taken,) in case(job).search().items()}
+            first, second = sorted(seconds, key=seconds.__getitem__)[:2]
+            at_middle = sorted((s, pair) for (w, *pair), s in seconds.items() if w == MIDDLE)
+            place = [pair for _, pair in at_middle].index(list(first[1:]))
+            wanted = (1, 2) if links is FAST and best == (20,) else (0, 1, 2)
+            clear = seconds[second] > CLEAR * seconds[first] < math.inf
+            if clear and first[0] in best and place in wanted:
+                found.append(job)
+                break
+    return found
 
 
-def _require(answer: Answer, jobs: dict[Job, Choice], hint: str) -> None:
-    for job, best in jobs.items():
-        (compute, latency, bandwidth), target = job
+PRACTICE = case((5e-3, (1e-4, 5e4), 0.25))
+
+
+def _require(answer: Answer, jobs: list[Job], hint: str) -> None:
+    for job in jobs:
+        compute, (latency, bandwidth), target = job
         where = (
-            f"{compute * 1e3:g} ms of computing, {latency * 1e3:g} ms per message, {bandwidth:,.0f} bytes per second, "
-            f"to a loss of {target:g}"
+            f"{compute * 1e3:.3g} ms of computing, {latency * 1e3:g} ms per message, {bandwidth:,.0f} bytes per "
+            f"second, to a loss of {target:.3g}"
         )
+        links = case(job)
         require_near_best_of(
-            best,
+            links.best(),
             answer,
-            case(job),
+            links,
             where,
             f"Possible are {WARM_UPS}, with one of {EPSILONS} and one of {RATES}.",
             hint,
@@ -161,7 +184,7 @@ def check_slow(answer: Answer) -> None:
     """A step of the warm-up takes many times as long as one in one bit."""
     _require(
         answer,
-        SLOW,
+        drawn(SLOW),
         "How many steps in one bit does a step of the warm-up cost here? Was a short warm-up measured with an epsilon "
         "that its squares bear, and at a learning rate of its own?",
     )
@@ -172,7 +195,7 @@ def check_fast(answer: Answer) -> None:
     """Both kinds of steps take nearly as long."""
     _require(
         answer,
-        FAST,
+        drawn(FAST),
         "What does a longer warm-up save in steps, where it costs little? Was the warm-up on each side of yours "
         "measured, each at a learning rate of its own?",
     )

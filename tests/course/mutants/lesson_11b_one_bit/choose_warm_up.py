@@ -34,7 +34,7 @@ ACCEPTED = [
         for lr in rates[1:]:
             for w in (warm_ups[0], warm_ups[3]):
                 found[w, eps, lr] = measure(w, eps, lr)
-    for w, eps, lr in sorted(found, key=found.get)[:4]:
+    for w, eps, lr in sorted(found, key=found.get)[:6]:
         for between in warm_ups[1:3]:
             found[between, eps, lr] = measure(between, eps, lr)
     return list(min(found, key=found.get))

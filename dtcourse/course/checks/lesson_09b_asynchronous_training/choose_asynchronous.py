@@ -5,6 +5,8 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dtcourse.course.judging import Answer, Exercise
 from dtcourse.course.judging.simulated import Simulated, require_near_best_of
@@ -25,24 +27,43 @@ MOST = 24  # choices that an answer may try
 UPDATES = 700  # at which a run ends
 CURVES = [0.15 * (1 / 0.15) ** (i / 3) for i in range(4)]  # of the loss, one for each parameter
 
+CLEAR = 1.015  # times the best choice's seconds: all others take more, but those that take as many
+# Seconds per gradient of each worker, seconds per message, how far the workers' data differ, the loss to reach.
 Job = tuple[tuple[float, ...], float, float, float]
-EVEN = tuple(1 + 0.01 * i for i in range(8))
-SLOW = (*EVEN[:7], 4.0)
-UNEQUAL = tuple(round(8 ** (i / 7), 3) for i in range(8))
-# Seconds per gradient of each worker, seconds per message, how far the workers' data differ, the loss to reach. With
-# the best choice, which tests/course/test_choose_asynchronous.py finds by running every one.
-ALIKE: dict[Job, Choice] = {
-    (SLOW, 0.02, 0.0, 1e-3): ("plain", math.inf, 1.0),
-    (UNEQUAL, 0.2, 0.0, 1e-3): ("divided", math.inf, 8.0),
-}
-OWN_DATA: dict[Job, Choice] = {
-    (UNEQUAL, 0.02, 1.0, 5e-3): ("plain", 3, 0.5),
-    (SLOW, 0.2, 1.0, 5e-3): ("plain", 9, 0.5),
-}
-ROUGH: dict[Job, Choice] = {
-    (EVEN, 0.02, 1.0, 0.1): ("plain", 0, 1.0),
-    (SLOW, 0.2, 1.0, 0.02): ("plain", 3, 1.0),
-}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a job is drawn from.
+
+    slowest: the last worker's seconds per gradient, where the first one takes 1
+    evenly: whether the others lie between them; they are as quick as the first one else, or nearly
+    messages: between what the seconds of one lie
+    spread: see Job
+    losses: between what the loss to reach lies
+    rules: which may be best
+    """
+
+    slowest: tuple[float, float]
+    evenly: bool
+    messages: tuple[float, float]
+    spread: float
+    losses: tuple[float, float]
+    rules: Sequence[str] = RULES
+
+
+ALIKE = (
+    Kind((3, 5), False, (0.01, 0.02), 0.0, (5e-4, 3e-3), ("plain",)),
+    Kind((6, 10), True, (0.1, 0.3), 0.0, (5e-4, 3e-3), ("divided",)),
+)
+OWN_DATA = (
+    Kind((6, 10), True, (0.01, 0.05), 1.0, (3e-3, 1e-2)),
+    Kind((3, 5), False, (0.1, 0.3), 1.0, (3e-3, 1e-2)),
+)
+ROUGH = (
+    Kind((1.07, 1.07), False, (0.01, 0.05), 1.0, (0.05, 0.2)),
+    Kind((3, 5), False, (0.1, 0.3), 1.0, (0.01, 0.05)),
+)
 
 
 def goals(workers: int, spread: float) -> list[list[float]]:
@@ -93,23 +114,57 @@ def run(
 
 def case(job: Job) -> Simulated:
     """A set of workers, as an answer gets it."""
-    return Simulated(run, CHOICES, job, (RULES, AHEAD, RATES), MOST)
+    return Simulated(run, CHOICES, job, (RULES, AHEAD, RATES), MOST, beforehand=True)
 
 
-PRACTICE = case(next(iter(ALIKE)))
+def drawn(kinds: Sequence[Kind]) -> list[Simulated]:
+    """A set of workers of each kind, of which a search can find the best choice."""
+    found = []
+    for kind in kinds:
+        while not _can_be_searched(workers := case(_job(kind)), kind.rules):
+            pass
+        found.append(workers)
+    return found
 
 
-def _require(answer: Answer, jobs: dict[Job, Choice], hint: str) -> None:
-    for job, best in jobs.items():
-        paces, message, spread, target = job
+def _job(kind: Kind) -> Job:
+    last = random.uniform(*kind.slowest)
+    paces = [last ** (i / 7) if kind.evenly else 1 + 0.01 * i for i in range(7)] + [last]
+    loss = math.exp(random.uniform(*map(math.log, kind.losses)))
+    return tuple(round(one, 3) for one in paces), random.uniform(*kind.messages), kind.spread, loss
+
+
+def _can_be_searched(workers: Simulated, rules: Sequence[str]) -> bool:
+    """Whether one of `rules` is clearly best, and its best choice is found along one axis after the other.
+
+    That is: the learning rate at the bound in the middle, the bound at that rate, and the rates beside it.
+    """
+    seconds = {choice: taken for choice, (taken,) in workers.search().items()}
+    least = min(seconds.values())
+    others = [taken for taken in seconds.values() if taken > least]
+    rule, *_ = workers.best()
+    if rule not in rules or least == math.inf or min(others) <= CLEAR * least:
+        return False
+    lr = min(RATES, key=lambda lr: seconds[rule, AHEAD[2], lr])
+    bound = min(AHEAD, key=lambda bound: seconds[rule, bound, lr])
+    at = RATES.index(lr)
+    return least in [seconds[rule, bound, lr] for lr in RATES[max(0, at - 1) : at + 2]]
+
+
+PRACTICE = case(((*(1 + 0.01 * i for i in range(7)), 4.0), 0.02, 0.0, 1e-3))
+
+
+def _require(answer: Answer, kinds: Sequence[Kind], hint: str) -> None:
+    for workers in drawn(kinds):
+        paces, message, spread, target = workers.given
         where = (
-            f"8 workers of {min(paces):g} to {max(paces):g} s per gradient, {message:g} s per message, "
-            f"{'data of their own' if spread else 'data alike'}, to a loss of {target:g}"
+            f"8 workers of {min(paces):g} to {max(paces):g} s per gradient, {message:.2g} s per message, "
+            f"{'data of their own' if spread else 'data alike'}, to a loss of {target:.2g}"
         )
         require_near_best_of(
-            best,
+            workers.best(),
             answer,
-            case(job),
+            workers,
             where,
             f"Possible are {RULES}, with one of {AHEAD} and one of {RATES}.",
             hint,

@@ -58,7 +58,7 @@ def _launches(module: str) -> bool:
         if isinstance(one, ast.ImportFrom) and (one.module or "").startswith(package)
         for alias in one.names
     ]
-    launching = bool({"launch", "launched", "search"} & calls) or "trials.Case(" in text
+    launching = bool({"launch", "launched"} & calls) or "trials.Case(" in text
     return launching or any(map(_launches, beside))
 
 

@@ -58,11 +58,12 @@ def case(stream: Stream) -> Simulated:
 def drawn(kinds: Sequence[Kind]) -> list[Stream]:
     """A stream of each kind, of which a search can find the best choice."""
     found = []
-    for rule, *ranges in kinds:
-        while not _can_be_searched(
-            rule, stream := (*(random.uniform(*one) for one in ranges), random.randrange(2**31))
-        ):
-            pass
+    for rule, spread, drift, bursts in kinds:
+        while True:
+            popularity = random.uniform(*spread), random.uniform(*drift), random.uniform(*bursts)
+            stream = (*popularity, random.randrange(2**31))
+            if _can_be_searched(rule, stream):
+                break
         found.append(stream)
     return found
 

@@ -1,91 +1,71 @@
-"""How often replicas are compared: runs with faults, on the emulated clock."""
+"""How often replicas are compared: jobs with faults, each run in one process."""
 
 from __future__ import annotations
 
 import random
 
-from dtcourse.course.judging import Answer, Exercise, require_near_best, trials
-from dtcourse.emulation import EmulatedNetwork
+from dtcourse.course.judging import Answer, Exercise, trials
+from dtcourse.course.judging.simulated import Simulated, require_near_best_of
 
 CHOOSE = Exercise(
     "choose_looks",
     lesson="24",
     title="How often to look",
     takes=("choose_looks",),
-    target="in 3 jobs, run on the emulated clock, at most 1.07 times the time of the best of 8 choices; at most 4 of "
-    "them tried",
-    forbidden=("dtcourse.debugging", "dtcourse.emulation"),
-    launches=True,
+    target="in 3 jobs at most 1.07 times the time of the best of 8 choices; at most 4 of them tried",
+    forbidden=("dtcourse.debugging",),
 )
 
-RANKS, STEPS, STEP, MOST, NEAR = 2, 144, 1.0, 4, 1.07
+STEPS, STEP, MOST, NEAR = 144, 1.0, 4, 1.07
 CHOICES: list[trials.Choice] = [(every,) for every in (2, 3, 4, 6, 8, 12, 16, 24)]
-LAST = 1500  # the step after which nothing happens any more, so that each run ends
+LAST = 1500  # the step after which nothing happens any more, so that each job ends
 
 
 def job(
-    choice: tuple[int],
-    steps: int,
-    step_seconds: float,
-    look_seconds: float,
-    faults: dict[int, int] | None,
+    choice: tuple[int], steps: int, step_seconds: float, look_seconds: float, faults: set[int]
 ) -> tuple[float]:
-    """On each rank: the seconds until so many steps are done that no fault is in.
+    """The seconds until so many steps are done that no fault is in.
 
-    faults: {step performed: rank}; none on a rank that is not told of them, and has none
+    faults: after how many steps performed something spoils a rank's weights
     """
-    import torch
-    import torch.distributed as dist
-
-    from dtcourse import emulation
-
-    start, rank = trials.begin_together(), dist.get_rank()
-    performed = done = good = 0
-    spoiled = torch.zeros(1, dtype=torch.int64)
+    (every,) = choice
+    performed = done = good = looks = 0
+    spoiled = False
     while good < steps:
-        emulation.sleep(step_seconds)
         performed, done = performed + 1, done + 1
-        if faults and faults.get(performed) == rank:
-            spoiled.fill_(1)
-        if done % choice[0] == 0 or done == steps:
-            emulation.sleep(look_seconds)
-            dist.all_reduce(spoiled, op=dist.ReduceOp.MAX)
+        spoiled |= performed in faults
+        if done % every == 0 or done == steps:
+            looks += 1
             # All go back to the copy of the last look that was good, or make one.
-            good = good if spoiled.item() else done
-            done = good
-            spoiled.zero_()
-    return (emulation.now() - start,)
+            good = good if spoiled else done
+            done, spoiled = good, False
+    return (performed * step_seconds + looks * look_seconds,)
 
 
-def _case(mean: int, look_seconds: float) -> trials.Case:
+def case(mean: int, look_seconds: float) -> Simulated:
     """Faults come after about `mean` steps, drawn anew."""
-    faults, at = {}, 0
+    faults, at = set[int](), 0
     while at < LAST:
         at += random.randint(mean // 2, mean + mean // 2)
-        faults[at] = random.randrange(1, RANKS)  # rank 0 has the answer
-    return trials.Case(
-        job,
-        RANKS,
-        CHOICES,
-        (STEPS, STEP, look_seconds),
-        (STEPS, STEP, look_seconds),
-        MOST,
-        {"network": EmulatedNetwork(latency=1e-6, bandwidth=1e9)},
-        hidden=(faults,),
-    )
+        faults.add(at)
+    told = (STEPS, STEP, look_seconds)
+    return Simulated(job, CHOICES, (*told, faults), told, MOST, beforehand=True)
 
 
-PRACTICE = _case(24, 1.0)
+PRACTICE = case(24, 1.0)
 
 
 def _require(answer: Answer, mean: int, look_seconds: float, hint: str) -> None:
-    tried = _case(mean, look_seconds).tried(answer, job, CHOICES)
-    where = f"A look takes {look_seconds:g} s and a step {STEP:g} s"
-    (taken,) = trials.require_possible(
-        where, tried, (6,), f"A choice is one of {', '.join(str(one[0]) for one in CHOICES)}."
+    drawn = case(mean, look_seconds)
+    require_near_best_of(
+        drawn.best(),
+        answer,
+        drawn,
+        f"A look takes {look_seconds:g} s and a step {STEP:g} s",
+        f"A choice is one of {', '.join(str(one[0]) for one in CHOICES)}.",
+        hint,
+        NEAR,
     )
-    least = min(seconds for (seconds,) in tried.probed)
-    require_near_best(where, tried.choice, taken, least, "s", hint, near=NEAR)
 
 
 @CHOOSE.check("a look is dear", points=3)

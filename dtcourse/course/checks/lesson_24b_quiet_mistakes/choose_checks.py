@@ -1,27 +1,21 @@
-"""Which checks a job runs, and how often: mistakes of three kinds, on the emulated clock."""
+"""Which checks a job runs, and how often: jobs with mistakes of three kinds, each run in one process."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
-
-import torch
 
 from dtcourse.course.judging import Answer, Exercise, require_near_best, trials
-from dtcourse.emulation import EmulatedNetwork
+from dtcourse.course.judging.simulated import Simulated
 
 CHECKS = Exercise(
     "choose_checks",
     lesson="24b",
     title="Which checks, and how often?",
     takes=("choose_checks",),
-    target="in 3 jobs, run on the emulated clock, at most 1.1 times the time of the best of 27 choices; at most 4 of "
-    "them tried",
-    forbidden=("dtcourse.debugging", "dtcourse.emulation"),
-    launches=True,
+    target="in 3 jobs at most 1.1 times the time of the best of 27 choices; at most 4 of them tried",
+    forbidden=("dtcourse.debugging",),
 )
 
 RANKS, STEPS, STEP, MOST, NEAR = 2, 96, 1.0, 4, 1.1
@@ -29,7 +23,7 @@ NAMES = ("replicas", "gradients", "samples")
 KINDS = ("flip", "hook", "reads")
 EVERY = (0, 4, 16)  # steps between two checks; 0: only after the last step
 CHOICES: list[trials.Choice] = list(product(EVERY, repeat=len(NAMES)))
-LAST = 300  # the step after which nothing happens any more, so that each run ends
+LAST = 300  # the step after which nothing happens any more, so that each job ends
 PRIME = 2**31 - 1
 
 
@@ -58,35 +52,28 @@ class State:
 
 
 Mistakes = dict[int, tuple[str, int]]  # {step performed: (kind, rank)}
-Numbers = tuple[int, ...]  # of a rank: what each check compares
 
 
-def _train(
+def job(
     choice: tuple[int, ...],
     steps: int,
     step_seconds: float,
     check_seconds: tuple[float, ...],
-    mistakes: Mistakes | None,
-    *,
-    here: list[int],
-    spend: Callable[[float], object],
-    alike: Callable[[list[Numbers]], list[bool]],
-) -> list[int]:
-    """How often each check has found something when all steps are done, and none finds anything any more.
+    mistakes: Mistakes,
+) -> tuple[float, ...]:
+    """The seconds of a job of all ranks, and how often each check has found something.
 
-    here: the ranks of this process
-    spend: what takes so many seconds
-    alike: of the numbers of each rank here, which are the same on all ranks of all processes
+    It ends when all steps are done and none finds anything any more.
     """
-    states = [State(reads=rank) for rank in here]
-    performed, done, found = 0, 0, [0] * len(choice)
+    states = [State(reads=rank) for rank in range(RANKS)]
+    seconds, performed, done, found = 0.0, 0, 0, [0] * len(choice)
     # {steps done: (the ranks, what all checks would find there)}: what a copy holds can be looked at later as well.
     kept: dict[int, tuple[list[State], set[int]]] = {0: (states, set())}
     while True:
-        spend(step_seconds)
+        seconds += step_seconds
         performed, done, states = performed + 1, done + 1, [replace(one) for one in states]
-        kind, who = (mistakes or {}).get(performed, ("", -1))
-        for rank, state in zip(here, states, strict=True):
+        kind, who = mistakes.get(performed, ("", -1))
+        for rank, state in enumerate(states):
             if who == rank:
                 # Before the step, so that each check can see it from this step on.
                 state.spoil(kind, 1 - rank)
@@ -96,15 +83,16 @@ def _train(
         }
         if not due:
             continue
-        spend(sum(check_seconds[i] for i in due))
-        same = alike([(one.weights, one.used, one.reads) for one in states])
-        # Weights and gradients are to be alike on both ranks, and samples are not.
-        wrong = {i for i, name in enumerate(NAMES) if same[i] == (name == "samples")}
+        seconds += sum(check_seconds[i] for i in due)
+        # What each check compares. Weights and gradients are to be alike on all ranks, and samples are not.
+        compared = zip(*((one.weights, one.used, one.reads) for one in states), strict=True)
+        alike = [len(set(of_ranks)) == 1 for of_ranks in compared]
+        wrong = {i for i, name in enumerate(NAMES) if alike[i] == (name == "samples")}
         bad = wrong & due
         if not bad:
             kept[done] = states, wrong
             if done == steps:
-                return found
+                return seconds, *map(float, found)
             continue
         for i in bad:
             found[i] += 1
@@ -114,59 +102,20 @@ def _train(
         states, _ = kept[done]
 
 
-def job(choice: tuple[int, ...], *given: Any) -> tuple[float, ...]:
-    """On each rank: the seconds of the job, and how often each check found something."""
-    import torch.distributed as dist
-
-    from dtcourse import emulation
-
-    def alike(numbers: list[Numbers]) -> list[bool]:
-        (mine,) = numbers
-        # The largest and the smallest of all ranks are one number where all have the same.
-        ends = torch.tensor([*mine, *(-one for one in mine)])
-        dist.all_reduce(ends, op=dist.ReduceOp.MAX)
-        largest, smallest = ends.view(2, -1).tolist()
-        return [one == -other for one, other in zip(largest, smallest, strict=True)]
-
-    start = trials.begin_together()
-    here = [dist.get_rank()]
-    found = _train(choice, *given, here=here, spend=emulation.sleep, alike=alike)
-    return emulation.now() - start, *map(float, found)
-
-
-def alone(choice: tuple[int, ...], *given: Any) -> tuple[float, ...]:
-    """The same in one process and without messages, for the search: of hundreds of looks none has to be waited for."""
-    spent: list[float] = []
-
-    def alike(numbers: list[Numbers]) -> list[bool]:
-        return [len(set(of_ranks)) == 1 for of_ranks in zip(*numbers, strict=True)]
-
-    found = _train(choice, *given, here=list(range(RANKS)), spend=spent.append, alike=alike)
-    return sum(spent), *map(float, found)
-
-
-def _case(means: tuple[int, int, int], check_seconds: tuple[float, ...]) -> trials.Case:
+def case(means: tuple[int, int, int], check_seconds: tuple[float, ...]) -> Simulated:
     """A mistake of each kind comes after about so many steps, drawn anew; 0: never."""
     mistakes: Mistakes = {}
     for kind, mean in zip(KINDS, means, strict=True):
         at = 0
         while mean and at < LAST:
             at += random.randint(mean - mean // 4, mean + mean // 4)
-            # Rank 0 has the answer, and is not told of them.
-            mistakes[at] = (kind, random.randrange(1, RANKS))
-    return trials.Case(
-        job,
-        RANKS,
-        CHOICES,
-        (STEPS, STEP, check_seconds),
-        (STEPS, STEP, dict(zip(NAMES, check_seconds, strict=True))),
-        MOST,
-        {"network": EmulatedNetwork(latency=1e-6, bandwidth=1e9)},
-        hidden=(mistakes,),
-    )
+            mistakes[at] = (kind, 1)  # a second one of a kind, of the other rank, could undo it
+    told = (STEPS, STEP, dict(zip(NAMES, check_seconds, strict=True)))
+    given = (STEPS, STEP, check_seconds, mistakes)
+    return Simulated(job, CHOICES, given, told, MOST, beforehand=True)
 
 
-PRACTICE = _case((30, 0, 20), (1.0, 1.0, 0.5))
+PRACTICE = case((30, 0, 20), (1.0, 1.0, 0.5))
 
 SELDOM = {
     "replicas": "How many steps are done again for each mistake that only `replicas` sees, and how often is that?",
@@ -195,16 +144,14 @@ def _hint(choice: trials.Choice, best: trials.Choice, seconds: dict[trials.Choic
 
 
 def _require(answer: Answer, means: tuple[int, int, int], check_seconds: tuple[float, ...]) -> None:
-    case = _case(means, check_seconds)
-    tried = case.tried(answer)
+    drawn = case(means, check_seconds)
+    tried = drawn.tried(answer)
     costs = ", ".join(f"`{n}` {s:g} s" for n, s in zip(NAMES, check_seconds, strict=True))
     where = f"Looks take: {costs}; a step {STEP:g} s"
     taken, *_ = trials.require_possible(
         where, tried, (16, 0, 4), "Of each check, one of " + ", ".join(map(str, EVERY)) + "."
     )
-    seconds = {one: alone(one, *case.given, *case.hidden)[0] for one in CHOICES}
-    # On ranks, messages take microseconds besides.
-    assert abs(seconds[tried.choice] - taken) < 0.01, (seconds[tried.choice], taken)
+    seconds = {choice: taken for choice, (taken, *_) in drawn.search().items()}
     best = min(seconds, key=seconds.__getitem__)
     hint = _hint(tried.choice, best, seconds)
     require_near_best(where, tried.choice, taken, seconds[best], "s", hint, near=NEAR)

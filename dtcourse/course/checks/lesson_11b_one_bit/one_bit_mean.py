@@ -84,8 +84,10 @@ def _hint(off: Tensor, sizes: Tensor, summed: bool) -> str:
     wrong = off > OFF
     if wrong.sum() <= 2 and wrong[-1]:
         return "The others are right. How many numbers does the last block have, and which part is it in?"
-    if wrong.any() and not wrong.all() and sizes[wrong].mean() < 0.3 * sizes[~wrong].mean():
-        return "Blocks of larger numbers are right. Which numbers have a scale in common?"
+    # Of one scale some block of small numbers suffers most, and those of large ones may be off by more than the limit.
+    by_size, third = off[sizes.argsort()], max(1, len(off) // 3)
+    if by_size[:-third].amax() > 4 * by_size[-third:].median():
+        return "Blocks of larger numbers come nearer. Which numbers have a scale in common?"
     return "What does each compression leave out, there and back, who keeps it, and of which sum is it the rest?"
 
 

@@ -29,6 +29,7 @@ def test_each_size_is_right_somewhere_and_no_half_of_the_choices_is_enough(faili
             sizes.add(best[0])
             batches.add(best[1])
         assert not set.intersection(*near), "one choice for all three"
+        assert any(not {batch for _, batch in one} & set(exercise.MIDDLE) for one in near)
         for sized in (exercise.SIZES[::2], exercise.SIZES[1::2], exercise.SIZES[:4]):
             tried = {one for one in exercise.CHOICES if one[0] in sized}
             assert any(not one & tried for one in near), sized

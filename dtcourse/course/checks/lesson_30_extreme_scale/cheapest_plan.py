@@ -9,7 +9,7 @@ from typing import Any
 
 from dtcourse.course.checks.lesson_30_extreme_scale.goodputs import goodput
 from dtcourse.course.judging import Answer, Exercise, call_each, number, require
-from dtcourse.fault_tolerance import FailingJob
+from dtcourse.fault_tolerance import FailingJob, first_order_waste, young
 from dtcourse.plural import plural
 
 PLAN = Exercise(
@@ -22,7 +22,7 @@ PLAN = Exercise(
     forbidden=("dtcourse.fault_tolerance", "dtcourse.planner"),
 )
 
-JOBS = 8  # of each check
+JOBS = 6  # of each check
 NEAR, GOODPUT = 1.005, 0.99
 CLEAR = 1.02  # by which no plan is near the deadline, nor near the cheapest
 DAY = 86_400
@@ -39,13 +39,29 @@ def failing(plan: Plan, job: Job) -> FailingJob:
 
 
 def days(
-    plan: Plan, job: Job, batch: bool = True, failures: bool = True, restarts: bool = True
+    plan: Plan,
+    job: Job,
+    batch: bool = True,
+    failures: bool = True,
+    restarts: bool = True,
+    order: bool = True,
 ) -> float:
-    """Until the loss is reached. What is counted: the critical batch; failures at all; the time of restarts."""
+    """Until the loss is reached.
+
+    What is counted: the critical batch; failures at all; the time of restarts; that failures come in saves, in restarts
+    and soon after one another (not so: the first-order sum, at its best interval)
+    """
     steps = job["steps"] * (1 + job["critical"] / plan["batch"] * batch)
     if not restarts:
         job = {**job, "restart": 0.0}
-    return steps * plan["seconds"] / (goodput(failing(plan, job)) if failures else 1.0) / DAY
+    one = failing(plan, job)
+    if not failures:
+        kept = 1.0
+    elif order:
+        kept = goodput(one)
+    else:
+        kept = max(1e-9, 1 - first_order_waste(one, young(one.save, one.mtbf)))
+    return steps * plan["seconds"] / kept / DAY
 
 
 def cheapest(plans: Sequence[Plan], job: Job, **counted: bool) -> int | None:
@@ -55,15 +71,38 @@ def cheapest(plans: Sequence[Plan], job: Job, **counted: bool) -> int | None:
     return min(in_time, key=lambda n: plans[n]["devices"] * found[n], default=None)
 
 
+# Seconds from one failure of a device to the next.
+LIFETIMES = {
+    "batch": (1e8, 4e8),
+    "failures": (1e7, 6e7),
+    "restarts": (1e7, 6e7),
+    "order": (4e6, 2e7),
+}
+HINTS = {
+    "batch": "How many steps does a plan take with its own batch?",
+    "failures": "How much of its time does a plan lose to saves and failures?",
+    "restarts": "What does a failure cost beside the work that has to be done again?",
+    "order": "What do failures cost that come in a save or a restart? Can a sum of parts lose more than all the time?",
+}
+
+
+def _hint(plans: Sequence[Plan], job: Job, at: int, drawn_for: str) -> str:
+    """About what was perhaps left out: without it this plan is the cheapest."""
+    for left_out in sorted(HINTS, key=lambda one: one != drawn_for):
+        if cheapest(plans, job, **{left_out: False}) == at:
+            return HINTS[left_out]
+    return "What are the days and the GPU-days of each plan, and which of them end in time?"
+
+
 def drawn(without: str) -> Case:
     """A job in which an answer that leaves this out takes another plan.
 
-    without: "batch", the critical batch; "failures"; "restarts", their time alone
+    without: one of HINTS; see `days`
     """
     while True:
         job = {
             "steps": random.uniform(1e4, 4e4), "critical": random.uniform(2e6, 12e6),
-            "lifetime": random.uniform(1e8, 4e8) if without == "batch" else random.uniform(1e7, 6e7),
+            "lifetime": random.uniform(*LIFETIMES[without]),
             "storage": random.uniform(5e10, 4e11), "restart": random.uniform(200, 900),
         }  # fmt: skip
         work, fixed = random.uniform(2e-3, 8e-3), random.uniform(0.5, 3.0)
@@ -74,7 +113,7 @@ def drawn(without: str) -> Case:
             batch = random.choice([1, 2, 4, 8, 16]) * 2**20
             seconds = work * batch / devices * random.uniform(0.9, 1.2) + fixed
             plan = {"devices": devices, "batch": batch, "seconds": seconds}
-            plans.append(plan | {"state": state})
+            plans.append(plan | {"state": state * 4 ** random.uniform(-1, 1)})
         each = [(plan, days(plan, job)) for plan in plans]
         took = sorted(one for _, one in each)
         # Between two plans' days: some are in time, and not all.
@@ -84,11 +123,11 @@ def drawn(without: str) -> Case:
         clear = all(max(one, job["days"]) / min(one, job["days"]) > CLEAR for one in took)
         if not clear or costs[1] < CLEAR * costs[0]:
             continue
-        if cheapest(plans, job) != cheapest(plans, job, **{without: False}):
+        if cheapest(plans, job, **{without: False}) not in (None, cheapest(plans, job)):
             return plans, job
 
 
-def _require(answer: Answer, without: str, hint: str) -> None:
+def _require(answer: Answer, without: str) -> None:
     cases = [drawn(without) for _ in range(JOBS)]
     for (plans, job), got in zip(cases, call_each(answer, cases, shuffled=True), strict=True):
         said = [number(one) for one in got] if isinstance(got, (list, tuple)) else []
@@ -99,6 +138,7 @@ def _require(answer: Answer, without: str, hint: str) -> None:
         )
         at, every = int(said[0]), float(said[1])
         where = f"Of {plural(len(plans), 'plan')} with a deadline of {job['days']:.1f} days"
+        hint = _hint(plans, job, at, without)
         took, best = days(plans[at], job), cheapest(plans, job)
         assert best is not None
         require(
@@ -120,21 +160,25 @@ def _require(answer: Answer, without: str, hint: str) -> None:
         )
 
 
-@PLAN.check("batches that differ", points=3)
+@PLAN.check("batches that differ", points=2)
 def check_batch(answer: Answer) -> None:
     """A step of a larger batch is worth more, and not in proportion."""
-    _require(answer, "batch", "How many steps does a plan take with its own batch?")
+    _require(answer, "batch")
 
 
-@PLAN.check("devices that fail", points=3)
+@PLAN.check("devices that fail", points=2)
 def check_failures(answer: Answer) -> None:
     """More devices fail more often."""
-    _require(answer, "failures", "How much of its time does a plan lose to saves and failures?")
+    _require(answer, "failures")
 
 
-@PLAN.check("restarts that take long", points=3)
+@PLAN.check("restarts that take long", points=2)
 def check_restarts(answer: Answer) -> None:
     """A failure costs more than the work since the last save."""
-    _require(
-        answer, "restarts", "What does a failure cost beside the work that has to be done again?"
-    )
+    _require(answer, "restarts")
+
+
+@PLAN.check("failures that come quickly", points=3)
+def check_order(answer: Answer) -> None:
+    """They come in saves and restarts, too."""
+    _require(answer, "order")

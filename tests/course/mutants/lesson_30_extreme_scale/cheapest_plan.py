@@ -5,6 +5,7 @@ _BATCH = "How many steps does a plan take with its own batch"
 _FAILURES = "How much of its time does a plan lose"
 _INTERVAL = "how often does the whole job fail"
 _RESTARTS = "What does a failure cost beside the work"
+_ORDER = "Can a sum of parts lose more"
 _ANY = "with a deadline of"  # too late, too dear, or saved at another interval, as the job is
 _STEPS = 'steps = job["steps"] * (1 + job["critical"] / plan["batch"])'
 _DAYS = 'days = steps * plan["seconds"] / goodput(every) / 86_400'
@@ -19,6 +20,21 @@ MUTANTS = [
     ("a step is a step, whatever its batch", _BATCH, ((_STEPS, 'steps = job["steps"]'),)),
     ("nothing fails", _FAILURES, ((_DAYS, 'days = steps * plan["seconds"] / 86_400'),)),
     ("a restart takes no time", _RESTARTS, (('first = job["restart"] + every + save', "first = every + save"),)),
+    (
+        "the first-order sum",
+        _ORDER,
+        _HEAD
+        + """    found = []
+    for at, plan in enumerate(plans):
+        mtbf, save = job["lifetime"] / plan["devices"], plan["state"] / job["storage"]
+        every = math.sqrt(2 * save * mtbf)
+        kept = max(1e-9, 1 - save / every - every / (2 * mtbf) - job["restart"] / mtbf)
+        days = job["steps"] * (1 + job["critical"] / plan["batch"]) * plan["seconds"] / kept / 86_400
+        found.append((plan["devices"] * days, days, at, every))
+    return min((one for one in found if one[1] <= job["days"]), default=found[0])[2:]
+""",
+    ),
+    ("the first plan's state", _ANY, ((_SAVE, 'save = plans[0]["state"] / job["storage"]'),)),
     ("the job fails as often as one device", _ANY, ((_MTBF, 'mtbf = job["lifetime"]'),)),
     ("more devices fail more rarely", _ANY, ((_MTBF, 'mtbf = job["lifetime"] * plan["devices"] / 512'),)),
     ("an hour between saves", _ANY, ((_EVERY, "every = 3600.0"),)),

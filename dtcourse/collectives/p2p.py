@@ -136,5 +136,7 @@ def channel(group: ProcessGroup | None = None) -> Channel:
             )
         on_gpu = torch_private.gpu_backend_of(group)
         ranks = dist.get_process_group_ranks(group)
-        known = _channels[group] = Channel(group, group.rank(), ranks, gpu=on_gpu)
+        notes = torch.device("cpu") in torch_private.devices_of(group)
+        known = Channel(group, group.rank(), ranks, gpu=on_gpu, carries_notes=notes)
+        _channels[group] = known
     return known

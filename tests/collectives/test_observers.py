@@ -124,3 +124,17 @@ def test_an_observer_that_has_asked_twice_goes_once():
             assert observers.present.count(heard) == 2
         assert observers.present.count(heard) == 1
     assert heard not in observers.present
+
+
+def test_a_group_that_carries_no_notes_is_not_emulated():
+    """As one of NCCL's alone: a note is a tensor of the CPU."""
+    from types import SimpleNamespace
+
+    from dtcourse.collectives.wire import observers
+
+    ports = object()
+    emulated = observers.Emulated(SimpleNamespace(ports=lambda: ports, arrival_decides=True))
+    for carries, expected in ((True, ports), (False, None)):
+        message = SimpleNamespace(channel=SimpleNamespace(carries_notes=carries), peer=0)
+        emulated.begins(message)
+        assert message.ports is expected

@@ -447,6 +447,21 @@ def test_on_the_wall_clock_a_slower_rank_is_waited_for(backend, network):
     assert run.overrun < 0.25
 
 
+def sends_once():
+    x = torch.zeros(1 << 20)
+    dist.recv(x, 0) if dist.get_rank() else dist.send(x, 1)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ring"])
+def test_on_the_wall_clock_without_a_network_a_message_takes_its_real_time(backend):
+    run = launch(
+        sends_once, 2, backend=backend, devices=EmulatedDevice(), clock="wall", record=True
+    )
+    messages = [one for one in run.timeline.events if one.name in ("send", "recv")]
+    assert {one.rank for one in messages} == {0, 1}
+    assert all(one.end > one.start for one in messages)
+
+
 def meets_without_messages():
     emulation.sleep(0.02 if dist.get_rank() else 0.0)
     dist.monitored_barrier()

@@ -41,6 +41,7 @@ class Channel:
     gpu:   what carries tensors on GPUs, or None: then they travel through host memory
     guard: turns broken connections into reports; None for torch's own groups
     group: whose messages these are, where the host does not know it
+    carries_notes: whether its host takes tensors of the CPU, as the notes beside messages on an emulated network are
     axis:  of the mesh that the group belongs to; empty where it belongs to none
     """
 
@@ -52,8 +53,10 @@ class Channel:
         gpu: Any = None,
         guard: Guard | None = None,
         group: Any = None,
+        carries_notes: bool = True,
     ) -> None:
         self.transport, self.guard = Transport(host, gpu), guard
+        self.carries_notes = carries_notes
         # Not held: the group has this channel.
         self._group = weakref.ref(host if group is None else group)
         self.rank, self.size = rank, len(global_ranks)

@@ -27,6 +27,7 @@ from dtcourse.collectives import traffic
 from dtcourse.collectives.wire.message import Message
 from dtcourse.emulation import clock
 from dtcourse.emulation.clock import Clock
+from dtcourse.emulation.network import EmulatedNetwork
 
 PICTURED = 64  # elements up to which a recorded message keeps its values, for pictures (profiling/replay.py)
 _HEADER = 0x48  # goes into the tag of the note that precedes a message on an emulated network
@@ -68,7 +69,7 @@ class Emulated(Observer):
         self.clock = emulated
 
     def begins(self, message: Message) -> None:
-        message.ports = self.clock.ports()
+        message.ports = self.clock.ports() if message.channel.carries_notes else None
         if message.peer is None and not self.clock.arrival_decides:
             raise ValueError(
                 "a receive from any rank takes what arrives first, and the virtual clock does not know what that is: "
@@ -130,9 +131,16 @@ class OnTheTimeline(Observer):
         if message.kind == "send" and message.tensor.numel() <= PICTURED:
             message.values = message.tensor.tolist()
 
+    @staticmethod
+    def _is_emulated(message: Message) -> bool:
+        """Whether it takes the time of an emulated network: without one, on the wall clock, it takes its real time."""
+        if message.ports is None:
+            return False
+        return not clock.installed().arrival_decides or message.ports.network != EmulatedNetwork()
+
     def waited(self, message: Message, since: float) -> None:
         # When it had left or arrived: now, or before now where nobody waited for it at once.
-        ended = events.now() if message.ports is None else max(message.begun, message.due)
+        ended = max(message.begun, message.due) if self._is_emulated(message) else events.now()
         axis = message.channel.axis
         events.add(
             message.kind,

@@ -134,9 +134,10 @@ class OnTheTimeline(Observer):
     @staticmethod
     def _is_emulated(message: Message) -> bool:
         """Whether it takes the time of an emulated network: without one, on the wall clock, it takes its real time."""
-        if message.ports is None:
+        installed = clock.installed()
+        if message.ports is None or installed is None:
             return False
-        return not clock.installed().arrival_decides or message.ports.network != EmulatedNetwork()
+        return not installed.arrival_decides or message.ports.network != EmulatedNetwork()
 
     def waited(self, message: Message, since: float) -> None:
         # When it had left or arrived: now, or before now where nobody waited for it at once.

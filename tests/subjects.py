@@ -51,6 +51,8 @@ READ = (
     "studies",
     "benchmarks",
 )
+# What a folder of tests/ proves where that is no package of its own, but parts of several.
+SPREAD = {"virtual": ("dtcourse/torch_private/shapes.py",)}
 # What a lesson shows through the library, whose functions have the folder's name.
 SHOWN = {"24b": ("gallery/",), "29": ("frameworks/",)}
 
@@ -74,7 +76,7 @@ def subjects(name: str) -> tuple[str, ...]:
         return (name, *own, *SHOWN.get(number, ()), *named(ast.parse(code_of(path))), *EVERYWHERE)
     first = topic(name)
     own = [name, *map(from_the_top, conftests(path)), *data(first)]
-    own += [f"dtcourse/{first}/", f"dtcourse/{first}.py", f"{first}/"]
+    own += [f"dtcourse/{first}/", f"dtcourse/{first}.py", f"{first}/", *SPREAD.get(first, ())]
     return (*own, *EVERYWHERE)
 
 

@@ -259,3 +259,32 @@ def test_each_iterator_of_a_loader_is_one_and_goes_on_by_its_next():
     loader = torch.utils.data.DataLoader(torch.arange(4), 2)
     assert isinstance(iter(loader), torch_private.LoaderIterator)
     assert "__next__" in vars(torch_private.LoaderIterator)
+
+
+def test_a_fake_tensor_says_when_a_value_is_asked_of_it():
+    """By the names of two exceptions, and what tolist() says; and where it is asked for its device."""
+    with torch_private.without_values():
+        x = torch.zeros(2)
+        for read in (lambda: bool(x[0]), x.nonzero, x.tolist):
+            with pytest.raises(RuntimeError) as caught:
+                read()
+            assert torch_private.needs_values(caught.value), MOVED.format(f"{caught.value!r}")
+
+        class Counts(torch_private.TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                seen.append(func)
+                return func(*args, **(kwargs or {}))
+
+        seen: list = []
+        with Counts():
+            assert x.is_cpu
+        assert seen == [torch_private.DEVICE_OF], MOVED.format("prim.device")
+
+
+def test_the_mode_of_fake_tensors_is_found_by_its_key():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    key = torch_private.shapes._KEY
+    assert torch._C._get_dispatch_mode(key) is None
+    with FakeTensorMode() as mode:
+        assert torch._C._get_dispatch_mode(key) is mode, MOVED.format("_get_dispatch_mode")

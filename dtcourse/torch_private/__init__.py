@@ -5,6 +5,7 @@
     checkpoints.py  how a checkpoint lays out nests
     collectives.py  collectives by their newest names; a Future that can fail; the Work of a Future; ended connections
     tensors.py      what a tensor is
+    shapes.py       tensors that are shapes alone beside whole numbers that are real
     operations.py   what an operation is
     optimizers.py   what a GradScaler and an optimizer say to each other
     modules.py      what a module holds
@@ -79,6 +80,7 @@ from dtcourse.torch_private.modules import (
 )
 from dtcourse.torch_private.operations import (
     ADDMM_ACTIVATION,
+    DEVICE_OF,
     FLASH_ATTENTION_ON_CPU,
     FLASH_ATTENTION_ON_CPU_BACKWARD,
     FOREACH_NORMS,
@@ -101,6 +103,10 @@ from dtcourse.torch_private.process import (
     groups_of_process,
     set_timeout,
     settings_of_process,
+)
+from dtcourse.torch_private.shapes import (
+    needs_values,
+    without_values,
 )
 from dtcourse.torch_private.stores import host_own_stores, wait_for
 from dtcourse.torch_private.tensors import (
@@ -127,6 +133,7 @@ __all__ = [
     "BATCH_NORM",
     "CREATOR_FIELDS",
     "DATA_METHODS",
+    "DEVICE_OF",
     "FLASH_ATTENTION_ON_CPU",
     "FLASH_ATTENTION_ON_CPU_BACKWARD",
     "FOREACH_NORMS",
@@ -178,6 +185,7 @@ __all__ = [
     "let_scaler_step",
     "make_subclass",
     "nccl_group",
+    "needs_values",
     "nests_again",
     "own_buffers",
     "own_client",
@@ -204,5 +212,6 @@ __all__ = [
     "wait_for",
     "watch_groups",
     "without_modes",
+    "without_values",
     "work_of",
 ]

@@ -19,6 +19,9 @@ FUSED_ATTENTION_BACKWARD = (
     torch.ops.aten._scaled_dot_product_cudnn_attention_backward,
 )
 
+# What a fake tensor is asked whenever C++ reads its device: no operation, and three of four that a traced rank runs.
+DEVICE_OF = torch.ops.prim.device.default
+
 
 def count_grouped_mm() -> None:
     """Has torch's FlopCounterMode count F.grouped_mm, which its own table leaves out and takes for nothing."""

@@ -50,6 +50,7 @@ def about(name: str, path: str) -> bool:
         ("lessons/28-federated.ipynb", "tests/notebooks/sanitize.cfg"),
         ("tests/federated/test_accountant.py", "tests/federated/dp_accounting_values.json"),
         ("tests/pairs/test_table.py", "dtcourse/sharding/gathers.py"),
+        ("tests/virtual/test_shapes.py", "dtcourse/torch_private/shapes.py"),
     ],
 )
 def test_what_is_about_a_change(name, path):
@@ -133,6 +134,8 @@ def test_each_file_has_its_subjects_and_what_is_everyones_is_a_package():
     assert len(tests) > 400 and len(notebooks) > 40
     for name in [*tests, *notebooks]:
         assert about(name, name), name
+    for path in sum(subjects.SPREAD.values(), ()):
+        assert (ROOT / path).exists(), path
     for name in subjects.EVERYONES:
         assert (ROOT / "dtcourse" / name).is_dir() or (ROOT / "dtcourse" / f"{name}.py").is_file()
 

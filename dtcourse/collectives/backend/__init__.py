@@ -7,4 +7,5 @@ collective_calls.py    the methods that torch calls on it, each as one of our co
 arguments.py           what torch passes to those methods, made plain
 monitored_barrier.py   the barrier that says who did not come
 instrumented.py        torch's own backends, watched: counted, recorded and slowed; the data is left to them
+torch_calls.py         torch's methods by name, and the bytes of a call, for who sees calls from outside
 """

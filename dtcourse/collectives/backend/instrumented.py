@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from dtcourse import device, events, torch_private
 from dtcourse.collectives import mesh_axes, running, traffic
+from dtcourse.collectives.backend.torch_calls import METHODS, bytes_of, tensors_in
 from dtcourse.collectives.flight import recorder, watched
 from dtcourse.collectives.traffic import Label
 from dtcourse.collectives.wire import observers
@@ -33,31 +34,6 @@ from dtcourse.collectives.wire.channel import Channel
 from dtcourse.collectives.wire.work import CollectiveWork, Worker
 from dtcourse.emulation import clock
 from dtcourse.emulation.network import Ports
-
-# torch's method, and what it is called in counts and events. Its first argument is where the result will be.
-_METHODS = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "allgather": "all_gather",
-    "allgather_coalesced": "all_gather",
-    "all_gather_single": "all_gather",
-    "all_gather_single_coalesced": "all_gather",
-    "_allgather_base": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-    "reduce_scatter_single_coalesced": "reduce_scatter",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "gather": "gather",
-    "scatter": "scatter",
-    "alltoall": "all_to_all",
-    "all_to_all_single": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "barrier": "barrier",
-}
 
 
 class InstrumentedGroup(dist.ProcessGroup):
@@ -76,25 +52,22 @@ class InstrumentedGroup(dist.ProcessGroup):
         self.backend, self.store, self._timeout = backend, store, timeout
         self.global_ranks = global_ranks
         self.inner = torch_private.torch_group(backend, store, rank, size, timeout)
-        kinds = torch_private.devices_of(self.inner)
-        for kind in kinds:
+        for kind in torch_private.devices_of(self.inner):
             torch_private.attach(self, kind, torch_private.backend_of(self.inner, kind), backend)
         gpu = torch_private.gpu_backend_of(self.inner)
-        # A group of GPUs alone (NCCL's) takes no note, and its messages are only queued.
-        notes = torch.device("cpu") in kinds
-        self.channel = Channel(self.inner, rank, global_ranks, gpu, group=self, carries_notes=notes)
+        self.channel = Channel(self.inner, rank, global_ranks, gpu, group=self)
         self._worker = Worker(f"{backend}-{'-'.join(map(str, global_ranks[:8]))}")
 
     def _watched(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = _METHODS[method]
+        name = METHODS[method]
         options = args[-1] if args else kwargs.get("opts")
         now = getattr(kwargs.get("opts", options), "asyncOp", True) is False
         for observer in observers.present:
             observer.called(name, now)
         label = Label(name, traffic.current_phase())
-        tensors = _tensors(args)
-        results = _tensors(args[:1])
-        nbytes = _size(name, args, self.size())
+        tensors = tensors_in(args)
+        results = tensors_in(args[:1])
+        nbytes = bytes_of(name, args, self.size())
         traffic.called(label)
         if traffic.active():
             volume = traffic.algorithmic_bytes(name, nbytes, self.size())
@@ -203,31 +176,5 @@ def _method(method: str) -> Callable[..., Any]:
     return watched
 
 
-for _name in _METHODS:
+for _name in METHODS:
     setattr(InstrumentedGroup, _name, _method(_name))
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    """All tensors in nested lists."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [t for item in value for t in _tensors(item)]
-    return []
-
-
-def _size(name: str, args: tuple[Any, ...], ranks: int) -> int:
-    """The collective's size in bytes, as traffic.algorithmic_bytes defines it."""
-
-    def nbytes(value: Any) -> int:
-        return sum(t.numel() * t.element_size() for t in _tensors(value))
-
-    if name == "barrier":
-        return 0
-    if name in ("all_reduce", "broadcast", "reduce"):
-        return nbytes(args[0])
-    if name == "gather":
-        return nbytes(args[1]) * ranks
-    if name == "scatter":
-        return nbytes(args[0]) * ranks
-    return nbytes(args[0]) if name == "all_gather" else nbytes(args[1])

@@ -19,7 +19,8 @@ algorithms.py        all of them in one table: when to use which, its terms, its
 What these share: reduce_ops.py (what is combined, and how), chunks.py (blocks, chunks, scratch memory), checks.py
 (mistakes in a call), subgroup.py (some ranks of a group, over its messages). How steps become torch.distributed's
 calls: forms.py, personal_forms.py (where each rank gets something else) and running.py. What was sent: traffic.py
-counts, counted.py sums, over each axis of a mesh as well (mesh_axes.py, axis_table.py).
+counts, counted.py sums, over each axis of a mesh as well (mesh_axes.py, axis_table.py). What ranks ask each other in
+order to decide: decisions.py.
 
 wire/                what carries the messages: channel, tags, workers, guard
 flight/              a recorder of the last collectives of each rank, for when they hang (debugging reads it)

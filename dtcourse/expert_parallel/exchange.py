@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dtcourse.collectives import autograd
+from dtcourse.collectives import autograd, decisions
 from dtcourse.parameters.replicas import Group
 
 
@@ -58,18 +58,10 @@ class Blocks:
         received: the sizes of the result, where they are known; else they are exchanged first
         """
         if received is None:
-            received = exchanged(self.sizes, group, self.rows_RD.device)
+            received = decisions.counts_from_all(self.sizes, group, self.rows_RD.device)
         sends, receives = (s.flatten(1).sum(1).tolist() for s in (self.sizes, received))
         rows_RD = autograd.all_to_all(self.rows_RD, receives, sends, group, using=dist)
         return Blocks(rows_RD, received)
-
-
-def exchanged(sizes: Tensor, group: Group, device: torch.device) -> Tensor:
-    """sizes[r] of every rank r of the group that are for this rank: one small all-to-all."""
-    mine = sizes.to(device)
-    theirs = torch.empty_like(mine)
-    dist.all_to_all_single(theirs, mine, group=group)
-    return theirs.cpu()
 
 
 @dataclass(frozen=True)
@@ -93,7 +85,8 @@ def dispatch(
     also with no rows.
     """
     shape = [dist.get_world_size(group) for group in groups]
-    blocks = Blocks(rows_RD, counts_E.cpu().view(*shape, -1))
+    counts_E = decisions.counts_here(counts_E, len(rows_RD), groups)
+    blocks = Blocks(rows_RD, counts_E.view(*shape, -1))
     before = []
     for axis in reversed(range(len(groups))):
         before.append(blocks.sizes)

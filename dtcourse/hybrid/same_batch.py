@@ -7,11 +7,9 @@ all raise or none.
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch.distributed as dist
 from torch import Tensor
 
+from dtcourse.collectives.decisions import said_by_all
 from dtcourse.hybrid.axes import DATA, Axes
 from dtcourse.parameters.checksum import checksum
 
@@ -21,8 +19,7 @@ def check_same_batch(axes: Axes, tokens_BS: Tensor, targets_BS: Tensor) -> None:
     data_rank = axes.rank(*DATA)
     both = {"tokens": tokens_BS, "targets": targets_BS}
     mine = {name: (list(t.shape), int(checksum(t))) for name, t in both.items()}
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (data_rank, mine))
+    everyone = said_by_all((data_rank, mine))
     first: dict[int, int] = {}
     for rank, (part, theirs) in enumerate(everyone):
         one = first.setdefault(part, rank)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from dtcourse.collectives.decisions import said_by_all
 from dtcourse.parameters.replicas import Group
 
 T = TypeVar("T")
@@ -25,9 +26,8 @@ def raise_on_all_ranks(attempt: Callable[[], T], group: Group = None) -> T:
         result = attempt()
     except Exception as caught:
         error = caught
-    everyone: list[str | None] = [None] * dist.get_world_size(group)
     mine = None if error is None else f"{type(error).__name__}: {error}"
-    dist.all_gather_object(everyone, mine, group=group)
+    everyone: list[str | None] = said_by_all(mine, group)
     if error is not None:
         raise error
     for rank, theirs in enumerate(everyone):
@@ -63,8 +63,7 @@ def check_agreed(mine: Mapping[str, Any], group: Group, advice: str) -> None:
 
     mine:   what this rank chose, by name: "period": 4;  advice: the message's end
     """
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, {n: repr(v) for n, v in mine.items()}, group=group)
+    everyone = said_by_all({n: repr(v) for n, v in mine.items()}, group)
     for name in dict.fromkeys(name for theirs in everyone for name in theirs):
         chosen: dict[str, list[int]] = {}
         for rank, theirs in enumerate(everyone):

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dtcourse import device
+from dtcourse.collectives import decisions
 from dtcourse.parameters.cuts import Group
 
 
@@ -63,9 +64,7 @@ class ModelOwners:
 
     def said_by_all(self, mine: Any) -> list[Any]:
         """What each rank says, pickled. A collective."""
-        everyone: list[Any] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(everyone, mine, group=self.group)
-        return everyone
+        return decisions.said_by_all(mine, self.group)
 
     def names_of_others(self, mine: Collection[str]) -> set[str]:
         """What other ranks have, and this one does not. A collective."""

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtcourse.collectives.decisions import said_by_all
 from dtcourse.parameters.cuts import Group, Run, Sliced
 from dtcourse.parameters.placement import local, placement_of
 from dtcourse.parameters.slices import require_same
@@ -60,8 +61,7 @@ def check_same(
     copies: who will make the tensors the same on all ranks, so that none may be cut over them; "" where they may be
     """
     mine = _refused(named, group, copies) or [_form(name, tensor, group) for name, tensor in named]
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, mine, group=group)
+    everyone = said_by_all(mine, group)
     ranks = dist.get_process_group_ranks(group)
     if isinstance(mine, str):
         raise ValueError(mine)

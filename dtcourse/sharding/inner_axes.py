@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 
+from dtcourse.collectives import decisions
 from dtcourse.parameters.cuts import Sliced
 from dtcourse.parameters.placement import Placement
 from dtcourse.sharding.policies import ShardGroups
@@ -57,12 +58,7 @@ def whole_mesh(
             mesh = DeviceMesh.from_group(shard_groups.shard, device_type)
         return mesh, []
     groups = [*own, *inner]
-    ranks_: Any = dist.get_rank()
-    for group in reversed(groups):
-        everyone: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(everyone, ranks_, group=group)
-        ranks_ = everyone
-    layout = torch.tensor(ranks_)
+    layout = torch.tensor(decisions.grid(groups))
     known = shard_groups.mesh.mesh_dim_names if shard_groups.mesh is not None else None
     names = list(known or ("replicate", "shard")[-len(own) :])
     for technique in inner.values():

@@ -52,7 +52,13 @@ READ = (
     "benchmarks",
 )
 # What a folder of tests/ proves where that is no package of its own, but parts of several.
-SPREAD = {"virtual": ("dtcourse/collectives/decisions.py", "dtcourse/torch_private/shapes.py")}
+SPREAD = {
+    "virtual": (
+        "dtcourse/collectives/backend/virtual.py",
+        "dtcourse/collectives/decisions.py",
+        "dtcourse/torch_private/shapes.py",
+    )
+}
 # What a lesson shows through the library, whose functions have the folder's name.
 SHOWN = {"24b": ("gallery/",), "29": ("frameworks/",)}
 

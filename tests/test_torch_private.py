@@ -288,3 +288,10 @@ def test_the_mode_of_fake_tensors_is_found_by_its_key():
     assert torch._C._get_dispatch_mode(key) is None
     with FakeTensorMode() as mode:
         assert torch._C._get_dispatch_mode(key) is mode, MOVED.format("_get_dispatch_mode")
+
+
+def test_a_group_without_a_backend_has_the_name_that_torch_gives_it():
+    group = torch_private.GroupWithoutBackend(0, 1)
+    group._set_group_name("seven")
+    assert group.group_name == "seven"
+    assert hasattr(dist.ProcessGroup, "_set_group_name"), MOVED.format("_set_group_name")

@@ -3,7 +3,7 @@
     groups.py       what a process group has to answer
     meshes.py       what the groups of a mesh say of themselves
     checkpoints.py  how a checkpoint lays out nests
-    collectives.py  collectives by their newest names; a Future that can fail; the Work of a Future; ended connections
+    collectives.py  collectives by their newest names; a Future that can fail; Works; connections; groups of no backend
     tensors.py      what a tensor is
     shapes.py       tensors that are shapes alone beside whole numbers that are real
     operations.py   what an operation is
@@ -36,6 +36,7 @@ from dtcourse.torch_private.backward import (
 )
 from dtcourse.torch_private.checkpoints import nests_again
 from dtcourse.torch_private.collectives import (
+    GroupWithoutBackend,
     all_gather_single,
     close_connections,
     collective,
@@ -141,6 +142,7 @@ __all__ = [
     "FUSED_ATTENTION_BACKWARD",
     "OTHER_METHODS",
     "AsksBeforeConversion",
+    "GroupWithoutBackend",
     "LoaderIterator",
     "OpOverload",
     "TorchDispatchMode",

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from dtcourse import torch_private
+from dtcourse.collectives.backend import virtual
+from dtcourse.profiling.memory_tracker import MemoryTracker
 from dtcourse.torch_private import is_fake, needs_values, without_values
 
 
@@ -89,3 +93,19 @@ def test_nothing_is_left_behind():
         torch.zeros(1)
     assert torch_private.settings_of_process() == before
     assert not fake(torch.zeros(1))
+
+
+def test_a_dtensor_comes_back_as_what_this_rank_holds():
+    """Its own fake tensors, by which it works out shapes, are left alone."""
+    with virtual.group(1, 4), without_values():
+        mesh = init_device_mesh("cpu", (4,))
+        whole = DTensor.from_local(torch.zeros(2, 3), mesh, [Shard(0)])
+        assert whole.shape == (8, 3)
+        doubled = whole * 2
+        assert fake(doubled.to_local()) and doubled.to_local().shape == (2, 3)
+        with MemoryTracker() as tracker:  # what is worked out once is kept, on a real rank and here
+            kept = whole * 2
+        assert tracker.peak.bytes == 2 * (2 * 3 * 4), (
+            "this rank's parts, and not all ranks' together"
+        )
+        del kept

@@ -7,5 +7,6 @@ collective_calls.py    the methods that torch calls on it, each as one of our co
 arguments.py           what torch passes to those methods, made plain
 monitored_barrier.py   the barrier that says who did not come
 instrumented.py        torch's own backends, watched: counted, recorded and slowed; the data is left to them
-torch_calls.py         torch's methods by name, and the bytes of a call, for who sees calls from outside
+virtual.py             one rank of a group of any size, without the others: counted, and nothing is sent
+torch_calls.py         what the last two share: torch's methods by name, and the bytes of a call
 """

@@ -1,6 +1,7 @@
 """The methods by which torch calls a group: what each is called in counts and events, and how large a call of it is.
 
-For groups that see a call from outside, as instrumented.py's, whose inner group does it.
+For groups that see a call from outside: instrumented.py's, whose inner group does it, and virtual.py's, where nobody
+does.
 """
 
 from __future__ import annotations

@@ -52,10 +52,13 @@ class InstrumentedGroup(dist.ProcessGroup):
         self.backend, self.store, self._timeout = backend, store, timeout
         self.global_ranks = global_ranks
         self.inner = torch_private.torch_group(backend, store, rank, size, timeout)
-        for kind in torch_private.devices_of(self.inner):
+        kinds = torch_private.devices_of(self.inner)
+        for kind in kinds:
             torch_private.attach(self, kind, torch_private.backend_of(self.inner, kind), backend)
         gpu = torch_private.gpu_backend_of(self.inner)
-        self.channel = Channel(self.inner, rank, global_ranks, gpu, group=self)
+        # A group of GPUs alone (NCCL's) takes no note, and its messages are only queued.
+        notes = torch.device("cpu") in kinds
+        self.channel = Channel(self.inner, rank, global_ranks, gpu, group=self, carries_notes=notes)
         self._worker = Worker(f"{backend}-{'-'.join(map(str, global_ranks[:8]))}")
 
     def _watched(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -224,6 +225,29 @@ def test_nothing_outlives_a_notebook_that_is_interrupted_or_killed(number, tmp_p
         assert process.wait(120) != 0
     until(lambda: not agents())
     until(lambda: ranks_folders() <= before)
+
+
+def test_ten_students_at_once_get_their_own_results(nothing_is_left):
+    """There is room for two of them at a time; what fails is one student's alone, and nothing is left."""
+    nothing_is_left.write_text(nothing_is_left.read_text() + "wait_minutes = 10\n")
+
+    def total(number):
+        value = torch.tensor([number])
+        dist.all_reduce(value)
+        if number == 7 and dist.get_rank():
+            raise ValueError(f"the mistake of student {number}")
+        return value.item()
+
+    def student(number):
+        try:
+            return list(on_ray(total, 2, number))
+        except RankFailure as failure:
+            return str(failure)
+
+    with ThreadPoolExecutor(10) as pool:
+        found = dict(enumerate(pool.map(student, range(10))))
+    assert "rank 1 of 2 raised ValueError: the mistake of student 7" in found.pop(7)
+    assert found == {number: [2 * number] * 2 for number in found} and len(found) == 9
 
 
 def test_a_launch_waits_for_a_cluster_that_is_busy_and_not_for_ever(nothing_is_left):

@@ -15,11 +15,12 @@ from contextlib import contextmanager
 import torch
 
 from dtcourse import device, events
+from dtcourse.torch_private import is_fake
 
 
 def may_look(x: torch.Tensor) -> bool:
-    """Whether a value of it can be read without waiting for what is queued on its device."""
-    return not device.is_gpu(x.device)
+    """Whether a value of it can be read without waiting for what is queued on its device, and it has one."""
+    return not (device.is_gpu(x.device) or is_fake(type(x)))
 
 
 class Moment:

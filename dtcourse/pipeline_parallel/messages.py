@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtcourse.collectives import p2p
+from dtcourse.collectives import decisions, p2p
 from dtcourse.pipeline_parallel import headers, refusals
 from dtcourse.pipeline_parallel.actions import FORWARD, Action, Schedule, needs, result
 from dtcourse.pipeline_parallel.headers import Form
@@ -221,6 +221,9 @@ class Mail:
 
     def _receive_headers(self, message: Message) -> list[Form]:
         """Waits for them. Whoever sends them depends on nothing that this rank has still to do: see the one order."""
+        told = decisions.coming(message, self.group)
+        if told is not None:
+            return told
         forms: list[Form] = []
         count = 1
         while len(forms) < count:

@@ -130,7 +130,12 @@ class Words:
         read, self.unread = self.unread, []
         if not read:
             return
-        marks = torch.cat([mark for _, mark in read]).tolist()
+        together = torch.cat([mark for _, mark in read])
+        # As decisions.is_virtual, which is two calls for each message: nobody is there to refuse, and what has come has
+        # no values.
+        if getattr(self.group, "answers", None) is not None:
+            return
+        marks = together.tolist()
         refused = [message for (message, _), mark in zip(read, marks, strict=True) if mark]
         self.refused |= {message.forward for message in refused}
         if refused:

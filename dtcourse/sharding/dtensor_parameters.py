@@ -30,7 +30,7 @@ from dtcourse.parameters.partial_gradients import hooks_of
 from dtcourse.sharding.gathered_parameters import GatheredParameters, Named
 from dtcourse.sharding.inner_axes import in_torchs_words, whole_mesh
 from dtcourse.sharding.sharded_parameter import Place
-from dtcourse.torch_private import dtensor_like, set_local, version_of
+from dtcourse.torch_private import address_of, dtensor_like, set_local, version_of
 
 
 class Rows(NamedTuple):
@@ -174,7 +174,7 @@ class DTensorParameters(GatheredParameters):
             for p, place, address in zip(self.sharded, self.places, self.addresses, strict=True):
                 mine = p.to_local()  # type: ignore[attr-defined]
                 if (
-                    mine.data_ptr() != address
+                    address_of(mine) != address
                     or p.requires_grad != place.trains
                     or mine.dtype != shard.dtype
                     or mine.device != shard.device

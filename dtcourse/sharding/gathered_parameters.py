@@ -24,9 +24,10 @@ from dtcourse.parameters.backward import on_gradient
 from dtcourse.parameters.kept_placements import put_back
 from dtcourse.parameters.partial_gradients import put_sums_back
 from dtcourse.sharding.policies import ShardGroups
-from dtcourse.sharding.sharded_parameter import FreedParameter, Place
+from dtcourse.sharding.sharded_parameter import FreedParameter, Place, become
 from dtcourse.sharding.unsent_gradients import UnsentGradients
 from dtcourse.torch_private import (
+    address_of,
     as_plain_tensors,
     own_parameters,
     version_of,
@@ -142,7 +143,7 @@ class GatheredParameters(UnsentGradients):
         self.shard, self.sharded = shard, parameters
         self.mark()
         with torch.no_grad():
-            self.addresses = [self.local(p).data_ptr() for p in parameters]
+            self.addresses = [address_of(self.local(p)) for p in parameters]
 
     def mark(self) -> None:
         """Notes on each sharded parameter where its pieces are; on each view, what is kept of it."""
@@ -186,7 +187,7 @@ class GatheredParameters(UnsentGradients):
             ):
                 local = self.local(parameter)
                 if (
-                    local.data_ptr() != address
+                    address_of(local) != address
                     or local.dtype != self.dtype
                     or local.device != self.shard.device
                 ):
@@ -215,13 +216,13 @@ class GatheredParameters(UnsentGradients):
     def free_unsharded(self) -> None:
         """Takes the whole's memory away. The views stay, and autograd's references, until it is gathered again."""
         for view in self.views:
-            view.__class__ = FreedParameter
+            become(view, FreedParameter)
         self.unsharded.untyped_storage().resize_(0)
 
     def use_unsharded_views(self) -> None:
         """The model's parameters become the views into the whole."""
         for view, place in zip(self.views, self.places, strict=True):
-            view.__class__ = nn.Parameter
+            become(view, nn.Parameter)
             for module, attribute in place.holders:
                 own_parameters(module)[attribute] = view
 

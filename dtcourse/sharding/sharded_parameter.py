@@ -20,7 +20,7 @@ from torch import nn
 
 from dtcourse import nested
 from dtcourse.parameters.placement import Placement
-from dtcourse.torch_private import FOREACH_NORMS, as_plain_tensors
+from dtcourse.torch_private import FOREACH_NORMS, as_plain_tensors, is_fake
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,12 @@ class FreedParameter(nn.Parameter):
             raise RuntimeError(_not_whole(args))
         with as_plain_tensors():
             return func(*args, **(kwargs or {}))
+
+
+def become(view: nn.Parameter, kind: type[nn.Parameter]) -> None:
+    """A view of the whole is of this class from now on. A fake tensor is one by its class, so it stays what it is."""
+    if not is_fake(type(view)):
+        view.__class__ = kind
 
 
 def _of_a_part(func: Any, args: Any) -> str:

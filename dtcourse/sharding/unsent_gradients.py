@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dtcourse.sharding.sharded_parameter import Place
-from dtcourse.torch_private import as_plain_tensors, gradient_hooks
+from dtcourse.torch_private import as_plain_tensors, gradient_hooks, is_fake
 
 
 class UnsentGradients:
@@ -125,7 +125,7 @@ class UnsentGradients:
                     continue
                 a, b = self.local_range(index)
                 mine = shard[a:b]
-                if index not in arrived and bool(((mine == 0) & mine.signbit()).all()):
+                if index not in arrived and _none_came(mine):
                     continue
                 gradient = self.make_gradient(index, mine)
                 if parameter.grad is None:
@@ -136,3 +136,8 @@ class UnsentGradients:
         for parameter in came:  # autograd calls these hooks for its own leaves alone
             for hook in gradient_hooks(parameter):
                 hook(parameter)
+
+
+def _none_came(mine: torch.Tensor) -> bool:
+    """Whether no rank had a gradient, by the mean's sign. Of what has no values: another rank is taken to have had."""
+    return not is_fake(type(mine)) and bool(((mine == 0) & mine.signbit()).all())

@@ -111,6 +111,7 @@ from dtcourse.torch_private.shapes import (
 )
 from dtcourse.torch_private.stores import host_own_stores, wait_for
 from dtcourse.torch_private.tensors import (
+    address_of,
     as_plain_tensors,
     assert_later,
     base_of,
@@ -147,6 +148,7 @@ __all__ = [
     "OpOverload",
     "TorchDispatchMode",
     "Watcher",
+    "address_of",
     "after_backward",
     "all_gather_single",
     "as_plain_tensors",

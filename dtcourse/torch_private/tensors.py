@@ -22,6 +22,11 @@ def is_fake(kind: type) -> bool:
     return kind.__name__ == "FakeTensor"
 
 
+def address_of(tensor: torch.Tensor) -> int:
+    """Where its memory begins. A fake tensor has none, and warns when it is asked: its address is 0."""
+    return 0 if is_fake(type(tensor)) else tensor.data_ptr()
+
+
 def fake_tensors() -> Any:
     """A context in which tensors have shapes and no data. Its import takes a while, so it waits until it is needed."""
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -28,6 +28,7 @@ from dtcourse.collectives.wire.message import Message
 from dtcourse.emulation import clock
 from dtcourse.emulation.clock import Clock
 from dtcourse.emulation.network import EmulatedNetwork
+from dtcourse.torch_private import is_fake
 
 PICTURED = 64  # elements up to which a recorded message keeps its values, for pictures (profiling/replay.py)
 _HEADER = 0x48  # goes into the tag of the note that precedes a message on an emulated network
@@ -128,7 +129,8 @@ class OnTheTimeline(Observer):
 
     def posted(self, message: Message) -> None:
         # What a send carries is what the tensor holds now: it may change as soon as the message has left.
-        if message.kind == "send" and message.tensor.numel() <= PICTURED:
+        known = not is_fake(type(message.tensor))
+        if message.kind == "send" and known and message.tensor.numel() <= PICTURED:
             message.values = message.tensor.tolist()
 
     @staticmethod

@@ -157,6 +157,7 @@ class Worker:
         called = events.now()
 
         def run(number: int) -> None:
+            nonlocal function
             error = None
             try:
                 with (
@@ -166,6 +167,7 @@ class Worker:
                     function(number) if numbered else function()
             except BaseException as caught:
                 error = caught
+            del function  # what it was given may be freed before whoever waits goes on
             with self._lock:
                 self._pending -= 1
             ended = self._lane.time

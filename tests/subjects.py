@@ -56,6 +56,7 @@ SPREAD = {
     "virtual": (
         "dtcourse/collectives/backend/virtual.py",
         "dtcourse/collectives/decisions.py",
+        "dtcourse/simulator/virtual_cluster.py",
         "dtcourse/torch_private/shapes.py",
     )
 }

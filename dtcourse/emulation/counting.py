@@ -52,15 +52,21 @@ class EachOperation(TorchDispatchMode):
     """What sees each operation that its thread runs, as one on plain tensors: a subclass says what `ran` does with it.
 
     Also for what only counts (dtcourse.profiling.operators), at whatever depth of modes it is entered.
+
+    sees_fakes: whether fake tensors are what is computed with (a traced rank's), and not PyTorch's own on shapes
     """
+
+    sees_fakes = False
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch_private.DEVICE_OF:
+            return func(*args)
         made_of_others = [kind for kind in types if not torch_private.is_plain(kind)]
         if any(map(torch_private.is_fake, made_of_others)):
-            return func(*args, **kwargs)
+            return self.ran(func, args, kwargs) if self.sees_fakes else func(*args, **kwargs)
         if made_of_others:  # a DTensor, say: it comes back with the tensors that it is made of
             return NotImplemented
         if not operations.has_formula(func):

@@ -24,7 +24,7 @@ from torch import nn
 
 from dtcourse.profiling.memory import held_tensors, local
 from dtcourse.profiling.memory_history import Allocation, History, Peak
-from dtcourse.torch_private import TorchDispatchMode, in_backward, tree_leaves
+from dtcourse.torch_private import DEVICE_OF, TorchDispatchMode, in_backward, tree_leaves
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -94,6 +94,8 @@ class MemoryTracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
+        if func is DEVICE_OF:
+            return func(*args)
         self.ops += 1
         backward = not self._stepping and in_backward()
         if backward and not self._was_backward:

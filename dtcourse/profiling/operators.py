@@ -104,14 +104,15 @@ class CountOperators(EachOperation):
     """A context: counts what the thread that enters it computes, and backward for it. `.counted` says what.
 
     timed: each call is timed too, by a look at the clock before and after it (on a GPU, each waits for the GPU).
+    fakes: what is computed on fake tensors is counted as if they had memory: of a traced rank
 
     A backward with create_graph=True has gradients enabled throughout, so all of it would count as recomputed:
     its `flops` are right, its `model_flops` are not.
     """
 
-    def __init__(self, *, timed: bool = False) -> None:
+    def __init__(self, *, timed: bool = False, fakes: bool = False) -> None:
         super().__init__()
-        self._timed = timed
+        self._timed, self.sees_fakes = timed, fakes
         self._found: dict[Any, Operator] = {}
 
     @property
@@ -124,7 +125,7 @@ class CountOperators(EachOperation):
         start = self._now()
         result = func(*args, **kwargs)
         seconds = self._now() - start
-        if without_memory(args, kwargs, result):
+        if not self.sees_fakes and without_memory(args, kwargs, result):
             return result
         flops = operations.flops(func, args, kwargs, result)
         nbytes = operations.bytes_moved(func, args, kwargs, result)

@@ -16,4 +16,5 @@ states.py            bytes of parameters, gradients and optimizer states, for ea
 activations.py       bytes that a Transformer's forward pass keeps, tensor by tensor
 memory.py            the plan of a step's memory from both: does it fit?
 tracing.py           the same for any module, by running its step on tensors that have no memory
+virtual_cluster.py   one rank of any number, so traced: what it calls, computes and keeps
 """

@@ -134,7 +134,8 @@ def in_the_order_of_their_turns(items: list[pytest.Item]) -> None:
     def first(item: pytest.Item, mark: pytest.Mark | None) -> int:
         if mark is None:
             return int(rotation.is_about_a_change(file_of(item)))
-        return 2 if "early" in mark.kwargs else int(mark.kwargs.get("share") == rotation.ALL)
+        share = mark.kwargs.get("share", rotation.HALF)
+        return rotation.urgency(mark.args, "early" in mark.kwargs, share)
 
     marks = [item.get_closest_marker("stands_on") for item in items]
     tests = [
@@ -156,7 +157,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         # Those that execute notebooks are about everything, and the longest.
         marked = item.get_closest_marker("stands_on") or item.get_closest_marker("notebooks")
         may_wait = marked or not rotation.is_about_a_change(file_of(item))
-        if may_wait and (reason := rotation.why_too_late()):
+        stands_on = item.get_closest_marker("stands_on")
+        files = stands_on.args if stands_on else ()
+        if may_wait and (reason := rotation.why_too_late(files)):
             pytest.skip(reason)
 
 

@@ -139,19 +139,36 @@ def passed_bare() -> frozenset[str]:
     return frozenset(passed | {test.partition("::")[0] for test in passed if ".ipynb::" in test})
 
 
-def why_too_late() -> str:
-    """Why a test that may wait, and has not begun by now, does; empty where there is time."""
+def why_too_late(files: Collection[str] = ()) -> str:
+    """Why a test that may wait, and has not begun by now, does; empty where there is time.
+
+    files: what it stands on, where it is marked
+    """
     end = os.environ.get(END)
     if not end or time.time() < float(end):
         return ""
-    return f"{NOT_ITS_TURN}: the time of a run for such tests was over (`make test-all` tries all)"
+    over = f"{NOT_ITS_TURN}: the time of a run for such tests was over"
+    if files and touch(changed(), files):
+        # Once that commit is said to be good, nothing asks for these tests any more.
+        return f"{over}, and these stand on a change: do not write this commit into {LANDED}"
+    return f"{over} (`make test-all` tries all)"
+
+
+def urgency(files: Collection[str], early: bool, share: Share) -> int:
+    """How soon a marked test begins: 3 where a change has touched what it stands on, since its proof would be late for
+    ever; and 2 more where it is marked `early`, or 1 where every run tries it. 0: it may well wait.
+
+    files: what its mark names
+    """
+    touched = bool(files) and touch(changed(), files)
+    return 3 * touched + (2 if early else int(share == ALL))
 
 
 def order(tests: Sequence[tuple[str, bool, int]]) -> list[int]:
     """In which order the marked tests of a run begin: their numbers.
 
-    tests: each one's node id, whether its whole file takes turns (and keeps its own order), and whether it goes first:
-           2 where it is marked `early`, 1 where every run tries it
+    tests: each one's node id, whether its whole file takes turns (and keeps its own order), and how soon it
+           goes (see urgency)
     """
     files = [name.partition("::")[0] for name, *_ in tests]
     alike = Counter(files)
@@ -219,10 +236,12 @@ def changed() -> list[str] | None:
     base = landed() or (git("merge-base", by_number, by_time) if by_number and by_time else "")
     if not base:
         return None
-    return (
-        git("diff", "--name-only", "--no-renames", base).split()
-        + git("ls-files", "-o", "--exclude-standard").split()
+    # With -z git quotes no name, and one may have spaces.
+    names = (
+        git("diff", "-z", "--name-only", "--no-renames", base),
+        git("ls-files", "-z", "-o", "--exclude-standard"),
     )
+    return [name for some in names for name in some.split("\0") if name]
 
 
 def landed() -> str:

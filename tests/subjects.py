@@ -120,9 +120,8 @@ def used(name: str) -> tuple[str, ...]:
     else:
         found = imported(path)
     # A package's own tests use what it imports, too.
-    own = (
-        () if path.suffix == ".ipynb" or topic(name) in EVERYONES else (f"dtcourse/{topic(name)}/",)
-    )
+    of_all = path.suffix == ".ipynb" or topic(name) in EVERYONES
+    own = () if of_all else (file_or_folder(f"dtcourse/{topic(name)}"),)
     packages = [one for one in (*found, *own) if one.startswith("dtcourse/")]
     return tuple(found.union(*map(through, packages)))
 
@@ -164,16 +163,23 @@ def modules(code: str) -> set[str]:
     """The course's own packages, and the files of tests/, that this code imports, and what it names, as paths."""
     tree = ast.parse(code)
     found = named(tree) if re.search(f"[\"'](?:{'|'.join(READ)})", code) else set()
+    of_everyone = {("dtcourse", one) for one in EVERYONES}
     for name in imports(tree):
         top, *rest = name.split(".")
-        if top == "dtcourse" and rest and rest[0] not in EVERYONES:
-            package = f"dtcourse/{rest[0]}"
-            found.add(f"{package}/" if (ROOT / package).is_dir() else f"{package}.py")
-        elif top in SCRIPTS and rest:
-            found.add(f"{top}/{rest[0]}.py")
+        if rest[:2] == ["course", "checks"]:
+            # A check is its exercise's alone, unlike what else is everyone's in the course's own package.
+            file = f"dtcourse/{'/'.join(rest[:4])}.py"
+            found |= {file} if (ROOT / file).is_file() else set()
+        elif top in ("dtcourse", *SCRIPTS) and rest and (top, rest[0]) not in of_everyone:
+            found.add(file_or_folder(f"{top}/{rest[0]}"))
         elif top == "tests":
             found |= {f"tests/{'/'.join(rest[:depth])}.py" for depth in range(1, len(rest) + 1)}
     return found
+
+
+def file_or_folder(module: str) -> str:
+    """The path of a module, with / or .py at its end."""
+    return f"{module}/" if (ROOT / module).is_dir() else f"{module}.py"
 
 
 def named(tree: ast.AST) -> set[str]:
@@ -217,9 +223,8 @@ def strung(node: ast.AST) -> Iterator[ast.AST]:
 def imports(tree: ast.AST) -> Iterator[str]:
     """The names of all modules that it imports, and of all that may be modules, as `b` in `from a import b`."""
     nodes = [tree]
-    for node in (
-        nodes
-    ):  # which grows; by statements alone, since expressions import nothing and are most of it
+    # It grows; by statements alone, since expressions import nothing and are most of it.
+    for node in nodes:
         for block in ("body", "orelse", "finalbody", "handlers", "cases"):
             nodes += getattr(node, block, ())
         if isinstance(node, ast.Import):

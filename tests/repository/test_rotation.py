@@ -77,6 +77,17 @@ def test_what_every_run_tries_comes_first_and_the_many_alike_last_in_an_order_dr
     assert orders[0] != orders[1] != tests
 
 
+def test_what_stands_on_a_change_begins_before_all_others(monkeypatch):
+    """A run that ends before it came to it would be the last that was asked for it."""
+    monkeypatch.setattr(rotation, "changed", lambda: ["lessons/27-x.ipynb"])
+    touched, other = ("lessons/27-",), ("lessons/28-",)
+    answer = rotation.urgency(touched, False, rotation.HALF)
+    assert answer > rotation.urgency(other, True, rotation.ALL)
+    assert rotation.urgency(touched, True, rotation.HALF) > answer
+    assert rotation.urgency(other, False, rotation.HALF) == 0
+    assert rotation.urgency((), False, rotation.ALL) == 1, "it names nothing that could change"
+
+
 @pytest.mark.parametrize("parts", [1, 2, 3, 4])
 @pytest.mark.parametrize(("first", "others"), [(0, 7), (1, 6), (5, 13), (12, 2), (6, 0), (0, 0)])
 def test_each_worker_begins_with_its_part_of_what_is_about_a_change(parts, first, others):
@@ -136,6 +147,9 @@ def test_what_has_not_begun_at_the_end_is_too_late(monkeypatch):
     for end, late in ((time.time() + 60, False), (time.time() - 1, True)):
         monkeypatch.setenv(rotation.END, str(end))
         assert rotation.why_too_late().startswith(rotation.NOT_ITS_TURN) == late
+    monkeypatch.setattr(rotation, "changed", lambda: ["lessons/27-x.ipynb"])
+    assert rotation.LANDED in rotation.why_too_late(("lessons/27-",))
+    assert rotation.LANDED not in rotation.why_too_late(("lessons/28-",))
 
 
 def test_what_is_no_share_or_no_hash_is_said(monkeypatch):
@@ -258,6 +272,16 @@ def test_a_file_that_has_moved_has_changed_in_both_places(tmp_path, at):
     for words in (["mv", "3", "moved"], ["commit", "-q", "-m", "moved"]):
         subprocess.run(["git", *who, *words], cwd=tmp_path, check=True)
     assert {"3", "moved"} <= set(rotation.changed())
+
+
+@needs_git
+def test_a_name_with_spaces_or_of_another_alphabet_is_one_name(tmp_path, at):
+    at(repository(tmp_path, [20] * 20 + [8] * 5))
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["mv", "3", "two words"], ["commit", "-q", "-m", "renamed"]):
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True)
+    (tmp_path / "größe").touch()
+    assert {"two words", "größe"} <= set(rotation.changed())
 
 
 @needs_git

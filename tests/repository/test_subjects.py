@@ -128,6 +128,19 @@ def test_a_helper_in_tests_counts_with_what_it_imports():
     assert uses("tests/pairs/test_equal.py", "dtcourse/expert_parallel/layer.py")
 
 
+def test_the_test_of_a_check_uses_what_the_check_imports():
+    name = "tests/course/test_choose_patience.py"
+    assert uses(name, "dtcourse/heterogeneous/shares.py")
+    assert uses(name, "dtcourse/course/checks/lesson_27_heterogeneous/choose_patience.py")
+    assert not uses(name, "dtcourse/course/checks/lesson_27_heterogeneous/two_means.py")
+
+
+def test_a_topic_that_is_a_file_counts_with_what_it_imports():
+    assert uses("tests/test_streams.py", "dtcourse/events.py")
+    assert subjects.file_or_folder("benchmarks/reporting") == "benchmarks/reporting/"
+    assert subjects.file_or_folder("dtcourse/streams") == "dtcourse/streams.py"
+
+
 def test_each_file_has_its_subjects_and_what_is_everyones_is_a_package():
     tests = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
     notebooks = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("lessons/*.ipynb")]

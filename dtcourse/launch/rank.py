@@ -204,11 +204,8 @@ def _form_group(settings: Settings) -> None:
         "rank": settings.rank,
         "world_size": int(os.environ["WORLD_SIZE"]),
     }
-    if (
-        settings.backend in ("gloo", "nccl", "mpi")
-        and not settings.record
-        and settings.emulated is None
-    ):
+    watched = settings.record or settings.emulated is not None
+    if settings.backend in ("gloo", "nccl", "mpi") and not watched:
         dist.init_process_group(settings.backend, timeout=limit, **group_arguments)
         return
     from dtcourse.collectives.backend import register as backend

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import importlib.util
 import json
 import os
@@ -398,12 +399,17 @@ def test_what_takes_turns_comes_last_and_what_has_not_begun_in_time_waits(projec
     done = stages(project, "unit", "parameters", "turns", **drawn)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
-    for line, stage in zip(
-        part(done.stdout, "left out").splitlines(),
-        ("2  parameters ", "7  turns      "),
-        strict=True,
-    ):
-        assert line.startswith(f"    {stage}not its turn: the time of a run for such tests")
+    left_out = collections.Counter()
+    for line in part(done.stdout, "left out").splitlines():
+        number, stage, reason = line.split(maxsplit=2)
+        assert reason.startswith("not its turn: the time of a run for such tests was over")
+        # No git is here, so all counts as changed: what names what it stands on is told apart.
+        left_out[stage, ".ci/landed" in reason] += int(number)
+    assert left_out == {
+        ("parameters", True): 1,
+        ("parameters", False): 1,
+        ("turns", True): 7,
+    }
 
 
 MANY = """
